@@ -1,0 +1,70 @@
+# Every target does its own set-up: what it needs is found, named or installed by tools/setup.sh.
+#
+#   make test PYTHON=python3.12    uses that interpreter, with an environment of its own (.venv-python3.12)
+
+PYTHON ?=
+VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
+PY := $(VENV)/bin/python
+BENCH ?=
+CHECKED := $(wildcard src tests examples benchmarks tools)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup demo test check format wheel sanitize bench clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.package  ## the environment and the native core, nothing else
+
+demo: setup  ## trains a small network from files on disk and compares with torch's loader
+	$(PY) examples/train.py
+
+test: check  ## lint, types, import layers and every test
+	$(PY) -m pytest
+
+check: setup  ## lint, types and import layers
+	$(PY) -m ruff check $(CHECKED)
+	$(PY) -m ruff format --check $(CHECKED)
+	$(PY) -m mypy $(CHECKED)
+	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+format: $(VENV)/.requirements  ## writes the layout and the import order that `check` asks for
+	$(PY) -m ruff check --fix $(CHECKED)
+	$(PY) -m ruff format $(CHECKED)
+
+wheel: $(VENV)/.requirements  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
+	tools/wheel.sh $(VENV)
+
+sanitize: setup  ## the native tests under AddressSanitizer, then under ThreadSanitizer
+	tools/sanitize.sh $(VENV) address
+	tools/sanitize.sh $(VENV) thread
+
+bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
+	$(PY) -m benchmarks $(BENCH)
+
+clean:  ## removes what was built, keeps the environment and the demo's data
+	rm -rf build dist wheelhouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f $(VENV)/.package
+
+distclean: clean  ## removes the environments too
+	rm -rf .venv .venv-*
+
+$(VENV)/.python: tools/setup.sh
+	@tools/setup.sh python $(VENV) $(PYTHON)
+
+$(VENV)/.requirements: $(VENV)/.python pyproject.toml
+	@tools/setup.sh requirements $(VENV)
+
+# The folder native/ itself: its time changes when a file goes.
+$(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/*)
+	@tools/setup.sh package $(VENV)
+
+build/peers/.done: $(VENV)/.requirements
+	@tools/setup.sh peers $(VENV)
+
+# An editable install names its folder: one that was moved or copied is installed again.
+ifneq ($(strip $(file <$(VENV)/.package)),$(CURDIR))
+.PHONY: $(VENV)/.package
+endif

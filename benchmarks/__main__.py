@@ -1,0 +1,56 @@
+"""`python -m benchmarks [question ...] [--quick] [--photos FOLDER]`: measures and writes benchmarks/results/*.json."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import harness, process
+
+QUESTIONS = ("tensor_files", "arrays", "photos", "cifar", "startup")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("questions", nargs="*", metavar="question", help=f"some of: {', '.join(QUESTIONS)} (all)")
+    parser.add_argument("--quick", action="store_true", help="small data, 2 rounds: shows that all runs")
+    parser.add_argument("--rounds", type=int, help="measured epochs per contestant (5; 2 with --quick)")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only contestants named so")
+    parser.add_argument("--photos", type=Path, help="an image folder (../shared/data/photos when there)")
+    parser.add_argument("--ids", type=int, help="files of the startup question (1,000,000; 20,000 with --quick)")
+    parser.add_argument("--cache", type=Path, help="where data is made once (in the temporary folder)")
+    parser.add_argument("--results", type=Path, help="where the JSON goes (benchmarks/results, or build/quick)")
+    parser.add_argument("--peers", type=Path, help="the peers' Python (build/peers/bin/python when there)")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.questions if name not in QUESTIONS]
+    if unknown:
+        parser.error(f"no such question: {', '.join(unknown)}; there are {', '.join(QUESTIONS)}")
+    photos = process.ROOT.parent / "shared" / "data" / "photos"
+    peers = given.peers or process.ROOT / "build" / "peers" / "bin" / "python"
+    results = process.ROOT / "build" / "quick" if given.quick else process.ROOT / "benchmarks" / "results"
+    options = harness.Options(
+        cache=(given.cache or Path(tempfile.gettempdir()) / f"penstock-bench-{os.getuid()}").resolve(),
+        results=given.results or results,
+        rounds=given.rounds or (2 if given.quick else 5),
+        quick=given.quick,
+        photos=given.photos or (photos if photos.is_dir() else None),
+        ids=given.ids,
+        peers_python=str(peers.absolute()) if peers.exists() else sys.executable,
+        only=tuple(given.only),
+    )
+    options.cache.mkdir(parents=True, exist_ok=True)
+    missed = 0
+    for name in given.questions or QUESTIONS:
+        facts = harness.answer(importlib.import_module(f"benchmarks.{name}").QUESTION, options)
+        missed += sum(target["met"] is False for table in facts["tables"] for target in table["targets"])
+    if missed and not given.quick:
+        harness.say(f"{missed} target(s) missed")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

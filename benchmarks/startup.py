@@ -1,0 +1,194 @@
+"""A loader over 1,000,000 IDs: time to the first batch, memory, time to the first batch of a second epoch.
+
+The files are hard links of a few real ones. Each round is a fresh process; the list of IDs and the dict of labels exist
+before the clock starts, and memory is counted with and without them: resident memory of the process and what its
+worker processes hold alone, over what the process had after `import torch`.
+"""
+
+# Each contestant imports its own libraries, which may be missing here.
+# ruff: noqa: PLC0415
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import (
+    Contestant,
+    Measure,
+    Numbers,
+    Options,
+    Question,
+    Role,
+    Running,
+    Setup,
+    Table,
+    Target,
+    made,
+)
+
+LINKS_PER_FILE = 50_000  # below ext4's limit of 65,000
+BATCHES_BEFORE_SECOND = 4
+FIRST = Measure("first_batch_s", "s", higher_is_better=False)
+SECOND = Measure("second_epoch_ms", "ms", higher_is_better=False)
+MEMORY = Measure("over_torch_mb", "MB", higher_is_better=False)
+OWN_MEMORY = Measure("loader_mb", "MB", higher_is_better=False)
+
+
+def prepare(options: Options) -> Setup:
+    """pt/NUMBER.pt: links to real files of 3x64x64 float32."""
+    samples = options.ids or (20_000 if options.quick else 1_000_000)
+    folder = made(options.cache / f"startup-{samples}", lambda unfinished: write(unfinished, samples))
+    facts = {"ids": samples, "made": f"hard links, {LINKS_PER_FILE} to a file", "memory": "MB of 1,000,000 bytes"}
+    return Setup(str(folder), samples, facts=facts)
+
+
+def write(folder: Path, samples: int) -> None:
+    import torch
+
+    (folder / "pt").mkdir()
+    with_folder = os.open(folder / "pt", os.O_RDONLY)
+    first = ""
+    for i, name in enumerate(ids(samples)):
+        if i % LINKS_PER_FILE == 0:
+            first = f"{name}.pt"
+            torch.save(torch.randn(3, 64, 64), folder / "pt" / first)
+        else:
+            os.link(first, f"{name}.pt", src_dir_fd=with_folder, dst_dir_fd=with_folder)
+    os.close(with_folder)
+
+
+def ids(samples: int) -> list[str]:
+    return [f"{i:07d}" for i in range(samples)]
+
+
+def resident_mb() -> float:
+    """Resident memory of this process, freed memory given back first."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return memory_mb("self", "Rss")
+
+
+def workers_mb() -> float:
+    """What the child processes hold alone (pages shared with this process are counted here already)."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return sum(memory_mb(child, "Private_Clean") + memory_mb(child, "Private_Dirty") for child in children)
+
+
+def memory_mb(process: str, field: str) -> float:
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else 0.0
+
+
+def timed(after_torch: float, samples: int, make: Callable[[list[str], dict[str, int]], Any]) -> Running:
+    """`make(ids, labels)` gives the loader; `after_torch` is the resident MB before anything but torch was there."""
+    before = resident_mb()
+    names = ids(samples)
+    labels = {name: i % 10 for i, name in enumerate(names)}
+    given = resident_mb() - before
+
+    def epoch() -> Numbers:
+        began = time.perf_counter()
+        loader = make(names, labels)
+        batches = iter(loader)
+        next(batches)
+        first = time.perf_counter() - began
+        for _ in range(BATCHES_BEFORE_SECOND):
+            next(batches)
+        del batches
+        again = time.perf_counter()
+        batches = iter(loader)
+        next(batches)
+        second = time.perf_counter() - again
+        over = resident_mb() + workers_mb() - after_torch
+        return {FIRST.key: first, SECOND.key: 1000 * second, MEMORY.key: over, OWN_MEMORY.key: over - given}
+
+    return Running(epoch)
+
+
+def torch_loader(setup: Setup) -> Running:
+    """torch.utils.data.DataLoader over the tutorial's Dataset, worker processes kept; a second epoch begun after five
+    batches of the first."""
+    import torch
+
+    after_torch = resident_mb()
+
+    class Dataset(torch.utils.data.Dataset[Any]):
+        def __init__(self, list_ids: list[str], labels: dict[str, int]) -> None:
+            self.labels = labels
+            self.list_ids = list_ids
+
+        def __len__(self) -> int:
+            return len(self.list_ids)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            name = self.list_ids[index]
+            return torch.load(folder + name + ".pt"), self.labels[name]
+
+    folder = str(setup.path("pt")) + "/"
+    loader = functools.partial(
+        torch.utils.data.DataLoader,
+        batch_size=setup.batch,
+        shuffle=True,
+        num_workers=setup.workers,
+        persistent_workers=True,
+    )
+    return timed(after_torch, setup.samples, lambda names, labels: loader(Dataset(names, labels)))
+
+
+def penstock_loader(setup: Setup) -> Running:
+    """penstock.DataLoader over penstock.TensorFolder(root, ids=list, labels=dict); `import penstock` counts as memory
+    but not as time."""
+    return penstock_folder(setup, True)
+
+
+def penstock_listed(setup: Setup) -> Running:
+    """The same with ids=None, labels=None: the folder is listed and sorted within the time to the first batch."""
+    return penstock_folder(setup, False)
+
+
+def penstock_folder(setup: Setup, with_ids: bool) -> Running:
+    import torch  # noqa: F401  memory is counted from here
+
+    after_torch = resident_mb()
+    import penstock
+
+    root = str(setup.path("pt"))
+
+    def make(names: list[str], labels: dict[str, int]) -> Any:
+        dataset = penstock.TensorFolder(root, ids=names, labels=labels) if with_ids else penstock.TensorFolder(root)
+        return penstock.DataLoader(dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, seed=0)
+
+    return timed(after_torch, setup.samples if with_ids else 0, make)
+
+
+QUESTION = Question(
+    "startup",
+    "The start of a loader over a million IDs",
+    (
+        Table(
+            "million",
+            "TensorFolder over 1,000,000 IDs (or --ids), batch 64, shuffled, 2 workers or threads",
+            (
+                Contestant("torch", Role.TORCH, torch_loader, ("torch",)),
+                Contestant("penstock", Role.PENSTOCK, penstock_loader, ("penstock",)),
+                Contestant("penstock, folder listed", Role.PENSTOCK, penstock_listed, ("penstock",)),
+            ),
+            (
+                Target("penstock", 0.3, None, FIRST),
+                Target("penstock", 200, None, MEMORY),
+                Target("penstock", 5, None, SECOND),
+            ),
+            (FIRST, MEMORY, OWN_MEMORY, SECOND),
+            fresh=True,
+        ),
+    ),
+    prepare,
+)

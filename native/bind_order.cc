@@ -1,0 +1,37 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "bind.h"
+#include "order.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+
+void bind_order(nb::module_& m) {
+  using Indices = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  nb::class_<TorchPermutation>(m, "TorchPermutation")
+      .def("__init__",
+           [](TorchPermutation* self, std::uint64_t size, std::uint64_t seed) {
+             if (size >= TorchPermutation::kMaxSize) throw nb::value_error("size is over torch's limit for this shuffle");
+             new (self) TorchPermutation(static_cast<std::uint32_t>(size), seed);
+           },
+           nb::arg("size"), nb::arg("seed"))
+      .def("take",
+           [](TorchPermutation& self, std::uint64_t begin, const Indices& out) {
+             if (begin > self.size() || out.shape(0) > self.size() - begin) throw nb::index_error("past the end");
+             self.take(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(out.shape(0)), out.data());
+           },
+           nb::arg("begin"), nb::arg("out"))
+      .def_prop_ro_static("max_size", [](nb::handle) { return TorchPermutation::kMaxSize; });
+  nb::class_<KeyedPermutation>(m, "KeyedPermutation")
+      .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), nb::arg("size"), nb::arg("seed"), nb::arg("epoch"))
+      .def("take",
+           [](const KeyedPermutation& self, std::uint64_t begin, const Indices& out) {
+             if (begin > self.size() || out.shape(0) > self.size() - begin) throw nb::index_error("past the end");
+             self.take(begin, out.shape(0), out.data());
+           },
+           nb::arg("begin"), nb::arg("out"));
+}
+
+}  // namespace penstock

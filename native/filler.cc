@@ -1,0 +1,139 @@
+#include "filler.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace penstock {
+namespace {
+
+// An encoded image larger than this is left to Pillow, which reads it piece by piece.
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
+constexpr std::size_t kFirstRead = 256 * 1024;  // one read suffices for most photos
+
+// Reads all of a file into `bytes`; `size` is set to its length. The vector only grows.
+Outcome read_all(int fd, std::vector<std::uint8_t>& bytes, std::size_t& size) {
+  size = 0;
+  if (bytes.empty()) bytes.resize(kFirstRead);
+  while (true) {
+    if (size == bytes.size()) {
+      if (bytes.size() >= kMaxFileBytes) return Outcome::to_python("an encoded image of over 1 GiB");
+      bytes.resize(std::min(kMaxFileBytes, bytes.size() * 2));
+    }
+    const ssize_t got = pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(size));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Outcome::io_error(errno, "pread");
+    if (got == 0) return Outcome::success();
+    size += static_cast<std::size_t>(got);
+  }
+}
+
+// Decodes no more of a JPEG than the recipe asks for.
+class JpegSource final : public PixelSource {
+ public:
+  explicit JpegSource(JpegDecoder& decoder) : decoder_(decoder) {}
+  [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
+  [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
+  [[nodiscard]] int channels() const noexcept override { return 3; }
+  [[nodiscard]] Outcome pixels(Box need, ImagePart& part) noexcept override {
+    const std::uint8_t* data = nullptr;
+    std::ptrdiff_t row_stride = 0;
+    const Outcome outcome = decoder_.decode(need, data, row_stride);
+    if (outcome.ok())
+      part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
+    return outcome;
+  }
+
+ private:
+  JpegDecoder& decoder_;
+};
+
+constexpr std::size_t kCacheLine = 64;
+// What prefetch() touches at the most: the processor's own prefetcher goes on from there.
+constexpr std::size_t kPrefetchBytes = 4096;
+
+void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) {
+  for (std::size_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += kCacheLine)
+    __builtin_prefetch(data + offset);
+}
+
+}  // namespace
+
+GatherFiller::GatherFiller(const std::uint8_t* base, std::size_t count, std::ptrdiff_t row_stride, TensorSpec spec)
+    : base_(base), count_(count), row_stride_(row_stride), row_bytes_(0), spec_(spec) {
+  std::int64_t bytes = 0;
+  if (checked_bytes(spec, bytes)) row_bytes_ = static_cast<std::size_t>(bytes);
+}
+
+Outcome GatherFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+                           TensorSpec& got, Scratch&) const noexcept {
+  if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
+  if (!(want == spec_)) {
+    got = spec_;
+    return Outcome::mismatch("shape or dtype");
+  }
+  if (row_bytes_ > 0) std::memcpy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
+  return Outcome::success();
+}
+
+void GatherFiller::prefetch(std::size_t local) const noexcept {
+  if (local < count_) prefetch_bytes(base_ + static_cast<std::ptrdiff_t>(local) * row_stride_, row_bytes_);
+}
+
+Outcome TensorFileFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+                               TensorSpec& got, Scratch& scratch) const noexcept {
+  if (key.local >= table_->size()) return Outcome::io_error(ERANGE, "index");
+  UniqueFd file;
+  const Outcome opened = table_->open(key.local, file);
+  if (!opened.ok()) return opened;
+  return scratch.tensors.read(file.get(), table_->name(key.local).size(), want, row, got);
+}
+
+Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
+                              TensorSpec& got, Scratch& scratch) const noexcept {
+  const PathTable* table = table_ ? table_.get() : paths;
+  if (table == nullptr || key.local >= table->size()) return Outcome::io_error(ERANGE, "index");
+  UniqueFd file;
+  Outcome outcome = table->open(key.local, file);
+  if (!outcome.ok()) return outcome;
+  try {
+    std::size_t size = 0;
+    outcome = read_all(file.get(), scratch.file, size);
+    if (!outcome.ok()) return outcome;
+    outcome = scratch.jpeg.open(scratch.file.data(), size, max_pixels_);
+    if (!outcome.ok()) return outcome;
+  } catch (const std::bad_alloc&) {
+    return Outcome::to_python("out of memory");
+  }
+  JpegSource source(scratch.jpeg);
+  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+}
+
+Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8_t* pixels, int height, int width,
+                                          int channels, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+                                          RecipeScratch& scratch) const noexcept {
+  ArraySource source(pixels, height, width, channels, static_cast<std::ptrdiff_t>(width) * channels);
+  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch);
+}
+
+Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+                               TensorSpec& got, Scratch& scratch) const noexcept {
+  if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
+  ArraySource source(base_ + key.local * memory_bytes(), height_, width_, channels_,
+                     static_cast<std::ptrdiff_t>(width_) * channels_);
+  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+}
+
+void ImageArrayFiller::prefetch(std::size_t local) const noexcept {
+  if (local < count_) prefetch_bytes(base_ + local * memory_bytes(), memory_bytes());
+}
+
+std::size_t ImageArrayFiller::memory_bytes() const noexcept {
+  return static_cast<std::size_t>(height_) * static_cast<std::size_t>(width_) * static_cast<std::size_t>(channels_);
+}
+
+}  // namespace penstock

@@ -1,0 +1,100 @@
+#include "recipe.h"
+
+#include <cstddef>
+#include <exception>
+
+namespace penstock {
+namespace {
+
+bool covers(const ImagePart& part, Box need, int channels) {
+  return part.channels == channels && need.x0 >= part.x0 && need.y0 >= part.y0 && need.x1 - part.x0 <= part.width &&
+         need.y1 - part.y0 <= part.height;
+}
+
+// The rectangle `box` of a picture of size `of`, its pixels at data.
+ImagePart part_at(const std::uint8_t* data, std::ptrdiff_t row_stride, Box box, Extent of, int channels) {
+  return {data, row_stride, box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0, of.width, of.height, channels};
+}
+
+Outcome run_or_throw(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch,
+                     std::uint64_t sample, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+                     RecipeScratch& scratch) {
+  if (source.channels() != recipe.channels) return Outcome::to_python("the image has another number of channels");
+  const Outcome planned = scratch.plan(recipe, seed, epoch, sample, {source.height(), source.width()});
+  if (!planned.ok()) return planned;
+  got = spec_of(recipe, scratch.result());
+  if (!(got == want)) return Outcome::mismatch("the image's shape or dtype is not the batch's");
+  return scratch.execute(recipe, source, row);
+}
+
+}  // namespace
+
+// The buffer that does not hold the current picture, with room for `box`.
+std::uint8_t* RecipeScratch::buffer(Box box, int channels) {
+  turn_ ^= 1u;
+  std::vector<std::uint8_t>& bytes = buffers_[turn_];
+  const std::size_t size = static_cast<std::size_t>(box.x1 - box.x0) * static_cast<std::size_t>(box.y1 - box.y0) *
+                           static_cast<std::size_t>(channels);
+  if (bytes.size() < size) bytes.resize(size);
+  return bytes.data();
+}
+
+// Replaces `part` by the window of the segment's result. False: the resize was refused.
+bool RecipeScratch::advance(const Recipe& recipe, const Segment& segment, ImagePart& part) {
+  const Box mapped = segment.mapped;
+  const Extent mapped_size{segment.y.size(), segment.x.size()};
+  if (segment.x.plain(mapped.x0, mapped.x1) && segment.y.plain(mapped.y0, mapped.y1)) {
+    const std::uint8_t* const data = part.data + part.row_stride * (segment.y.at(mapped.y0) - part.y0) +
+                                     std::ptrdiff_t{part.channels} * (segment.x.at(mapped.x0) - part.x0);
+    part = part_at(data, part.row_stride, mapped, mapped_size, part.channels);
+  } else {
+    std::uint8_t* const copy = buffer(mapped, part.channels);
+    const std::ptrdiff_t stride = std::ptrdiff_t{mapped.x1 - mapped.x0} * part.channels;
+    materialise(recipe.output.fills, part, segment.x, segment.y, mapped, copy, stride);
+    part = part_at(copy, stride, mapped, mapped_size, part.channels);
+  }
+  std::uint8_t* const result = buffer(segment.window, segment.channels);
+  const std::ptrdiff_t stride = std::ptrdiff_t{segment.window.x1 - segment.window.x0} * segment.channels;
+  if (segment.end == Segment::End::grayscale) {
+    to_grayscale(part, segment.window, segment.channels, result, stride);
+  } else {
+    const Sampling& how = segment.sampling;
+    if (!resizer_.resize(part, segment.size.width, segment.size.height, how.filter, how.arithmetic, how.antialias,
+                         segment.window, result, stride))
+      return false;
+  }
+  part = part_at(result, stride, segment.window, segment.size, segment.channels);
+  return true;
+}
+
+Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row) {
+  ImagePart part{};
+  const Box need = segments_[0].need;
+  const Outcome decoded = source.pixels(need, part);
+  if (!decoded.ok()) return decoded;
+  if (!covers(part, need, recipe.channels)) return Outcome::to_python("the decoder gave another part of the image");
+  for (std::size_t i = 0; i + 1 < used_; ++i)
+    if (!advance(recipe, segments_[i], part)) return Outcome::to_python("a resize that native code does not reproduce");
+  if (part.channels != recipe.output.channels) return Outcome::to_python("the image has another number of channels");
+  write_output(recipe.output, part, current().x, current().y, row, indices_);
+  return Outcome::success();
+}
+
+TensorSpec spec_of(const Recipe& recipe, Extent size) {
+  TensorSpec spec;
+  spec.dtype = recipe.output.dtype;
+  spec.ndim = 3;
+  spec.shape = {recipe.output.channels, size.height, size.width};
+  return spec;
+}
+
+Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
+            const TensorSpec& want, std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) noexcept {
+  try {
+    return run_or_throw(recipe, source, seed, epoch, sample, want, row, got, scratch);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
+}
+
+}  // namespace penstock

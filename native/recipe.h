@@ -1,0 +1,199 @@
+// Recipes: what is done to an image's bytes between the decoder and the batch row.
+//
+// A recipe is a list of geometric operations on an 8-bit picture and one output step. Crops, flips and pads
+// cost nothing by themselves: they are folded into one map an axis, resizes compute only the window that is
+// seen later, and the source is asked only for the box that all of it depends on.
+//
+// Threads: a Recipe is immutable once built and shared by all threads; a RecipeScratch belongs to one thread.
+// Memory: a Recipe is held by shared_ptr (never by Python's object itself, so that the last worker may drop it
+// without Python's lock); a RecipeScratch keeps its buffers from sample to sample.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "axis_map.h"
+#include "convert.h"
+#include "dtype.h"
+#include "outcome.h"
+#include "random.h"
+#include "resize.h"
+
+namespace penstock {
+
+struct Extent {
+  int height = 0, width = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+struct Margins {
+  int left = 0, top = 0, right = 0, bottom = 0;
+};
+
+struct Sampling {
+  Filter filter = Filter::bilinear;
+  Arithmetic arithmetic = Arithmetic::pillow;
+  bool antialias = true;
+};
+
+// The operations, with the meaning that torchvision.transforms gives the class of the same name.
+
+struct RandomResizedCrop {
+  Extent size;
+  std::array<double, 2> scale{0.08, 1.0}, ratio{3.0 / 4.0, 4.0 / 3.0};
+  Sampling sampling;
+};
+
+struct Resize {
+  Extent size;         // used when both are positive
+  int shorter = 0;     // else the shorter edge, when positive
+  int longest = 0;     // else, or as its limit: the longer edge, when positive
+  Sampling sampling;
+};
+
+struct CenterCrop {
+  Extent size;
+  int fill = 0;  // index into Output::fills
+};
+
+struct RandomCrop {
+  Extent size;
+  Margins padding;
+  PadMode mode = PadMode::constant;
+  int fill = 0;
+  bool pad_if_needed = false;
+  bool pad_once = false;  // all padding in one step (transforms.v2), which matters to reflections
+};
+
+struct RandomFlip {
+  bool horizontal = true;
+  double p = 0.5;
+};
+
+struct Pad {
+  Margins padding;
+  PadMode mode = PadMode::constant;
+  int fill = 0;
+};
+
+// Pillow's conversion to L, repeated to `channels` (1 or 3).
+struct Grayscale {
+  int channels = 1;
+};
+
+using Operation = std::variant<RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomFlip, Pad, Grayscale>;
+
+struct Recipe : std::enable_shared_from_this<Recipe> {
+  int channels = 3;  // of the source: 3 (RGB) or 1 (L)
+  std::vector<Operation> operations;
+  Output output;
+};
+
+// What was drawn for one operation of one sample. `box` is of the crop, in the padded picture.
+struct Drawn {
+  bool flip = false;
+  Margins padding;
+  Box box{};
+};
+
+// Where a sample's pixels come from.
+class PixelSource {
+ public:
+  PixelSource() = default;
+  PixelSource(const PixelSource&) = delete;
+  PixelSource& operator=(const PixelSource&) = delete;
+  virtual ~PixelSource() = default;
+
+  [[nodiscard]] virtual int width() const noexcept = 0;
+  [[nodiscard]] virtual int height() const noexcept = 0;
+  [[nodiscard]] virtual int channels() const noexcept = 0;
+  // Gives a part that covers `need` (inside the image, not empty); its bytes stay until the source is destroyed.
+  [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
+};
+
+// An array of height x width x channels bytes; borrows it.
+class ArraySource final : public PixelSource {
+ public:
+  ArraySource(const std::uint8_t* data, int height, int width, int channels, std::ptrdiff_t row_stride) noexcept
+      : part_{data, row_stride, 0, 0, width, height, width, height, channels} {}
+
+  [[nodiscard]] int width() const noexcept override { return part_.width; }
+  [[nodiscard]] int height() const noexcept override { return part_.height; }
+  [[nodiscard]] int channels() const noexcept override { return part_.channels; }
+  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
+    part = part_;
+    return Outcome::success();
+  }
+
+ private:
+  ImagePart part_;
+};
+
+// A stretch of a recipe: maps on a picture, and what ends them.
+struct Segment {
+  enum class End : std::uint8_t { output, resize, grayscale };
+
+  AxisMap x, y;
+  End end = End::output;
+  Extent size;        // of the result
+  int channels = 3;   // of the result
+  Sampling sampling;  // of a resize
+  Box window{};       // which part of the result is seen later
+  Box mapped{};       // which part of the mapped picture that takes
+  Box need{};         // which part of the picture that takes
+};
+
+// Working memory of one thread.
+class RecipeScratch {
+ public:
+  // Draws sample's parameters and lays out its segments for a source of this size. Code::python when
+  // torchvision raises, or may.
+  [[nodiscard]] Outcome plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
+                             Extent source);
+
+  [[nodiscard]] const std::vector<Drawn>& drawn() const { return drawn_; }
+  // Height and width of the planned result.
+  [[nodiscard]] Extent result() const { return segments_[used_ - 1].size; }
+
+  // Fills `row` from the source that was planned for.
+  [[nodiscard]] Outcome execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row);
+
+ private:
+  friend class Planner;
+
+  Segment& current() { return segments_[used_ - 1]; }
+  void open_segment(Extent size, int channels);
+  void close_segment(Segment::End end, Extent size, int channels, Sampling sampling);
+  [[nodiscard]] bool look_back();
+  [[nodiscard]] std::uint8_t* buffer(Box box, int channels);
+  [[nodiscard]] bool advance(const Recipe& recipe, const Segment& segment, ImagePart& part);
+
+  std::vector<Segment> segments_;
+  std::size_t used_ = 0;
+  std::vector<Drawn> drawn_;
+  std::array<std::vector<std::uint8_t>, 2> buffers_;
+  unsigned turn_ = 0;
+  Indices indices_;
+  Resizer resizer_;
+};
+
+// The spec of a result of this size: (channels, height, width).
+[[nodiscard]] TensorSpec spec_of(const Recipe& recipe, Extent size);
+
+// The size of the result for sources of this size; of every result when `source` is zeros. Zeros when it
+// depends on what is not known, or when torchvision would raise.
+[[nodiscard]] Extent result_size(const Recipe& recipe, Extent source = {});
+
+// The size that `resize` gives a picture; negative when it is out of range.
+[[nodiscard]] Extent resized(const Resize& resize, Extent from);
+
+// Runs the recipe on one sample. `row` has room for checked_bytes(want); when the result would be another,
+// nothing is decoded, `got` is set and the outcome is a mismatch.
+[[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch,
+                          std::uint64_t sample, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+                          RecipeScratch& scratch) noexcept;
+
+}  // namespace penstock

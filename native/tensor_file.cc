@@ -1,0 +1,197 @@
+#include "tensor_file.h"
+
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+namespace penstock {
+namespace {
+
+constexpr std::uint64_t kMaxHead = 64u << 10;
+constexpr std::uint64_t kSlack = 1u << 10;  // a tail may be this much longer than the last one
+constexpr std::uint64_t kMaxTail = (64u << 10) - kSlack;
+constexpr std::uint64_t kMaxPredicted = 1u << 30;   // Linux reads at most 2 GiB - 4 KiB a call
+constexpr std::uint64_t kWholeFile = 1u << 20;      // a file up to this size is read by one call
+constexpr std::uint64_t kFirstParts = 16u << 10;    // of a larger one: this much from each end first
+constexpr std::uint64_t kAround = 8u << 10;         // and later this much on both sides of what the parser asks for
+constexpr std::uint64_t kKeptScratch = 16u << 20;
+constexpr int kMaxMorePieces = 6;                   // SplitFile holds 8
+
+constexpr const char* kShrunk = "truncated (the file became shorter while it was read)";
+
+// Reads `bytes` unless the file ends before. False on an error, which errno then names.
+bool read_at(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset, std::uint64_t& done) {
+  done = 0;
+  while (done < bytes) {
+    const ssize_t n = ::pread(fd, to + done, std::min(bytes - done, kMaxPredicted), static_cast<off_t>(offset + done));
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (n == 0) break;
+    done += static_cast<std::uint64_t>(n);
+  }
+  return true;
+}
+
+Outcome read_exactly(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
+  std::uint64_t done = 0;
+  if (!read_at(fd, to, bytes, offset, done)) return Outcome::io_error(errno, "pread");
+  return done == bytes ? Outcome::success() : Outcome::to_python(kShrunk);
+}
+
+constexpr const char* kMismatch = "shape or dtype is not the batch's";
+
+}  // namespace
+
+TensorReader::TensorReader()
+    : head_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxHead)),
+      tail_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxTail + kSlack)) {}
+
+Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
+                           TensorSpec& got) noexcept {
+  Prediction& guess = predictions_[name_length % predictions_.size()];
+  Outcome outcome;
+  if (guess.head != 0 && guess.name_length == name_length && read_predicted(fd, guess, want, row, got, outcome))
+    return outcome;
+
+  Opened opened;
+  outcome = open(fd, opened);
+  if (outcome.ok()) {
+    const TensorLayout& layout = opened.layout;
+    got = layout.spec;
+    const std::uint64_t tail = opened.file.size() - layout.offset - layout.reach;
+    if (layout.contiguous && layout.offset <= kMaxHead && layout.reach <= kMaxPredicted && tail <= kMaxTail)
+      guess = {name_length, layout.offset, layout.reach, tail};
+    else if (guess.name_length == name_length)
+      guess = {};
+    outcome = layout.spec == want ? load(fd, opened, row) : Outcome::mismatch(kMismatch);
+  }
+  trim_scratch();
+  return outcome;
+}
+
+Outcome TensorReader::probe(int fd, TensorSpec& got) noexcept {
+  Opened opened;
+  const Outcome outcome = open(fd, opened);
+  if (outcome.ok()) got = opened.layout.spec;
+  trim_scratch();
+  return outcome;
+}
+
+// One call reads the whole file, its elements straight into the row. Head and tail are then parsed as if
+// nothing had been foretold. False when the file turns out otherwise: the careful path is then taken.
+bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorSpec& want, std::uint8_t* row,
+                                  TensorSpec& got, Outcome& outcome) noexcept {
+  std::int64_t bytes = 0;
+  if (!checked_bytes(want, bytes) || static_cast<std::uint64_t>(bytes) != guess.bytes) return false;
+  const std::uint64_t tail_room = guess.tail + kSlack;
+  const std::array<iovec, 3> parts{{{head_.get(), guess.head}, {row, guess.bytes}, {tail_.get(), tail_room}}};
+  ssize_t n = 0;
+  do {
+    n = ::preadv(fd, parts.data(), static_cast<int>(parts.size()), 0);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0) return false;  // a folder, a pipe, a disk error: the careful path says which
+  // A read that filled all the room leaves the file's size unknown.
+  const std::uint64_t size = static_cast<std::uint64_t>(n), elements_end = guess.head + guess.bytes;
+  if (size < elements_end || size == elements_end + tail_room) return false;
+  SplitFile file(size);
+  file.add(0, {head_.get(), guess.head});
+  file.add(elements_end, {tail_.get(), size - elements_end});
+  TensorLayout layout;
+  if (parse_tensor(file, layout) != nullptr) return false;
+  got = layout.spec;
+  if (layout.spec != want) {
+    outcome = Outcome::mismatch(kMismatch);
+    return true;
+  }
+  if (!layout.contiguous || layout.offset != guess.head) return false;
+  ++predicted_;
+  outcome = Outcome::success();
+  return true;
+}
+
+// Reads and parses what tells the layout: all of a small file, else both ends and what the parser asks for.
+Outcome TensorReader::open(int fd, Opened& opened) noexcept {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return Outcome::io_error(errno, "fstat");
+  if (S_ISDIR(status.st_mode)) return Outcome::io_error(EISDIR, "pread");
+  if (!S_ISREG(status.st_mode)) return Outcome::to_python("not a regular file");
+  const std::uint64_t size = static_cast<std::uint64_t>(status.st_size);
+  if (size == 0) return Outcome::to_python("empty file");
+  opened.file = SplitFile(size);
+  if (size > kWholeFile) return read_parts(fd, opened);
+  std::uint8_t* bytes = scratch(size);
+  if (!bytes) return Outcome::to_python("not enough memory");
+  if (const Outcome outcome = read_exactly(fd, bytes, size, 0); !outcome.ok()) return outcome;
+  opened.file.add(0, {bytes, size});
+  opened.whole = true;
+  const char* reason = parse_tensor(opened.file, opened.layout);
+  return reason ? Outcome::to_python(reason) : Outcome::success();
+}
+
+Outcome TensorReader::read_parts(int fd, Opened& opened) noexcept {
+  const std::uint64_t size = opened.file.size();
+  const std::array<FileRange, 2> ends{{{0, kFirstParts}, {size - kFirstParts, kFirstParts}}};
+  const std::array<std::uint8_t*, 2> rooms{head_.get(), tail_.get()};
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    if (const Outcome outcome = read_exactly(fd, rooms[i], kFirstParts, ends[i].offset); !outcome.ok()) return outcome;
+    opened.file.add(ends[i].offset, {rooms[i], kFirstParts});
+  }
+  std::array<std::unique_ptr<std::uint8_t[]>, kMaxMorePieces> pieces;
+  for (std::size_t i = 0;; ++i) {
+    const char* reason = parse_tensor(opened.file, opened.layout);
+    if (!reason) return Outcome::success();
+    if (reason != kNotRead) return Outcome::to_python(reason);
+    const FileRange missing = opened.file.missing();
+    if (i == pieces.size() || missing.length > kMaxDirectoryBytes) return Outcome::to_python("headers too scattered");
+    if (missing.offset > size || missing.length > size - missing.offset) return Outcome::to_python("truncated");
+    // What lies around it is likely to be asked for next.
+    const std::uint64_t begin = missing.offset - std::min(missing.offset, kAround);
+    const std::uint64_t end = missing.offset + missing.length, bytes = std::min(size - end, kAround) + end - begin;
+    pieces[i].reset(new (std::nothrow) std::uint8_t[bytes]);
+    if (!pieces[i]) return Outcome::to_python("not enough memory");
+    if (const Outcome outcome = read_exactly(fd, pieces[i].get(), bytes, begin); !outcome.ok()) return outcome;
+    opened.file.add(begin, {pieces[i].get(), bytes});
+  }
+}
+
+// Brings the elements into the row.
+Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noexcept {
+  const TensorLayout& layout = opened.layout;
+  if (layout.reach == 0) return Outcome::success();
+  if (opened.whole) {
+    copy_strided(scratch_.get() + layout.offset, layout, row);
+    return Outcome::success();
+  }
+  if (layout.contiguous) return read_exactly(fd, row, layout.reach, layout.offset);
+  std::uint8_t* bytes = scratch(layout.reach);
+  if (!bytes) return Outcome::to_python("not enough memory");
+  const Outcome outcome = read_exactly(fd, bytes, layout.reach, layout.offset);
+  if (outcome.ok()) copy_strided(bytes, layout, row);
+  return outcome;
+}
+
+// Room for that many bytes, its content undefined; nullptr when there is no memory.
+std::uint8_t* TensorReader::scratch(std::uint64_t bytes) noexcept {
+  if (bytes > scratch_bytes_) {
+    scratch_.reset();
+    scratch_bytes_ = 0;
+    scratch_.reset(new (std::nothrow) std::uint8_t[bytes]);
+    if (!scratch_) return nullptr;
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
+}
+
+void TensorReader::trim_scratch() noexcept {
+  if (scratch_bytes_ <= kKeptScratch) return;
+  scratch_.reset();
+  scratch_bytes_ = 0;
+}
+
+}  // namespace penstock

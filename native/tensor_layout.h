@@ -1,0 +1,31 @@
+// Where the elements of one tensor lie in its file, and how to bring them into C order.
+//
+// Formats: .pt (zip_directory.h, pickle_reader.h) and .npy (npy_header.h), told apart by their first bytes.
+// Threads: plain values and pure functions. Memory: nothing is owned or allocated.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dtype.h"
+#include "zip_directory.h"
+
+namespace penstock {
+
+struct TensorLayout {
+  TensorSpec spec;
+  std::array<std::int64_t, kMaxDims> stride{};  // elements; never negative
+  std::uint64_t offset = 0;  // in the file, of the first element
+  std::uint64_t reach = 0;   // bytes from there to the end of the farthest element; 0: no elements
+  bool contiguous = false;   // in C order: reach is then the tensor's size
+};
+
+// nullptr when `layout` is set and [offset, offset + reach) lies inside the file; kNotRead when a range
+// is needed that file does not hold (file.missing()); else why the file is left to Python.
+[[nodiscard]] const char* parse_tensor(SplitFile& file, TensorLayout& layout) noexcept;
+
+// Copies a tensor whose first element is at `from` into C order. `from` holds layout.reach bytes, `to`
+// checked_bytes(layout.spec); they do not overlap.
+void copy_strided(const std::uint8_t* from, const TensorLayout& layout, std::uint8_t* to) noexcept;
+
+}  // namespace penstock

@@ -1,0 +1,85 @@
+// The records of a torch.save archive: a zip file whose records are stored, not compressed.
+//
+// Format: PKWARE APPNOTE 6.3.9 (end records, central directory, local headers, zip64), as far as
+// torch.save writes it. Whatever torch's own reader (miniz) might read in another way is refused.
+// Threads: plain values and pure functions. Memory: nothing is owned or allocated; a SplitFile points
+// to bytes of its caller, and the string views of a TorchArchive point into those bytes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace penstock {
+
+// Bytes of a file: [offset, offset + length).
+struct FileRange {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+// The parts of a file that have been read. A parser asks for a range; one that does not lie wholly
+// inside a part is remembered in missing(), so that the caller can read it and parse again.
+class SplitFile {
+ public:
+  explicit SplitFile(std::uint64_t size) : size_(size) {}
+
+  // False when there is no room for another part.
+  bool add(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
+    if (count_ == parts_.size()) return false;
+    parts_[count_++] = {offset, bytes};
+    return true;
+  }
+
+  // The first byte of the range, or nullptr. The range may end anywhere: it is checked here.
+  const std::uint8_t* at(std::uint64_t offset, std::uint64_t length) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const Part& part = parts_[i];
+      if (offset < part.offset) continue;
+      const std::uint64_t skip = offset - part.offset;
+      if (skip <= part.bytes.size() && length <= part.bytes.size() - skip) return part.bytes.data() + skip;
+    }
+    missing_ = {offset, length};
+    return nullptr;
+  }
+
+  std::uint64_t size() const { return size_; }
+  FileRange missing() const { return missing_; }
+
+ private:
+  struct Part {
+    std::uint64_t offset = 0;
+    std::span<const std::uint8_t> bytes;
+  };
+  std::uint64_t size_;
+  std::array<Part, 8> parts_{};
+  std::size_t count_ = 0;
+  FileRange missing_;
+};
+
+// The reason of a parser that met a range outside the parts read. Compare by address.
+extern const char* const kNotRead;
+
+inline constexpr std::uint64_t kMaxDirectoryBytes = 16u << 20;
+inline constexpr std::uint64_t kMaxPickleBytes = 1u << 20;
+
+// Where the contents of the records of one archive lie. A record that is absent has offset 0.
+struct TorchArchive {
+  FileRange pickle;
+  FileRange byteorder;
+  FileRange version;
+  FileRange alignment;         // `.storage_alignment`
+  FileRange serialization_id;  // `.data/serialization_id`
+  FileRange data;              // the only `data/<key>` record
+  std::string_view key;        // its <key>
+};
+
+// Whether every byte is a printable ASCII character.
+[[nodiscard]] bool printable_ascii(std::string_view text);
+
+// nullptr, or why the archive is left to torch.load (a string with static storage duration).
+[[nodiscard]] const char* read_zip_directory(SplitFile& file, TorchArchive& archive);
+
+}  // namespace penstock

@@ -1,0 +1,44 @@
+"""Penstock: a drop-in DataLoader for PyTorch whose batches are filled by native threads.
+
+A source knows where each sample's bytes are. The order says which sample goes into which batch. A recipe says
+what is done to the bytes. The plan decides who does each step. Workers fill each batch's buffer by the plan.
+The loader wires these together.
+"""
+
+from penstock.errors import (
+    CorruptSample,
+    ImageTooLarge,
+    InvalidID,
+    InvalidOption,
+    MissingLabel,
+    MissingSample,
+    OutsideRoot,
+    PenstockError,
+    SampleError,
+    ShapeMismatch,
+    UnreadableSample,
+)
+from penstock.loader import DataLoader
+from penstock.sources import Arrays, ImageFolder, TensorFolder
+from penstock.stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arrays",
+    "CorruptSample",
+    "DataLoader",
+    "ImageFolder",
+    "ImageTooLarge",
+    "InvalidID",
+    "InvalidOption",
+    "MissingLabel",
+    "MissingSample",
+    "OutsideRoot",
+    "PenstockError",
+    "SampleError",
+    "ShapeMismatch",
+    "Stats",
+    "TensorFolder",
+    "UnreadableSample",
+]

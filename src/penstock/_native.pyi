@@ -1,0 +1,257 @@
+"""The contract of the native core.
+
+What is bytes here is raw: paths as os.fsencode gives them, names each followed by a NUL. The heavy functions
+let Python's lock go while they work. Objects may be used from any thread unless it says otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer = bytes | memoryview | NDArray[Any]
+
+MAX_DIMS: Final[int]
+"""Dimensions of a sample that the native core takes at the most."""
+DTYPES: Final[tuple[str, ...]]
+"""torch's names of the dtypes that it knows."""
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+class PathTable:
+    """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""
+
+    def __init__(self, root: bytes, names: Buffer, suffix: bytes = b"", beneath: bool = False) -> None: ...
+    def __len__(self) -> int: ...
+    def name(self, i: int) -> bytes: ...
+    def path(self, i: int) -> bytes: ...
+    def names(self) -> bytes: ...
+    def open(self, i: int) -> int:
+        """Return a new descriptor. Raises OSError; PermissionError without errno for what leaves root."""
+
+    @property
+    def root(self) -> bytes: ...
+    @property
+    def suffix(self) -> bytes: ...
+    @property
+    def beneath(self) -> bool: ...
+
+def first_bad_name(names: Buffer) -> int | None:
+    """Return the index of the first name that is empty, absolute or has a component '..'."""
+
+def allow_openat2(allowed: bool) -> bool:
+    """For tests: False makes names open as on kernels without openat2. Returns the former setting."""
+
+def list_folder(root: bytes, suffix: bytes) -> bytes:
+    """Return the files of one folder that end in suffix, without it, sorted. Raises OSError."""
+
+def scan_image_folder(
+    root: bytes, extensions: list[str], threads: int
+) -> tuple[PathTable, bytes, bytes, bytes, bytes, int]:
+    """Return (paths, classes, counts int64, folders, stamps int64 (n, 4), start in ns). Raises OSError."""
+
+def folders_unchanged(root: bytes, folders: Buffer, stamps: Buffer, threads: int) -> bool:
+    """Return whether each folder has its stamp still."""
+
+# --- tensor files ------------------------------------------------------------------------------------------------
+
+class TensorLayout(TypedDict):
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    reach: int
+    contiguous: bool
+
+def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | str:
+    """Return where the one tensor of a .pt or .npy file lies, or why Python must read it."""
+
+class TensorReader:
+    """Reads tensor files; one thread at a time. For tests."""
+
+    def __init__(self) -> None: ...
+    def read(
+        self, path: str, name_length: int, dtype: str, shape: tuple[int, ...]
+    ) -> bytes | tuple[str, str | tuple[str, tuple[int, ...]]]: ...
+    def probe(self, path: str) -> tuple[str, str | tuple[int, ...]]: ...
+    @property
+    def predicted(self) -> int: ...
+
+# --- images ------------------------------------------------------------------------------------------------------
+
+def decode_jpeg(
+    data: bytes, box: tuple[int, int, int, int] | None = None, max_pixels: int = 0
+) -> NDArray[np.uint8] | str:
+    """Return the RGB pixels of box (x0, y0, x1, y1), or why Pillow must decode the image."""
+
+def resize(
+    image: NDArray[np.uint8],
+    size: tuple[int, int],
+    filter: str,
+    arithmetic: str,
+    antialias: bool = True,
+    window: tuple[int, int, int, int] | None = None,
+    source_part: tuple[int, int, int, int] | None = None,
+    simd: bool = True,
+) -> NDArray[np.uint8]:
+    """Return the image resized to (height, width), or the window (x0, y0, x1, y1) of it."""
+
+def resize_needed(
+    full: tuple[int, int],
+    size: tuple[int, int],
+    filter: str,
+    arithmetic: str,
+    antialias: bool,
+    window: tuple[int, int, int, int],
+) -> tuple[int, int, int, int]:
+    """Return the box of the source that a window of the result depends on."""
+
+class Recipe:
+    """What is done to an image's bytes; built by penstock.recipe. Immutable."""
+
+    def __init__(
+        self,
+        channels: int,
+        operations: Sequence[dict[str, Any]],
+        dtype: str,
+        layout: str,
+        table: bytes | None,
+        fills: Sequence[tuple[bytes, bytes]],
+    ) -> None: ...
+
+def run_recipe(
+    recipe: Recipe, image: NDArray[np.uint8], seed: int, epoch: int, sample: int
+) -> tuple[bytes, tuple[int, int, int]]:
+    """Return the result's bytes and its shape (channels, height, width). Raises ValueError."""
+
+def draw(recipe: Recipe, seed: int, epoch: int, sample: int, width: int, height: int) -> list[Any]:
+    """Return the parameters drawn for each operation: (top, left, height, width), flipped or not, or None."""
+
+def output_spec(recipe: Recipe, width: int = 0, height: int = 0) -> tuple[tuple[int, int, int] | None, str]:
+    """Return the result's shape for sources of this size, None when it depends on the sample, and its dtype."""
+
+# --- order -------------------------------------------------------------------------------------------------------
+
+class TorchPermutation:
+    """torch.randperm for a seed, evaluated as far as asked for; one thread at a time."""
+
+    max_size: Final[int]
+    def __init__(self, size: int, seed: int) -> None: ...
+    def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
+
+class KeyedPermutation:
+    """A permutation as a function of (seed, epoch, position). Immutable."""
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None: ...
+    def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
+
+# --- batches -----------------------------------------------------------------------------------------------------
+
+class BlockPool:
+    """Recycled memory: an array that is lent comes back when nothing rests on it any more."""
+
+    def __init__(self, keep: int) -> None: ...
+    def lend(self, bytes: int) -> NDArray[np.uint8]: ...
+    def set_keep(self, keep: int) -> None: ...
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many blocks are (lent, free, ever created)."""
+
+class Spec:
+    """Shape and dtype of one sample."""
+
+    def __init__(self, dtype: str, shape: Sequence[int]) -> None: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Filler:
+    """Fills one row of a batch with one sample. Immutable."""
+
+class GatherFiller(Filler):
+    def __init__(self, rows: NDArray[np.uint8], spec: Spec) -> None: ...
+
+class ImageArrayFiller(Filler):
+    def __init__(self, images: NDArray[np.uint8], recipe: Recipe) -> None: ...
+
+class TensorFileFiller(Filler):
+    def __init__(self, paths: PathTable) -> None: ...
+
+class ImageFileFiller(Filler):
+    def __init__(self, paths: PathTable | None, recipe: Recipe, max_pixels: int) -> None: ...
+
+class Program:
+    """For each source of a dataset, one filler a field. Immutable."""
+
+    def __init__(self, sources: list[list[Filler]]) -> None: ...
+
+class PythonJob:
+    """A row that Python must fill."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def sample(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def field(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
+"""(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes" or "mismatch"."""
+
+class Pool:
+    """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
+
+    def __init__(self, program: Program, threads: int) -> None: ...
+    def submit(
+        self,
+        seed: int,
+        epoch: int,
+        local: NDArray[np.int64],
+        sample: NDArray[np.int64],
+        source: NDArray[np.int32] | None,
+        names: bytes | None,
+        fields: list[tuple[NDArray[np.uint8], Spec]],
+    ) -> int:
+        """Queue a batch and return its number. The arrays of `fields` are kept until it is retired."""
+
+    def run_here(self, number: int) -> None:
+        """Fill what is left of a batch in the calling thread."""
+
+    def wait(self, number: int, seconds: float) -> str:
+        """Wait: "done", "python" (rows wait for Python and nobody serves them), "timeout" or "closed".
+
+        0 seconds waits for ever. Signals are seen.
+        """
+
+    def retire(self, number: int) -> list[Failure]:
+        """Forget a finished batch and return what failed in it."""
+
+    def add_python_server(self) -> None:
+        """Say that threads serve take_python from now on."""
+
+    def take_python(self, block: bool) -> PythonJob | None:
+        """Return the next row for Python. None: there is none now; with block, the pool is closed."""
+
+    def finish_tensor(self, job: PythonJob, data: NDArray[np.uint8], spec: Spec) -> None:
+        """Finish a row with a tensor's bytes."""
+
+    def finish_pixels(self, job: PythonJob, pixels: NDArray[np.uint8]) -> str | None:
+        """Finish a row with an image's pixels; or leave it and return why they cannot be used."""
+
+    def fail_python(self, job: PythonJob) -> None:
+        """Finish a row as failed; the error stays in Python."""
+
+    def close(self) -> None: ...
+    @property
+    def abandoned(self) -> bool:
+        """Whether this is a process forked off from the pool's own."""
+
+    @property
+    def threads(self) -> int: ...

@@ -1,0 +1,60 @@
+"""Which sample, when.
+
+An order gives the dataset index at any position of an epoch. It knows only numbers: how many samples there
+are, a seed and an epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import _native
+
+Indices = NDArray[np.int64]
+
+
+class Order(Protocol):
+    """The dataset indices of an epoch, by position."""
+
+    def take(self, begin: int, count: int) -> Indices:
+        """Return the indices at positions begin to begin + count - 1: int64, shape (count,)."""
+
+
+class InSequence:
+    """The identity: position i holds sample i."""
+
+    def take(self, begin: int, count: int) -> Indices:
+        return np.arange(begin, begin + count, dtype=np.int64)
+
+
+class TorchShuffle:
+    """The permutation that torch's RandomSampler draws for a seed, evaluated as far as it is asked for.
+
+    Equals ``torch.randperm(size, generator=torch.Generator().manual_seed(seed))``.
+    """
+
+    #: torch.randperm changes its algorithm at this size.
+    max_size: int = _native.TorchPermutation.max_size
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._permutation = _native.TorchPermutation(size, seed & 0xFFFFFFFFFFFFFFFF)
+
+    def take(self, begin: int, count: int) -> Indices:
+        out = np.empty(count, dtype=np.int64)
+        self._permutation.take(begin, out)
+        return out
+
+
+class KeyedShuffle:
+    """A permutation that is a function of (seed, epoch, position): constant memory, any position at once."""
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self._permutation = _native.KeyedPermutation(size, seed & 0xFFFFFFFFFFFFFFFF, epoch)
+
+    def take(self, begin: int, count: int) -> Indices:
+        out = np.empty(count, dtype=np.int64)
+        self._permutation.take(begin, out)
+        return out

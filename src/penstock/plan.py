@@ -1,0 +1,177 @@
+"""The plan: dataset and arguments in, who does each step out; and its explanation.
+
+A plan is made when an iteration starts, because a dataset's transform may be changed between epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, default_collate
+
+from penstock import _native
+from penstock.order import Indices
+from penstock.recipe import Refusal
+from penstock.recognise import Leaf
+from penstock.stats import Stats
+from penstock.tree import LeafNumbers, Node, build
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """The native core fills the batches."""
+
+    root: Node
+    leaves: tuple[Leaf, ...]
+    program: _native.Program
+
+    @property
+    def fields(self) -> int:
+        """Number of tensor fields of a sample."""
+        return len(self.leaves[0].fillers)
+
+    def specs(self) -> list[_native.Spec | None]:
+        """Return the row of each field as far as the plan knows it."""
+        first = self.leaves[0].specs
+        return [
+            spec if all(_same(spec, leaf.specs[field]) for leaf in self.leaves) else None
+            for field, spec in enumerate(first)
+        ]
+
+    def names(self, leaves: LeafNumbers | None, local: Indices) -> bytes | None:
+        """Return the files of a batch, each followed by a NUL, where the sources have no table of their own."""
+        if not any(leaf.names for leaf in self.leaves):
+            return None
+        names = [b"."] * len(local)
+        for leaf, here in self._parts(leaves, local):
+            if leaf.names is not None:
+                for position, name in zip(here.tolist(), leaf.names(local[here]), strict=True):
+                    names[position] = name
+        return b"\0".join(names) + b"\0"
+
+    def labels(self, leaves: LeafNumbers | None, local: Indices) -> Any:
+        """Return the collated labels of a batch, as torch's default_collate makes them."""
+        if self.leaves[0].labels is None:
+            return None
+        values: list[Any] = [None] * len(local)
+        for leaf, here in self._parts(leaves, local):
+            assert leaf.labels is not None
+            part = leaf.labels(local[here])
+            if len(part) == len(local) and isinstance(part, np.ndarray):
+                return torch.from_numpy(part)
+            plain = part.tolist() if isinstance(part, np.ndarray) else part
+            for position, value in zip(here.tolist(), plain, strict=True):
+                values[position] = value
+        # As the second item of a pair: strings, for one, collate otherwise inside a sample than by themselves.
+        return default_collate([(value,) for value in values])[0]
+
+    def leaf(self, leaves: LeafNumbers | None, position: int) -> Leaf:
+        """Return the leaf of the sample at a position of a batch."""
+        return self.leaves[0 if leaves is None else int(leaves[position])]
+
+    def _parts(self, leaves: LeafNumbers | None, local: Indices) -> list[tuple[Leaf, NDArray[np.int64]]]:
+        """Return each leaf in a batch and the positions of its samples."""
+        if leaves is None:
+            return [(self.leaves[0], np.arange(len(local)))]
+        return [(self.leaves[n], np.flatnonzero(leaves == n)) for n in np.unique(leaves).tolist()]
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """torch's own iterator reads the dataset."""
+
+    reason: Refusal
+
+
+Plan = NativePlan | TorchPlan
+
+
+def plan(dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: object) -> Plan:
+    """Decide who reads a dataset.
+
+    Args:
+        dataset: what the loader was given.
+        batched: the loader makes batches (batch_size or batch_sampler is not None).
+        collate_fn: None or torch's default_collate for the native core.
+        worker_init_fn: None for the native core, which has no worker process to call it in.
+    """
+    refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
+    if refusal is not None:
+        return TorchPlan(refusal)
+    tree = build(dataset)
+    if isinstance(tree, Refusal):
+        return TorchPlan(tree)
+    root, leaves = tree
+    program = _native.Program([list(leaf.fillers) for leaf in leaves])
+    return NativePlan(root, tuple(leaves), program)
+
+
+def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
+    if isinstance(dataset, IterableDataset):
+        return Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+    if not batched:
+        return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
+    if collate_fn is not None and collate_fn is not default_collate:
+        return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
+    if worker_init_fn is not None:
+        return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
+    return None
+
+
+def _same(a: _native.Spec | None, b: _native.Spec | None) -> bool:
+    return a is not None and b is not None and (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a loader runs its plan, for the explanation."""
+
+    workers: int
+    batch_size: int | None
+    order: str
+    pinned: bool
+
+
+def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
+    """Return the plan as lines of text: each step, who does it, and what would make the rest native."""
+    if isinstance(plan, TorchPlan):
+        reason = plan.reason
+        return "\n".join(
+            [
+                f"plan     torch's own iterator, {_count(setting.workers, 'worker process', 'worker processes')}",
+                f"because  {reason.what}: {reason.why}",
+                f"native   with {reason.remedy}",
+            ]
+        )
+    who = _count(setting.workers, "native thread", "native threads") if setting.workers else "the caller's thread"
+    size = "batches by batch_sampler" if setting.batch_size is None else f"batches of {setting.batch_size}"
+    lines = [f"plan     {who} fill {size} in place, in order", f"order    {setting.order}"]
+    for number, leaf in enumerate(plan.leaves):
+        if len(plan.leaves) > 1:
+            lines.append(f"part {number + 1} of {len(plan.leaves)}")
+        lines += [f"{step.who:<8} {step.what}" for step in leaf.steps]
+    memory = "page-locked, from torch's host allocator" if setting.pinned else "pageable, recycled when you let go"
+    lines.append(f"buffers  {memory}")
+    if stats.samples:
+        lines.append(
+            f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
+            f"your loop waited {stats.wait_seconds:.2f} s for them"
+        )
+    lines += _by_python(stats.read_by_python)
+    return "\n".join(lines)
+
+
+def _by_python(reasons: Mapping[str, int]) -> list[str]:
+    return [
+        f"Python   {_count(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
+    ]
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,468 @@
+"""Reads torchvision transforms and makes native recipes of them, or says why not.
+
+A recipe gives what the transform followed by torch's default_collate gives, bit for bit; random parameters
+follow torchvision's distributions but are drawn from (seed, epoch, sample). Nothing is computed by formula
+that torchvision can be asked: the table from pixel values to elements and the colours of padding are made by
+running the very transform objects on the 256 values of a pixel.
+
+torchvision is not imported: whoever holds one of its transforms has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn.functional import interpolate
+from torch.utils.data import default_collate
+
+from penstock import _native
+
+_V1 = "torchvision.transforms.transforms"
+_V2 = "torchvision.transforms.v2"
+# PIL.Image.Resampling, which both generations of transforms accept as plain integers.
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+# Methods that a transform object may carry as attributes of its own, over those of its class.
+_OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a plan, for its explanation."""
+
+    what: str
+    """The step, a verb first."""
+    who: str
+    """Who does it: 'native' or 'Python'."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is left to Python."""
+
+    what: str
+    """The dataset, option or transform."""
+    why: str
+    """Why the native core does not take it."""
+    remedy: str
+    """What would make it native; reads after 'native with'."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to each image."""
+
+    native: _native.Recipe
+    """The same for the native core."""
+    dtype: torch.dtype
+    """Of the result."""
+    shape: tuple[int, int, int] | None
+    """(channels, height, width) of the result; None when it depends on the image's size."""
+    steps: tuple[Step, ...]
+    """For explain()."""
+
+
+class _Refused(Exception):
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -> Recipe | Refusal:
+    """Return the native recipe of a torchvision transform, or why there is none.
+
+    Args:
+        transform: a transform of torchvision.transforms or torchvision.transforms.v2, or a Compose of them.
+        mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
+        size: (height, width), where all images have the same.
+
+    Raises:
+        ValueError: another mode.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
+    try:
+        reader = _Reader(mode)
+        for step in _flatten(transform):
+            reader.add(step)
+        return reader.finish(size)
+    except _Refused as refused:
+        return refused.refusal
+
+
+def _flatten(transform: object) -> Iterator[object]:
+    if transform is None:
+        why = "PIL images cannot be collated into a batch"
+        raise _Refused(Refusal("transform=None", why, "a transform that ends in a tensor"))
+    if type(transform) in _classes("Compose"):
+        for step in transform.transforms:  # type: ignore[attr-defined]
+            yield from _flatten(step)
+    else:
+        yield transform
+
+
+def _classes(name: str, *modules: str) -> list[type]:
+    """Return the classes of this name in these modules (both generations), as far as they are imported."""
+    found = (sys.modules.get(module) for module in modules or (_V1, _V2))
+    return [vars(module)[name] for module in found if module is not None and name in vars(module)]
+
+
+def _first(transform: object) -> bool:
+    """Return whether a transform is one of the first generation."""
+    return type(transform).__module__ == _V1
+
+
+def _refuse(transform: object, why: str, remedy: str) -> NoReturn:
+    raise _Refused(Refusal(type(transform).__name__, why, remedy))
+
+
+class _Reader:
+    """Follows one pipeline from the PIL image to its end."""
+
+    def __init__(self, mode: str) -> None:
+        self.source_channels = _channels(mode)
+        self.operations: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        # What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest).
+        self.values: list[Any] = [_ramp(mode)]
+        self.fill_pixels: list[bytes] = []
+        self.pointwise_names: list[str] = []
+
+    def add(self, transform: Any) -> None:
+        handler = _handlers().get(type(transform))
+        if handler is None:
+            _refuse_unknown(transform)
+        if isinstance(transform, torch.nn.Module):
+            if transform._forward_hooks or transform._forward_pre_hooks:
+                _refuse(transform, "it carries forward hooks", "the transform without hooks")
+            if _OVERRIDES & vars(transform).keys():
+                _refuse(transform, "a method was replaced on the object", "the class as it is")
+        handler(self, transform)
+
+    def finish(self, size: tuple[int, int] | None) -> Recipe:
+        ramp = self.values[0]
+        if not isinstance(ramp, torch.Tensor):
+            why = "the pipeline ends in a PIL image, which cannot be collated into a batch"
+            raise _Refused(Refusal("transform", why, "ToTensor(), or another conversion to a tensor, at its end"))
+        batch = default_collate([ramp, ramp])
+        if type(batch) is not torch.Tensor or ramp.requires_grad:
+            why = f"its results collate to {type(batch).__name__}, not to a plain tensor without gradient"
+            raise _Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
+        name = str(ramp.dtype).removeprefix("torch.")
+        elements = [_bytes(value) for value in self.values]
+        try:
+            native = _native.Recipe(
+                self.source_channels,
+                self.operations,
+                name,
+                "chw",
+                None if self._raw() else elements[0],
+                list(zip(self.fill_pixels, elements[1:], strict=True)),
+            )
+        except ValueError as error:
+            raise _Refused(Refusal("transform", str(error), "another one")) from error
+        if self.pointwise_names:
+            how = "bytes as they are" if self._raw() else f"one table of 256 {name} a channel"
+            self.steps.append(Step(f"convert {', '.join(self.pointwise_names)}: {how}", "native"))
+        height, width = size if size is not None else (0, 0)
+        shape, _ = _native.output_spec(native, width, height)
+        return Recipe(native, ramp.dtype, shape, tuple(self.steps))
+
+    # ---- what the picture is at this point ----
+
+    def _pil(self) -> bool:
+        return isinstance(self.values[0], Image.Image)
+
+    def _raw(self) -> bool:
+        """Whether the picture is still 8-bit, each value meaning itself."""
+        if self._pil():
+            return True
+        ramp: torch.Tensor = self.values[0]
+        return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())
+
+    def _channels(self) -> int:
+        ramp = self.values[0]
+        return _channels(ramp.mode) if self._pil() else int(ramp.shape[0])
+
+    # ---- transforms that act on each value by itself ----
+
+    def pointwise(self, transform: Any) -> None:
+        statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
+        if any(_run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
+            _refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
+        if isinstance(getattr(transform, "dtype", None), dict):
+            _refuse(transform, "a dtype for each type of input", "one dtype")
+        values = [_run(transform, transform, value) for value in self.values]
+        for before, after in zip(self.values, values, strict=True):
+            same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
+            if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == _shape(before)):
+                _refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
+        self.values = values
+        self.pointwise_names.append(repr(transform))
+
+    # ---- transforms that move pixels ----
+
+    def random_resized_crop(self, transform: Any) -> None:
+        scale, ratio = _numbers(transform, "scale"), _numbers(transform, "ratio")
+        if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
+            _refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
+        size = _pair(transform, transform.size)
+        sampling = self._sampling(transform)
+        self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
+
+    def resize(self, transform: Any) -> None:
+        given, longest = transform.size, transform.max_size
+        sizes = [given] if isinstance(given, int) else [] if given is None else list(given)
+        if not all(_is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
+            _refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
+        if longest is not None and (len(sizes) == 2 or longest <= max(sizes, default=0)):
+            _refuse(
+                transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size"
+            )
+        size = tuple(sizes) if len(sizes) == 2 else None
+        shorter = sizes[0] if len(sizes) == 1 else 0
+        sampling = self._sampling(transform)
+        self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
+
+    def center_crop(self, transform: Any) -> None:
+        size = _pair(transform, transform.size)
+        corner = _run(transform, type(transform)((4, 4)), self._dot())
+        self._operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
+
+    def random_crop(self, transform: Any) -> None:
+        second = not _first(transform)
+        padding = transform.padding
+        if second and padding is not None:
+            left, right, top, bottom = padding  # transforms.v2 keeps them in this order
+            padding = [left, top, right, bottom]
+        pads = padding is not None or transform.pad_if_needed
+        self._operation(
+            transform,
+            "crop",
+            op="RandomCrop",
+            size=_pair(transform, transform.size),
+            padding=_margins(transform, padding) if padding is not None else (0, 0, 0, 0),
+            mode=transform.padding_mode if pads else "constant",
+            fill=self._fill(self._padded(transform) if pads else self._dot()),
+            pad_if_needed=bool(transform.pad_if_needed),
+            pad_once=second,
+        )
+
+    def pad(self, transform: Any) -> None:
+        padding, mode = _margins(transform, transform.padding), transform.padding_mode
+        fill = self._fill(self._padded(transform))
+        self._operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
+
+    def flip(self, transform: Any) -> None:
+        if not isinstance(transform.p, int | float):
+            _refuse(transform, f"p={transform.p!r} is not a number", "a number")
+        horizontal = type(transform) in _classes("RandomHorizontalFlip")
+        self._operation(transform, "flip", op="RandomFlip", horizontal=horizontal, p=float(transform.p))
+
+    def grayscale(self, transform: Any) -> None:
+        wanted = transform.num_output_channels
+        if self._channels() == 1 and (wanted == 1 or not self._pil()):
+            self.pointwise(transform)
+            return
+        if not self._pil() or wanted not in (1, 3):
+            _refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
+        self._operation(transform, "grey", op="Grayscale", channels=wanted)
+        # From here on a value of the grey picture means itself; paddings so far are in the picture.
+        mode = "L" if wanted == 1 else "RGB"
+        self.values = [_ramp(mode), *(Image.new(mode, (1, 1)) for _ in self.values[1:])]
+
+    def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
+        try:
+            _native.Recipe(self.source_channels, [operation], "uint8", "chw", None, [(b"", b"")] * len(self.values))
+        except (ValueError, TypeError, RuntimeError) as error:
+            _refuse(transform, str(error), "other parameters")
+        self.operations.append(operation)
+        self.steps.append(Step(f"{verb:<7} {transform!r}", "native"))
+
+    def _sampling(self, transform: Any) -> dict[str, Any]:
+        given = transform.interpolation
+        name = _FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
+        if name not in {*_FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and _first(transform)):
+            _refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
+        antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
+        if self._pil():
+            # Pillow has one nearest; torchvision gives it for both names. Pillow 13 changed the order of its passes.
+            name, antialias = ("nearest" if name == "nearest-exact" else name), True
+            arithmetic = "pillow" if int(PIL.__version__.split(".")[0]) >= 13 else "pillow_12"
+        elif self._raw():
+            arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
+        else:
+            _refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
+        if not _reproduced(arithmetic, name, antialias):
+            what = "Pillow" if self._pil() else "torch"
+            why = f"the {name} resize of this {what} is not reproduced natively"
+            _refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
+        return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
+
+    def _resizes_bytes(self, transform: Any, name: str) -> bool:
+        """Return whether torchvision resizes uint8 tensors as such, rather than through float32, on this machine."""
+        if name not in ("bilinear", "bicubic") or _first(transform):
+            return False
+        geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
+        decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
+        # torch's own vector code is reproduced, not what it does on other processors.
+        known = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        if decide is None or not known:
+            _refuse(transform, "torch's resize is not reproduced on this processor", "the resize before the conversion")
+        return bool(decide(geometry.InterpolationMode(name)))
+
+    # ---- the colour of padding ----
+
+    def _dot(self) -> Any:
+        """Return a picture of 2 x 2 pixels as the pipeline has it at this point."""
+        ramp = self.values[0]
+        return Image.new(ramp.mode, (2, 2)) if self._pil() else ramp[..., :1].repeat(1, 2, 2)
+
+    def _padded(self, transform: Any) -> Any:
+        fill, mode = transform.fill, transform.padding_mode
+        if isinstance(fill, dict):
+            _refuse(transform, "a fill for each type of input", "one fill")
+        if not self._pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
+            _refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
+        if _first(transform):
+            functional = sys.modules["torchvision.transforms.functional"]
+            return _run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self._dot())
+        (padder,) = _classes("Pad", _V2)
+        return _run(transform, padder(1, fill, mode), self._dot())
+
+    def _fill(self, picture: Any) -> int:
+        """Add the upper left pixel as a colour of padding and return its number."""
+        corner = picture.crop((0, 0, 1, 1)) if self._pil() else picture[..., :1, :1].clone()
+        self.values.append(corner)
+        self.fill_pixels.append(_bytes(corner) if self._raw() else b"")
+        return len(self.fill_pixels) - 1
+
+
+_Handler = Callable[[_Reader, Any], None]
+_HANDLERS: dict[str, _Handler] = {
+    "RandomResizedCrop": _Reader.random_resized_crop,
+    "Resize": _Reader.resize,
+    "CenterCrop": _Reader.center_crop,
+    "RandomCrop": _Reader.random_crop,
+    "Pad": _Reader.pad,
+    "RandomHorizontalFlip": _Reader.flip,
+    "RandomVerticalFlip": _Reader.flip,
+    "Grayscale": _Reader.grayscale,
+    "ToTensor": _Reader.pointwise,
+    "PILToTensor": _Reader.pointwise,
+    "ToImage": _Reader.pointwise,
+    "ToPureTensor": _Reader.pointwise,
+    "ToDtype": _Reader.pointwise,
+    "ConvertImageDtype": _Reader.pointwise,
+    "Normalize": _Reader.pointwise,
+    "Identity": _Reader.pointwise,
+}
+
+
+def _handlers() -> dict[type, _Handler]:
+    return {kind: handler for name, handler in _HANDLERS.items() for kind in _classes(name)}
+
+
+def _refuse_unknown(transform: object) -> NoReturn:
+    for base in type(transform).__mro__[1:]:
+        if base in _handlers() or base in _classes("Compose"):
+            _refuse(transform, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
+    known = ", ".join(_HANDLERS)
+    _refuse(transform, "the native core does not know it", f"torchvision's {known}, on their own or in a Compose")
+
+
+def _run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
+    """Return function(value), where torchvision's own errors become refusals of the transform."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user sees them where the transform is made or run
+            return function(value)
+    except Exception as error:
+        why = f"torchvision itself raises {type(error).__name__}: {error}"
+        _refuse(transform, why, "a pipeline that torchvision can run")
+
+
+@cache
+def _reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
+    """Return whether the installed Pillow or torch resizes noise as the native core does: they have changed before."""
+    height, width = 44, 36
+    counter = np.arange(height * width * 3, dtype=np.uint64)
+    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
+    sampling = {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
+    for size in ((20, 50), (60, 10), (21, 17), (57, 61)):
+        operation = {"op": "Resize", "size": size, "shorter": 0, "longest": 0, **sampling}
+        try:
+            native = _native.Recipe(3, [operation], "uint8", "hwc", None, [])
+        except ValueError:
+            return False
+        if arithmetic.startswith("pillow"):
+            code = next(code for code, known in _FILTERS.items() if known == name)
+            expected = np.asarray(Image.fromarray(noise).resize(size[::-1], Image.Resampling(code)))
+        else:
+            planes = torch.from_numpy(noise).permute(2, 0, 1)[None]
+            corners = False if name in ("bilinear", "bicubic") else None
+            resized = interpolate(planes, size, mode=name, align_corners=corners, antialias=antialias)
+            expected = resized[0].permute(1, 2, 0).numpy()
+        if _native.run_recipe(native, noise, 0, 0, 0)[0] != expected.tobytes():
+            return False
+    return True
+
+
+def _channels(mode: str) -> int:
+    return 3 if mode == "RGB" else 1
+
+
+def _ramp(mode: str) -> Image.Image:
+    """Return the picture of 1 x 256 pixels whose every channel counts 0 .. 255."""
+    values: NDArray[np.uint8] = np.arange(256, dtype=np.uint8)[None, :]
+    return Image.fromarray(np.repeat(values[..., None], 3, axis=2) if mode == "RGB" else values)
+
+
+def _shape(picture: Any) -> tuple[int, ...]:
+    if isinstance(picture, Image.Image):
+        return (_channels(picture.mode), picture.height, picture.width)
+    return tuple(picture.shape)
+
+
+def _bytes(picture: Any) -> bytes:
+    """Return the elements of a picture, channel by channel."""
+    if isinstance(picture, Image.Image):
+        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
+    plain: torch.Tensor = picture.detach().as_subclass(torch.Tensor).reshape(-1).contiguous()
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _pair(transform: Any, size: Sequence[int]) -> tuple[int, int]:
+    """Return (height, width)."""
+    if len(size) != 2 or not all(_is_int(n) and n > 0 for n in size):
+        _refuse(transform, f"size={size!r}", "size=(height, width) in whole pixels")
+    return (size[0], size[1])
+
+
+def _numbers(transform: Any, name: str) -> tuple[float, float]:
+    values = getattr(transform, name)
+    if len(values) != 2 or not all(isinstance(value, int | float) for value in values):
+        _refuse(transform, f"{name}={values!r}", f"{name}=(low, high)")
+    return (float(values[0]), float(values[1]))
+
+
+def _margins(transform: Any, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """Return left, top, right, bottom of a torchvision padding."""
+    given = [padding] if isinstance(padding, int) else list(padding) if isinstance(padding, list | tuple) else []
+    if len(given) not in (1, 2, 4) or not all(_is_int(n) and n >= 0 for n in given):
+        _refuse(transform, f"padding={padding!r}", "one, two or four whole numbers that are not negative")
+    left, top, right, bottom = given if len(given) == 4 else given * (4 // len(given))
+    return (left, top, right, bottom)

@@ -1,0 +1,297 @@
+"""Which datasets the native core can read: each recognised class, by its exact type.
+
+A subclass may override anything, so that only exact types are recognised; whatever is not, is refused with
+the reason and what would make it native, and Python reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from penstock import _native
+from penstock.order import Indices
+from penstock.recipe import Recipe, Refusal, Step
+from penstock.recipe import read as read_recipe
+from penstock.sources import Arrays, ImageFolder, TensorFolder
+from penstock.sources.labels import transformed
+from penstock.sources.reading import read_image
+
+Labels = NDArray[Any] | list[Any]
+Rescued = NDArray[np.uint8] | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One recognised dataset, without the Subset and ConcatDataset around it."""
+
+    size: int
+    """Number of samples."""
+    fillers: tuple[_native.Filler, ...]
+    """One a tensor field."""
+    specs: tuple[_native.Spec | None, ...]
+    """Shape and dtype of a row of each field; None where only the samples tell."""
+    pair: bool
+    """True: a sample is a tuple of its fields (and label). False: it is its only field."""
+    identify: Callable[[int], tuple[str, str | None]]
+    """(ID, file) of a sample, for messages."""
+    steps: tuple[Step, ...]
+    """For explain()."""
+    labels: Callable[[Indices], Labels] | None = None
+    """The labels at these positions."""
+    names: Callable[[Indices], list[bytes]] | None = None
+    """The files of these samples, where the source itself has no table of them."""
+    rescue: Callable[[int], Rescued] | None = None
+    """Reads one sample in Python: pixels for an image field, else the tensor."""
+
+
+def recognise(dataset: object) -> Leaf | Refusal:
+    """Return how the native core reads a dataset that is neither Subset nor ConcatDataset, or why it cannot."""
+    reader = _readers().get(type(dataset))
+    if reader is not None:
+        instance = vars(dataset)
+        if "__getitem__" in instance or "__getitems__" in instance:
+            return Refusal(_name(dataset), "its __getitem__ was replaced on the object", "the class as it is")
+        return reader(dataset)
+    base = next((kind.__name__ for kind in type(dataset).__mro__[1:] if kind in _readers()), None)
+    if base is not None:
+        return Refusal(_name(dataset), f"a subclass of {base} may read otherwise", f"{base} itself")
+    return Refusal(
+        _name(dataset),
+        "its samples are made by its own Python code",
+        "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
+    )
+
+
+def _name(dataset: object) -> str:
+    return type(dataset).__name__
+
+
+def _readers() -> dict[type, Callable[[Any], Leaf | Refusal]]:
+    """Return the recognised classes; those of torchvision where the program has imported it."""
+    readers: dict[type, Callable[[Any], Leaf | Refusal]] = {
+        TensorFolder: _tensor_folder,
+        ImageFolder: _image_folder,
+        Arrays: _arrays,
+        TensorDataset: _tensor_dataset,
+    }
+    datasets = sys.modules.get("torchvision.datasets")
+    if datasets is not None:
+        readers[datasets.ImageFolder] = _torchvision_image_folder
+        for name in ("CIFAR10", "CIFAR100"):
+            readers[getattr(datasets, name)] = _cifar
+        for name in ("MNIST", "FashionMNIST"):
+            readers[getattr(datasets, name)] = _mnist
+    return readers
+
+
+def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
+    if dataset.transform is not None:
+        return Refusal(
+            "TensorFolder.transform", "a function on tensors is Python's", "the function applied to the batch instead"
+        )
+    columns = None
+    steps = [
+        Step(f"read    {len(dataset):,} files *{dataset.suffix} in {dataset.root}, one preadv each", "native"),
+    ]
+    if dataset.labels is not None:
+        labels = dataset.labels
+
+        def columns(positions: Indices) -> Labels:
+            try:
+                return transformed(labels.take(positions), dataset.target_transform)
+            except KeyError as error:
+                raise dataset.missing_label(error.args[0]) from None
+
+        steps.append(_label_step(dataset.target_transform))
+    return Leaf(
+        size=len(dataset),
+        fillers=(_native.TensorFileFiller(dataset.paths),),
+        specs=(None,),
+        pair=dataset.labels is not None,
+        identify=lambda position: (dataset.ids[position], dataset.path(position)),
+        steps=tuple(steps),
+        labels=columns,
+        rescue=dataset.read,
+    )
+
+
+def _label_step(target_transform: object) -> Step:
+    if target_transform is None:
+        return Step("label   from an array", "native")
+    return Step("label   target_transform, in the caller's thread", "Python")
+
+
+def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
+    recipe = read_recipe(dataset.transform, mode="RGB")
+    if isinstance(recipe, Refusal):
+        return recipe
+    return Leaf(
+        size=len(dataset),
+        fillers=(_native.ImageFileFiller(dataset.paths, recipe.native, _max_pixels()),),
+        specs=(_spec(recipe),),
+        pair=True,
+        identify=lambda position: (dataset.samples[position][0],) * 2,
+        steps=_image_steps(f"{len(dataset):,} image files in {dataset.root}", recipe, dataset.target_transform),
+        labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
+        rescue=lambda position: read_image(dataset.samples[position][0]),
+    )
+
+
+def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
+    folder = sys.modules["torchvision.datasets.folder"]
+    if dataset.loader is not folder.default_loader:
+        return Refusal("ImageFolder(loader=)", "a loader of one's own is Python's", "the default loader")
+    if sys.modules["torchvision"].get_image_backend() != "PIL":
+        return Refusal(
+            "torchvision's image backend", "only PIL's pixels are reproduced", "torchvision.set_image_backend('PIL')"
+        )
+    recipe = read_recipe(dataset.transform, mode="RGB")
+    if isinstance(recipe, Refusal):
+        return recipe
+    samples: Sequence[tuple[str, Any]] = dataset.samples  # read anew for each batch: it may be changed at any time
+
+    def labels(positions: Indices) -> Labels:
+        return transformed([samples[i][1] for i in positions.tolist()], dataset.target_transform)
+
+    return Leaf(
+        size=len(samples),
+        fillers=(_native.ImageFileFiller(None, recipe.native, _max_pixels()),),
+        specs=(_spec(recipe),),
+        pair=True,
+        identify=lambda position: (samples[position][0],) * 2,
+        steps=_image_steps(f"{len(samples):,} image files in {dataset.root}", recipe, dataset.target_transform),
+        labels=labels,
+        names=lambda positions: [os.fsencode(samples[i][0]) for i in positions.tolist()],
+        rescue=lambda position: read_image(samples[position][0]),
+    )
+
+
+def _max_pixels() -> int:
+    return Image.MAX_IMAGE_PIXELS or 0
+
+
+def _spec(recipe: Recipe) -> _native.Spec | None:
+    if recipe.shape is None:
+        return None
+    return _native.Spec(str(recipe.dtype).removeprefix("torch."), list(recipe.shape))
+
+
+def _image_steps(what: str, recipe: Recipe, target_transform: object) -> tuple[Step, ...]:
+    read = Step(f"read    {what}; JPEG decoded natively as far as needed, other formats by Pillow", "native")
+    return (read, *recipe.steps, _label_step(target_transform))
+
+
+def _cifar(dataset: Any) -> Leaf | Refusal:
+    return _images_in_memory(dataset, dataset.data, "RGB", np.asarray(dataset.targets))
+
+
+def _mnist(dataset: Any) -> Leaf | Refusal:
+    targets = torch.as_tensor(dataset.targets)
+    return _images_in_memory(dataset, dataset.data, "L", targets.numpy().astype(np.int64))
+
+
+def _images_in_memory(dataset: Any, data: Any, mode: str, targets: NDArray[Any]) -> Leaf | Refusal:
+    images = data.numpy() if isinstance(data, torch.Tensor) else data
+    wanted = 4 if mode == "RGB" else 3
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != wanted:
+        return Refusal(
+            f"{_name(dataset)}.data",
+            f"not the {wanted}-d uint8 array that the class makes",
+            "the array as the class makes it",
+        )
+    if not images.flags.c_contiguous or (mode == "RGB" and images.shape[3] != 3) or len(images) != len(targets):
+        return Refusal(
+            f"{_name(dataset)}.data", "its layout is not that which the class makes", "the array as the class makes it"
+        )
+    if targets.dtype != np.int64:
+        return Refusal(f"{_name(dataset)}.targets", f"they are {targets.dtype}, not integers", "integers")
+    recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]))
+    if isinstance(recipe, Refusal):
+        return recipe
+    transform = dataset.target_transform
+    what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
+    spec = _spec(recipe)
+    return Leaf(
+        size=len(images),
+        fillers=(_native.ImageArrayFiller(images, recipe.native),),
+        specs=(spec,),
+        pair=True,
+        identify=lambda position: (f"number {position}", None),
+        steps=(Step(f"gather  {what}", "native"), *recipe.steps, _label_step(transform)),
+        labels=lambda positions: transformed(targets[positions], transform),
+    )
+
+
+def _tensor_dataset(dataset: TensorDataset) -> Leaf | Refusal:
+    return _rows(dataset, dataset.tensors)
+
+
+def _arrays(dataset: Arrays) -> Leaf | Refusal:
+    if dataset.transform is not None:
+        return Refusal(
+            "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
+        )
+    return _rows(dataset, dataset.tensors)
+
+
+def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
+    fillers, specs = [], []
+    for number, tensor in enumerate(tensors):
+        why = _not_gatherable(tensor)
+        if why is not None:
+            return Refusal(
+                f"{_name(dataset)}, array {number}", why, "a plain tensor on the CPU whose rows are contiguous"
+            )
+        spec = _native.Spec(str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:]))
+        fillers.append(_native.GatherFiller(_as_bytes(tensor, spec.nbytes), spec))
+        specs.append(spec)
+    size = len(tensors[0])
+    shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs)
+    return Leaf(
+        size=size,
+        fillers=tuple(fillers),
+        specs=tuple(specs),
+        pair=True,
+        identify=lambda position: (f"number {position}", None),
+        steps=(Step(f"gather  {size:,} rows of {shapes}", "native"),),
+    )
+
+
+def _not_gatherable(tensor: torch.Tensor) -> str | None:
+    """Return why the rows of a tensor cannot be copied as bytes, or None."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"{type(tensor).__name__} is a tensor class of its own"
+    if tensor.device.type != "cpu":
+        return f"it is on {tensor.device}"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return "it is not a plain dense tensor"
+    if tensor.requires_grad:
+        return "it requires grad, which its batches would have to carry on"
+    if tensor.ndim - 1 > _native.MAX_DIMS or str(tensor.dtype).removeprefix("torch.") not in _native.DTYPES:
+        return f"dtype {tensor.dtype} or its {tensor.ndim} dimensions are not native"
+    if len(tensor) > 0 and not tensor[0].is_contiguous():
+        return "its rows are not contiguous"
+    return None
+
+
+def _as_bytes(tensor: torch.Tensor, row_bytes: int) -> NDArray[np.uint8]:
+    """Return the rows as bytes, sharing memory: uint8, shape (rows, row_bytes)."""
+    if len(tensor) == 0 or row_bytes == 0:
+        return np.empty((len(tensor), row_bytes), dtype=np.uint8)
+    flat = torch.as_strided(
+        tensor.detach(),
+        (len(tensor), row_bytes // tensor.element_size()),
+        (tensor.stride(0), 1),
+        tensor.storage_offset(),
+    )
+    return flat.view(torch.uint8).numpy()

@@ -1,0 +1,7 @@
+"""Where the samples' bytes are. Each source is a map-style dataset too."""
+
+from penstock.sources.arrays import Arrays
+from penstock.sources.image_folder import ImageFolder
+from penstock.sources.tensor_folder import TensorFolder
+
+__all__ = ["Arrays", "ImageFolder", "TensorFolder"]

@@ -1,0 +1,176 @@
+"""Images in one folder a class: torchvision's ImageFolder with a fast start."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import Dataset
+
+from penstock import _native
+from penstock.sources.scan_cache import Scan, scan
+
+# torchvision.datasets.folder.IMG_EXTENSIONS
+IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+class Samples(Sequence[tuple[str, int]]):
+    """The (path, class index) pairs of an image folder, made when asked for; equal to the list of them."""
+
+    def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
+        self._paths = paths
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
+        if isinstance(index, slice):
+            return [self._pair(i) for i in range(*index.indices(len(self)))]
+        try:
+            return self._pair(range(len(self))[index])
+        except IndexError:
+            raise IndexError(f"sample index {index} is out of range: there are {len(self):,} samples") from None
+
+    def _pair(self, position: int) -> tuple[str, int]:
+        return os.fsdecode(self._paths.path(position)), int(self._labels[position])
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return map(self._pair, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Samples, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(repr, self[:1]))
+        return f"Samples({len(self):,} pairs: [{first}{', ...' if len(self) > 1 else ''}])"
+
+
+class ImageFolder(Dataset[tuple[Any, Any]]):
+    """A folder that holds each class of images as one folder, ``root/class/.../name.jpg``.
+
+    Finds the files that ``torchvision.datasets.ImageFolder`` finds, in the same order, and gives the same samples. The
+    tree is listed by several threads, and the result kept in the user's cache folder: while no folder of the
+    tree changes, the next start reads that one file. Two differences: a folder that cannot be read is an error, and a
+    symbolic link back to a folder above itself is not followed.
+
+    Args:
+        root: the folder.
+        transform: called with the image, a PIL image in mode RGB.
+        target_transform: called with the class index.
+
+    Attributes:
+        root: the folder, with ``~`` expanded.
+        classes: names of the class folders, sorted.
+        class_to_idx: class index by class name.
+        samples, imgs: (path, class index) of each sample; a sequence that makes the pairs when asked for.
+        targets: class index of each sample, a list made when asked for.
+        paths: the files, a compact table.
+        labels: class index of each sample, int64, shape (samples,), read-only.
+
+    Raises:
+        FileNotFoundError: root does not exist, it holds no folder, or a class folder holds no image.
+        OSError: a folder of the tree cannot be read.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.root = os.path.expanduser(root) if isinstance(root, str) else root
+        self.transform = transform
+        self.target_transform = target_transform
+        folder = os.path.expanduser(os.fspath(root))
+        if not isinstance(folder, str):
+            raise TypeError(f"root must be a str or a Path, not {type(root).__name__}")
+        found = scan(folder, IMG_EXTENSIONS)
+        _check(found, folder)
+        self._hold(found.paths, found.classes, found.counts)
+
+    def _hold(self, paths: _native.PathTable, classes: list[str], counts: NDArray[np.int64]) -> None:
+        self.paths = paths
+        self.classes = classes
+        self.class_to_idx = {name: label for label, name in enumerate(classes)}
+        self.labels: NDArray[np.int64] = np.repeat(np.arange(len(counts)), counts)
+        self.labels.flags.writeable = False
+
+    @property
+    def samples(self) -> Samples:
+        return Samples(self.paths, self.labels)
+
+    @property
+    def imgs(self) -> Samples:
+        return self.samples
+
+    @cached_property
+    def targets(self) -> list[int]:
+        targets: list[int] = self.labels.tolist()
+        return targets
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        path, label = self.samples[operator.index(index)]
+        with Path(path).open("rb") as file:
+            image: Any = Image.open(file).convert("RGB")
+        target: Any = label
+        if self.transform is not None:
+            image = self.transform(image)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return image, target
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for derived in ("class_to_idx", "targets"):
+            state.pop(derived, None)
+        state["labels"] = np.bincount(self.labels, minlength=len(self.classes))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._hold(state["paths"], state["classes"], state["labels"])
+
+    def __repr__(self) -> str:
+        lines = [f"Dataset {type(self).__name__}"]
+        lines += [f"    Number of datapoints: {len(self)}", f"    Root location: {self.root}"]
+        if self.transform is not None or self.target_transform is not None:
+            lines.append("    StandardTransform")
+        for head, transform in (("Transform: ", self.transform), ("Target transform: ", self.target_transform)):
+            if transform is not None:
+                lines.append(head + repr(transform).replace("\n", "\n" + " " * len(head)))
+        return "\n".join(lines)
+
+
+def _check(found: Scan, folder: str) -> None:
+    """Raise torchvision's errors for a tree without classes or with an empty one, and say what to do."""
+    if not found.classes:
+        raise FileNotFoundError(
+            f"Couldn't find any class folder in {folder}. "
+            "ImageFolder needs one folder a class in it, as in root/dog/1.jpg and root/cat/2.jpg."
+        )
+    empty = [name for name, count in zip(found.classes, found.counts, strict=True) if count == 0]
+    if empty:
+        raise FileNotFoundError(
+            f"Found no valid file for the classes {', '.join(empty)}. "
+            f"Supported extensions are: {', '.join(IMG_EXTENSIONS)}. "
+            f"Put images into these folders of {folder}, or move the folders out of it."
+        )

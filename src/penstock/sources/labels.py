@@ -1,0 +1,79 @@
+"""Labels as columns: one compact array where they are numbers, a list where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MISSING = object()
+
+
+class Labels:
+    """The labels of a dataset, by position.
+
+    Python integers are held as int64 and floats as float64; anything else (strings, arrays, tuples, big
+    integers) as the objects they are.
+    """
+
+    def __init__(self, values: NDArray[Any] | list[Any], missing: frozenset[int] = frozenset()) -> None:
+        self._values = values
+        self._missing = missing
+
+    @classmethod
+    def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
+        """Look up each ID. An ID without a label is remembered, and an error only when it is asked for."""
+        values: list[Any]
+        try:
+            values = list(map(labels.__getitem__, ids))
+            missing: frozenset[int] = frozenset()
+        except KeyError:
+            values = [labels.get(name, _MISSING) for name in ids]
+            missing = frozenset(i for i, value in enumerate(values) if value is _MISSING)
+            for position in missing:
+                values[position] = 0
+        return cls(_compact(values), missing)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the label at a position, as the Python object that was given. Raises KeyError when missing."""
+        if index in self._missing:
+            raise KeyError(index)
+        value = self._values[index]
+        return value.item() if isinstance(self._values, np.ndarray) else value
+
+    def take(self, positions: NDArray[np.int64]) -> NDArray[Any] | list[Any]:
+        """Return the labels at these positions: an array where they are numbers. Raises KeyError(position)."""
+        if self._missing:
+            for position in positions.tolist():
+                if position in self._missing:
+                    raise KeyError(position)
+        if isinstance(self._values, np.ndarray):
+            return self._values[positions]
+        return [self._values[position] for position in positions.tolist()]
+
+
+def _compact(values: list[Any]) -> NDArray[Any] | list[Any]:
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return np.array(values, dtype=np.float64)
+    if kinds == {int}:
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            return values
+    return values
+
+
+def transformed(
+    labels: NDArray[Any] | list[Any], target_transform: Callable[[Any], Any] | None
+) -> NDArray[Any] | list[Any]:
+    """Apply a dataset's target_transform to Python objects, as its __getitem__ would."""
+    if target_transform is None:
+        return labels
+    plain = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    return [target_transform(label) for label in plain]

@@ -1,0 +1,147 @@
+"""Reading one sample in Python: what the native core leaves to torch.load, numpy and Pillow, and its errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from penstock import _native
+from penstock.errors import (
+    CorruptSample,
+    ImageTooLarge,
+    MissingSample,
+    OutsideRoot,
+    SampleError,
+    UnreadableSample,
+)
+
+
+def system_error(code: int, sample_id: str, path: str) -> SampleError:
+    """Return the error for a failed system call on a sample's file; code is its errno."""
+    about = f"sample {sample_id!r}" if sample_id != path else "sample"
+    kind = MissingSample if code in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
+    remedy = {
+        errno.ENOENT: "there is no such file; leave it out, or restore it",
+        errno.EMFILE: "this process has too many open files; raise the limit (ulimit -n)",
+        errno.EACCES: "this user may not read it; change its permissions",
+    }.get(code, "check the file and the file system")
+    error = kind(f"{about} ({path}) cannot be read: {os.strerror(code)}; {remedy}", sample_id=sample_id, path=path)
+    error.errno = code
+    return error
+
+
+def outside_root(sample_id: str, path: str) -> OutsideRoot:
+    """Return the error for a name that leads out of its root folder."""
+    return OutsideRoot(
+        f"sample {sample_id!r} ({path}) leads out of its root folder, through a symbolic link or '..': "
+        "copy the file into the folder, or give the folder that holds it as root",
+        sample_id=sample_id,
+        path=path,
+    )
+
+
+def open_sample(paths: _native.PathTable, position: int, sample_id: str) -> BinaryIO:
+    """Open a file of a table for reading. Raises MissingSample, UnreadableSample, OutsideRoot."""
+    path = os.fsdecode(paths.path(position))
+    try:
+        return os.fdopen(paths.open(position), "rb")
+    except PermissionError as error:
+        if error.errno == errno.EXDEV or error.errno is None:
+            raise outside_root(sample_id, path) from error
+        raise system_error(error.errno, sample_id, path) from error
+    except OSError as error:
+        raise system_error(error.errno or errno.EIO, sample_id, path) from error
+
+
+def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
+    """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close it.
+
+    The tensor is on the CPU, detached and strided. Raises CorruptSample, UnreadableSample.
+    """
+    with file:
+        try:
+            magic = file.read(6)
+            file.seek(0)
+            if not magic:
+                raise CorruptSample(
+                    f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out",
+                    sample_id=sample_id,
+                    path=path,
+                )
+            tensor = _load_npy(file) if magic == b"\x93NUMPY" else torch.load(file, "cpu", weights_only=True)
+        except SampleError:
+            raise
+        except OSError as error:
+            raise system_error(error.errno or errno.EIO, sample_id, path) from error
+        except Exception as error:  # torch.load and numpy raise whatever a damaged file leads them to
+            raise CorruptSample(
+                f"sample {sample_id!r} ({path}) cannot be read as a tensor: {_first_line(error)}; "
+                "write it again with torch.save(tensor, path) or numpy.save, or leave it out",
+                sample_id=sample_id,
+                path=path,
+            ) from error
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+        raise CorruptSample(
+            f"sample {sample_id!r} ({path}) holds {_describe(tensor)}, not one dense tensor; "
+            "save the tensor alone, or use a Dataset of your own",
+            sample_id=sample_id,
+            path=path,
+        )
+    return tensor.detach()
+
+
+def read_image(path: str) -> NDArray[np.uint8]:
+    """Decode an image file by Pillow to RGB: uint8, shape (height, width, 3), as torchvision's pil_loader does.
+
+    Raises SampleError.
+    """
+    try:
+        with open(path, "rb") as file:
+            return np.asarray(Image.open(file).convert("RGB"))
+    except Exception as error:
+        raise image_error(error, path) from error
+
+
+def image_error(error: Exception, path: str) -> SampleError:
+    """Return the error for an image file that Pillow could not open or decode."""
+    if isinstance(error, SampleError):
+        return error
+    if isinstance(error, Image.DecompressionBombError):
+        return ImageTooLarge(
+            f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS",
+            sample_id=path,
+            path=path,
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return system_error(error.errno, path, path)
+    empty = os.path.isfile(path) and os.path.getsize(path) == 0
+    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
+    if isinstance(error, UnidentifiedImageError) and not empty:
+        what = "is not an image of a format that Pillow knows"
+    return CorruptSample(f"image {path} {what}; replace the file, or leave it out", sample_id=path, path=path)
+
+
+def _load_npy(file: BinaryIO) -> torch.Tensor:
+    array = np.load(file, allow_pickle=False)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a read-only array: the tensor is copied before anybody writes
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a quantized tensor" if value.is_quantized else f"a {str(value.layout).removeprefix('torch.')} tensor"
+    return f"a {type(value).__name__}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") + "."

@@ -1,0 +1,52 @@
+"""What a loader has done: counters, and frozen snapshots of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of a loader's counters, over all of its epochs."""
+
+    batches: int
+    """Batches handed to the user."""
+    samples: int
+    """Samples in those batches."""
+    wait_seconds: float
+    """Time that the user's thread waited for batches (with num_workers=0: filled them)."""
+    read_by_python: dict[str, int]
+    """Samples that the native core left to Pillow, torch.load or numpy, by reason."""
+    buffers_lent: int
+    """Batch buffers that the user, or a batch in flight, holds now."""
+    buffers_free: int
+    """Batch buffers kept for the next batches."""
+    buffers_created: int
+    """Batch buffers made since the loader was: what recycling could not serve."""
+
+
+class Counters:
+    """The counters behind Stats. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._samples = 0
+        self._wait_seconds = 0.0
+        self._read_by_python: Counter[str] = Counter()
+
+    def delivered(self, samples: int, wait_seconds: float, read_by_python: Iterable[str]) -> None:
+        """Count one batch handed to the user, and why Python read some of its samples."""
+        with self._lock:
+            self._batches += 1
+            self._samples += samples
+            self._wait_seconds += wait_seconds
+            self._read_by_python.update(read_by_python)
+
+    def snapshot(self, buffers: tuple[int, int, int]) -> Stats:
+        """Return the counters as they are, with the given (lent, free, created) buffers."""
+        with self._lock:
+            return Stats(self._batches, self._samples, self._wait_seconds, dict(self._read_by_python), *buffers)

@@ -1,0 +1,128 @@
+"""Subset and ConcatDataset: from an index into the dataset to a leaf and an index into that leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock.order import Indices
+from penstock.recipe import Refusal
+from penstock.recognise import Leaf, recognise
+
+LeafNumbers = NDArray[np.int32]
+
+
+class Node(Protocol):
+    """A part of the dataset."""
+
+    size: int
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        """Return the leaf of each index, None when it is leaf 0 for all, and the index into it.
+
+        Negative indices count from the end. Raises IndexError.
+        """
+
+
+class LeafNode:
+    """One recognised dataset."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        inside = _from_start(indices, self.size)
+        if self.number == 0:
+            return None, inside
+        return np.full(len(inside), self.number, dtype=np.int32), inside
+
+
+class SubsetNode:
+    """torch.utils.data.Subset: sample i is sample indices[i] of its dataset."""
+
+    def __init__(self, chosen: Sequence[int] | NDArray[np.int64] | torch.Tensor, child: Node) -> None:
+        self._chosen = chosen
+        self._child = child
+        self.size = len(chosen)
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        positions = _from_start(indices, self.size)
+        if isinstance(self._chosen, torch.Tensor):
+            chosen: Indices = self._chosen[torch.from_numpy(positions)].numpy().astype(np.int64)
+        elif isinstance(self._chosen, np.ndarray):
+            chosen = self._chosen[positions].astype(np.int64)
+        else:  # a list may hold millions of objects: only those of this batch are looked at
+            chosen = np.array([self._chosen[i] for i in positions.tolist()], dtype=np.int64)
+        return self._child.resolve(chosen)
+
+
+class ConcatNode:
+    """torch.utils.data.ConcatDataset: the samples of each dataset after those of the one before."""
+
+    def __init__(self, ends: Sequence[int], children: Sequence[Node]) -> None:
+        self._ends = np.asarray(ends, dtype=np.int64)
+        self._children = children
+        self.size = int(self._ends[-1])
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        positions = _from_start(indices, self.size)
+        part = np.searchsorted(self._ends, positions, side="right")
+        leaves = np.zeros(len(positions), dtype=np.int32)
+        local = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(part).tolist():
+            here = part == number
+            begin = int(self._ends[number - 1]) if number else 0
+            inner, local[here] = self._children[number].resolve(positions[here] - begin)
+            if inner is not None:
+                leaves[here] = inner
+        return leaves, local
+
+
+def build(dataset: object) -> tuple[Node, list[Leaf]] | Refusal:
+    """Return the tree of a dataset and its leaves, or why Python must read it."""
+    leaves: list[Leaf] = []
+    root = _build(dataset, leaves)
+    if isinstance(root, Refusal):
+        return root
+    if not leaves:
+        return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
+    first = leaves[0]
+    if any(leaf.pair != first.pair or len(leaf.fillers) != len(first.fillers) for leaf in leaves):
+        return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
+    if any((leaf.labels is None) != (first.labels is None) for leaf in leaves):
+        return Refusal("ConcatDataset", "only some of its datasets have labels", "labels for all of them")
+    return root, leaves
+
+
+def _build(dataset: object, leaves: list[Leaf]) -> Node | Refusal:
+    if type(dataset) is Subset:
+        child = _build(dataset.dataset, leaves)
+        return child if isinstance(child, Refusal) else SubsetNode(dataset.indices, child)
+    if type(dataset) is ConcatDataset:
+        children: list[Node] = []
+        for part in dataset.datasets:
+            node = _build(part, leaves)
+            if isinstance(node, Refusal):
+                return node
+            children.append(node)
+        return ConcatNode(dataset.cumulative_sizes, children)
+    leaf = recognise(dataset)
+    if isinstance(leaf, Refusal):
+        return leaf
+    leaves.append(leaf)
+    return LeafNode(len(leaves) - 1, leaf.size)
+
+
+def _from_start(indices: Indices, size: int) -> Indices:
+    """Return the indices with negative ones counted from the end. Raises IndexError."""
+    low, high = int(indices.min(initial=0)), int(indices.max(initial=-1))
+    if high >= size or low < -size:
+        wrong = next(i for i in indices.tolist() if not -size <= i < size)
+        raise IndexError(f"index {wrong} is out of range for a dataset of {size:,} samples")
+    return np.where(indices < 0, indices + size, indices) if low < 0 else indices

@@ -1,0 +1,115 @@
+"""examples/train.py as a user runs it."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
+
+
+def demo_run(test: Callable[..., None]) -> Callable[..., None]:
+    """Half a minute on a machine of one's own; the limit is for one that is shared."""
+    return pytest.mark.slow(pytest.mark.timeout(400)(test))
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("train") / "data"
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """What `make demo` runs, but for the place of the data and the device."""
+    return run("--data", str(folder), "--device", "cpu", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def main() -> Callable[[list[str]], None]:
+    spec = importlib.util.spec_from_file_location("train", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@demo_run
+def test_the_demo_reaches_97_percent(demo):
+    assert demo.returncode == 0, demo.stderr
+    found = re.search(r"^validation accuracy: ([\d.]+)% \((\d+) of 360 digits, on cpu\)$", demo.stdout, re.MULTILINE)
+    assert found, demo.stdout
+    assert int(found[2]) >= 0.97 * 360
+
+
+@demo_run
+def test_the_demo_shows_its_progress(demo):
+    assert "epoch 10/10: 100%" in demo.stderr
+    assert re.search(r"1437/1437 .* samples/s, loss=", demo.stderr)
+
+
+@demo_run
+def test_the_demo_compares_both_loaders(demo):
+    rows = re.findall(r"^(.+?)\s+([\d,]+)\s+([\d,]+)\s+[\d.]+x$", demo.stdout, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["one .pt file a sample", "torchvision's ImageFolder"]
+    assert all(int(rate.replace(",", "")) > 0 for row in rows for rate in row[1:])
+
+
+@demo_run
+def test_a_second_run_keeps_the_files_and_needs_no_workers(demo, folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    again = run("--data", str(folder), "--device", "cpu", "--workers", "0", "--epochs", "1", "--batch-size", "2000")
+    assert again.returncode == 0, again.stderr
+    assert "validation accuracy" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@demo_run
+def test_the_files_are_in_the_tutorial_layout(demo, folder):
+    partition = json.loads((folder / "partition.json").read_text())
+    labels = json.loads((folder / "labels.json").read_text())
+    assert {split: len(ids) for split, ids in partition.items()} == {"train": 1437, "validation": 360}
+    assert sorted(partition["train"] + partition["validation"]) == sorted(labels)
+    for split, ids in partition.items():
+        for name in ids:
+            assert (folder / f"{name}.pt").is_file()
+            assert (folder / "images" / split / str(labels[name]) / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "argument --epochs: a whole number of at least 1 is needed, not '0'"),
+        (["--epochs", "many"], "argument --epochs: a whole number of at least 1 is needed, not 'many'"),
+        (["--batch-size", "0"], "argument --batch-size: a whole number of at least 1 is needed, not '0'"),
+        (["--workers", "-1"], "argument --workers: a whole number of at least 0 is needed, not '-1'"),
+        (["--workers", "1.5"], "argument --workers: a whole number of at least 0 is needed, not '1.5'"),
+        (["--device", "cuda:99"], "CUDA devices here, and not 'cuda:99': use cpu"),
+        (["--device", "abacus"], "argument --device: cpu, cuda or cuda:N is needed, not 'abacus'"),
+        (["--speed", "11"], "unrecognized arguments: --speed 11"),
+    ],
+)
+def test_a_wrong_argument_is_named(main, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(main, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["--data", str(tmp_path / "file" / "data")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert f"argument --data: the digits cannot be written to '{tmp_path}/file/data': Not a directory" in error
+    assert "Traceback" not in error

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# tools/sanitize.sh VENV address|thread: builds the native core with that sanitizer and runs the tests marked `native` on it.
+#
+# The interpreter, torch and numpy are not instrumented, so the sanitizer's library is loaded before them, and what they do
+# among themselves is not reported (tools/tsan.supp names it). Leaks are not looked for here: an interpreter frees little
+# at exit. The tests count threads, file descriptors and buffers instead.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$1 sanitizer=$2
+root=$PWD/build/sanitize/$sanitizer-$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+echo ">> $sanitizer sanitizer: building the native core in ${root#"$PWD"/}"
+# The sanitized module goes into an environment of its own: the editable penstock of VENV would come first on any path.
+tools/setup.sh borrow "$venv" "$root/venv"
+site=$("$root/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp -R src/penstock "$site/penstock"
+PATH="$PWD/$venv/bin:$PATH"
+cmake -S . -B "$root/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPENSTOCK_SANITIZE="$sanitizer" \
+    -DPython_EXECUTABLE="$PWD/$venv/bin/python" -DCMAKE_INSTALL_PREFIX="$site" >"$root/configure.log" ||
+    { cat "$root/configure.log"; exit 1; }
+cmake --build "$root/build"
+cmake --install "$root/build" >/dev/null
+
+compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$root/build/CMakeCache.txt")
+library() { realpath "$("$compiler" -print-file-name="$1")"; }
+case $sanitizer in
+    # libstdc++ beside it: the interpreter does not link it, and the sanitizer looks up __cxa_throw at start.
+    address) preload="$(library libasan.so) $(library libstdc++.so)" ;;
+    thread) preload="$(library libtsan.so)" ;;
+esac
+
+# ThreadSanitizer maps its shadow at fixed places, which a random layout of the address space may take.
+fixed=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then fixed=(setarch "$(uname -m)" -R); fi
+
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=suppressions=$PWD/tools/tsan.supp:halt_on_error=1:second_deadlock_stack=1:history_size=4
+# One OpenMP thread: GNU's OpenMP synchronises by futexes that ThreadSanitizer does not see.
+export OMP_NUM_THREADS=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
+
+LD_PRELOAD=$preload "${fixed[@]}" "$root/venv/bin/python" - "$site" <<'PYTHON'
+import sys
+import penstock._native
+if not penstock._native.__file__.startswith(sys.argv[1]):
+    sys.exit(f"the module under test is {penstock._native.__file__}, not the sanitized one")
+PYTHON
+echo ">> $sanitizer sanitizer: the native tests"
+LD_PRELOAD=$preload "${fixed[@]}" "$root/venv/bin/python" -m pytest -m native -p no:cacheprovider --timeout 600
