@@ -2,6 +2,8 @@
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core of Penstock; its contract is _native.pyi.";
+  // A loader that a program holds at its end is no leak that its user should read about.
+  nanobind::set_leak_warnings(false);
   penstock::bind_tensor(m);
   penstock::bind_resize(m);
   penstock::bind_jpeg(m);

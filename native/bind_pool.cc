@@ -27,6 +27,7 @@ using Rows = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig, nb:
 using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteMatrix = nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
+using Images = nb::ndarray<nb::numpy, const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
@@ -273,7 +274,7 @@ class OwnedGather final : public Filler {
 
 class OwnedImages final : public Filler {
  public:
-  OwnedImages(const ByteArray& array, std::shared_ptr<const Recipe> recipe)
+  OwnedImages(const Images& array, std::shared_ptr<const Recipe> recipe)
       : owner_(nb::cast(array)), filler_(make(array, std::move(recipe))) {}
   Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                Scratch& scratch) const noexcept override {
@@ -283,12 +284,20 @@ class OwnedImages final : public Filler {
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return filler_.memory_bytes(); }
 
  private:
-  static ImageArrayFiller make(const ByteArray& array, std::shared_ptr<const Recipe> recipe) {
+  static ImageArrayFiller make(const Images& array, std::shared_ptr<const Recipe> recipe) {
     if (array.ndim() != 3 && array.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
     for (std::size_t d = 1; d < array.ndim(); ++d)
-      if (array.shape(d) > 0x7fffffff) throw nb::value_error("an image too large");
-    return {array.data(), array.shape(0), static_cast<int>(array.shape(1)), static_cast<int>(array.shape(2)),
-            array.ndim() == 4 ? static_cast<int>(array.shape(3)) : 1, std::move(recipe)};
+      if (array.shape(d) > 0xffff) throw nb::value_error("an image too large");
+    const auto height = static_cast<std::int64_t>(array.shape(1)), width = static_cast<std::int64_t>(array.shape(2));
+    const std::int64_t channels = array.ndim() == 4 ? static_cast<std::int64_t>(array.shape(3)) : 1;
+    const auto strides = [&](std::int64_t y, std::int64_t x, std::int64_t c) {
+      return array.stride(0) == height * width * channels && array.stride(1) == y && array.stride(2) == x &&
+             (array.ndim() == 3 || array.stride(3) == c);
+    };
+    const bool planar = channels > 1 && strides(width, 1, width * height);
+    if (!planar && !strides(width * channels, channels, 1)) throw nb::value_error("the images' layout is not native");
+    return {array.data(), array.shape(0), static_cast<int>(height), static_cast<int>(width), static_cast<int>(channels),
+            planar, std::move(recipe)};
   }
 
   nb::object owner_;
@@ -313,7 +322,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<OwnedGather, Filler>(m, "GatherFiller")
       .def(nb::init<const ByteMatrix&, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
   nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
-      .def(nb::init<const ByteArray&, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
+      .def(nb::init<const Images&, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
   nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
       .def(nb::init<std::shared_ptr<const PathTable>>(), nb::arg("paths"));
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")

@@ -79,8 +79,9 @@ nb::object resize(const Image& image, std::tuple<int, int> size, const std::stri
     // One resizer a thread and kind, as in a worker: reuse after every kind of resize is tested along.
     thread_local Resizer vector(true), scalar(false);
     out = std::make_unique_for_overwrite<std::uint8_t[]>(rows * row_bytes);
-    done = (simd ? vector : scalar)
-               .resize(part, width, height, kind, how, antialias, box, out.get(), static_cast<std::ptrdiff_t>(row_bytes));
+    Resizer& resizer = simd ? vector : scalar;
+    done = resizer.resize(part, width, height, kind, how, antialias, box, out.get(),
+                          static_cast<std::ptrdiff_t>(row_bytes));
   }
   if (!done) return nb::none();
   std::uint8_t* raw = out.get();

@@ -27,11 +27,12 @@ void lookup_pixels(const std::uint8_t* src, int count, const T* table, T* dst) {
 
 // ---- a picture ----
 
-// The elements of T in the output of one picture.
+// The elements of T in the output of one picture, or (C = 1) of its channel `first` in a planar output.
 template <class T, int C>
 class Writer {
  public:
-  Writer(const Output& output, const ImagePart& part, const AxisMap& x, const AxisMap& y, std::uint8_t* row)
+  Writer(const Output& output, const ImagePart& part, const AxisMap& x, const AxisMap& y, std::uint8_t* row,
+         int first = 0)
       : output_(output),
         part_(part),
         x_(x),
@@ -40,8 +41,9 @@ class Writer {
         height_(y.size()),
         first_column_(x.sources(0, x.size()).from),
         planar_(output.layout == Layout::chw || C == 1),
-        row_(reinterpret_cast<T*>(row)),
-        table_(reinterpret_cast<const T*>(output.table.data())) {}
+        first_(static_cast<std::size_t>(first)),
+        row_(reinterpret_cast<T*>(row) + std::ptrdiff_t{first} * width_ * height_),
+        table_(reinterpret_cast<const T*>(output.table.data()) + (output.copy ? 0 : 256 * first_)) {}
 
   void affine() const {
     const bool edges = x_.before() > 0 || x_.after() > 0;
@@ -100,7 +102,8 @@ class Writer {
 
   [[nodiscard]] T fill(int k, int c) const {
     T value;
-    std::memcpy(&value, &output_.fills[static_cast<std::size_t>(k)].element[static_cast<std::size_t>(c)], sizeof value);
+    std::memcpy(&value, &output_.fills[static_cast<std::size_t>(k)].element[first_ + static_cast<std::size_t>(c)],
+                sizeof value);
     return value;
   }
 
@@ -164,7 +167,7 @@ class Writer {
     }
     if constexpr (std::is_same_v<T, float>) {
       if (output_.standard && count >= Standard::kLeast)
-        return output_.standard->planes(src, count, C, Reversed, dst);
+        return (C == 1 ? output_.standards[first_] : *output_.standard).planes(src, count, C, Reversed, dst);
     }
     lookup_planes<T, C, Reversed>(src, count, table_, dst);
   }
@@ -176,6 +179,7 @@ class Writer {
   const int width_, height_;
   const int first_column_;  // the leftmost source position of an affine map
   const bool planar_;
+  const std::size_t first_;
   T* const row_;
   const T* const table_;
 };
@@ -193,6 +197,27 @@ void write_as(const Output& output, const ImagePart& part, const AxisMap& x, con
   }
 }
 
+template <class T>
+void write_planes_as(const Output& output, ImagePart part, std::ptrdiff_t plane_stride, const AxisMap& x,
+                     const AxisMap& y, std::uint8_t* row, Indices& indices) {
+  const bool affine = x.affine() && y.affine();
+  for (int c = 0; c < output.channels; ++c, part.data += plane_stride) {
+    const Writer<T, 1> writer(output, part, x, y, row, c);
+    affine ? writer.affine() : writer.indexed(indices);
+  }
+}
+
+// Calls write with a value of the type that holds one element.
+template <class F>
+void by_element(DType dtype, F write) {
+  switch (info(dtype).size) {
+    case 1: return write(std::uint8_t{});
+    case 2: return write(std::uint16_t{});
+    case 4: return dtype == DType::f32 ? write(float{}) : write(std::uint32_t{});
+    default: return write(std::uint64_t{});
+  }
+}
+
 }  // namespace
 
 void find_standard(Output& output) {
@@ -200,18 +225,31 @@ void find_standard(Output& output) {
   if (output.copy || output.dtype != DType::f32) return;
   std::vector<float> table(output.table.size() / sizeof(float));
   std::memcpy(table.data(), output.table.data(), output.table.size());
-  if (Standard standard; standard.fit(table, output.channels)) output.standard = standard;
+  if (Standard standard; standard.fit(table, output.channels)) {
+    output.standard = standard;
+    for (int c = 0; c < output.channels; ++c) output.standards[static_cast<std::size_t>(c)] = standard.of_channel(c);
+  }
 }
 
 void write_output(const Output& output, const ImagePart& part, const AxisMap& x, const AxisMap& y, std::uint8_t* row,
                   Indices& indices) {
-  switch (info(output.dtype).size) {
-    case 1: return write_as<std::uint8_t>(output, part, x, y, row, indices);
-    case 2: return write_as<std::uint16_t>(output, part, x, y, row, indices);
-    case 4:
-      if (output.dtype == DType::f32) return write_as<float>(output, part, x, y, row, indices);
-      return write_as<std::uint32_t>(output, part, x, y, row, indices);
-    default: return write_as<std::uint64_t>(output, part, x, y, row, indices);
+  by_element(output.dtype, [&](auto element) { write_as<decltype(element)>(output, part, x, y, row, indices); });
+}
+
+void write_planes(const Output& output, const ImagePart& part, std::ptrdiff_t plane_stride, const AxisMap& x,
+                  const AxisMap& y, std::uint8_t* row, Indices& indices) {
+  by_element(output.dtype, [&](auto element) {
+    write_planes_as<decltype(element)>(output, part, plane_stride, x, y, row, indices);
+  });
+}
+
+void interleave(const ImagePart& part, std::ptrdiff_t plane_stride, int channels, Box box, std::uint8_t* dst,
+                std::ptrdiff_t dst_stride) {
+  const int width = box.x1 - box.x0;
+  for (int i = box.y0; i < box.y1; ++i, dst += dst_stride) {
+    const std::uint8_t* const line = part.data + part.row_stride * (i - part.y0) + (box.x0 - part.x0);
+    for (int c = 0; c < channels; ++c)
+      for (int j = 0; j < width; ++j) dst[std::ptrdiff_t{channels} * j + c] = line[plane_stride * c + j];
   }
 }
 

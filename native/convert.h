@@ -33,6 +33,7 @@ struct Output {
   bool copy = true;                  // uint8 as it is, no table
   std::vector<std::uint8_t> table;  // channels x 256 elements of the dtype's size (bytes; allocated for any alignment)
   std::optional<Standard> standard;  // arithmetic that gives the table, if there is one
+  std::array<Standard, kMaxChannels> standards;  // with it: the same for each channel alone
   std::vector<Fill> fills;
 };
 
@@ -48,6 +49,15 @@ struct Indices {
 // holds every source position that the maps show. The dtype's size is 1, 2, 4 or 8.
 void write_output(const Output& output, const ImagePart& part, const AxisMap& x, const AxisMap& y, std::uint8_t* row,
                   Indices& indices);
+
+// The same from a picture whose channels lie apart, plane_stride bytes from one to the next; `part` is the first
+// channel. The layout is chw.
+void write_planes(const Output& output, const ImagePart& part, std::ptrdiff_t plane_stride, const AxisMap& x,
+                  const AxisMap& y, std::uint8_t* row, Indices& indices);
+
+// Copies `box` of a picture whose channels lie apart to dst, interleaved.
+void interleave(const ImagePart& part, std::ptrdiff_t plane_stride, int channels, Box box, std::uint8_t* dst,
+                std::ptrdiff_t dst_stride);
 
 // Copies positions [box) of the mapped picture to dst, interleaved; fills give their `pixel`.
 void materialise(const std::vector<Fill>& fills, const ImagePart& part, const AxisMap& x, const AxisMap& y, Box box,

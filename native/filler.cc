@@ -123,8 +123,12 @@ Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8
 Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& scratch) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  ArraySource source(base_ + key.local * memory_bytes(), height_, width_, channels_,
-                     static_cast<std::ptrdiff_t>(width_) * channels_);
+  const std::uint8_t* const image = base_ + key.local * memory_bytes();
+  if (planar_) {
+    PlanarSource source(image, height_, width_, channels_);
+    return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+  }
+  ArraySource source(image, height_, width_, channels_, static_cast<std::ptrdiff_t>(width_) * channels_);
   return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
 }
 

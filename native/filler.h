@@ -100,12 +100,19 @@ class ImageFileFiller final : public Filler {
   std::uint64_t max_pixels_;
 };
 
-// Decoded images in memory: count images of height x width x channels, uint8, C order.
+// Decoded images in memory: count images of height x width x channels, uint8, one after the other; in each the
+// channels are interleaved, or (planar) lie apart.
 class ImageArrayFiller final : public Filler {
  public:
-  ImageArrayFiller(const std::uint8_t* base, std::size_t count, int height, int width, int channels,
+  ImageArrayFiller(const std::uint8_t* base, std::size_t count, int height, int width, int channels, bool planar,
                    std::shared_ptr<const Recipe> recipe)
-      : base_(base), count_(count), height_(height), width_(width), channels_(channels), recipe_(std::move(recipe)) {}
+      : base_(base),
+        count_(count),
+        height_(height),
+        width_(width),
+        channels_(channels),
+        planar_(planar),
+        recipe_(std::move(recipe)) {}
   Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   void prefetch(std::size_t local) const noexcept override;
@@ -115,6 +122,7 @@ class ImageArrayFiller final : public Filler {
   const std::uint8_t* base_;
   std::size_t count_;
   int height_, width_, channels_;
+  bool planar_;
   std::shared_ptr<const Recipe> recipe_;
 };
 

@@ -138,6 +138,15 @@ void split_planes(const std::uint8_t* src, int count, int channels, bool reverse
   split_scalar(src, count, channels, reversed, dst);
 }
 
+Standard Standard::of_channel(int channel) const {
+  Standard alone = *this;
+  const auto c = static_cast<std::size_t>(channel);
+  alone.terms_.mean[0] = terms_.mean[c];
+  alone.terms_.std[0] = terms_.std[c];
+  alone.terms_.inverse[0] = terms_.inverse[c];
+  return alone;
+}
+
 #if defined(__x86_64__)
 
 void Standard::planes(const std::uint8_t* src, int count, int channels, bool reversed, const Planes<float>& dst) const {
@@ -201,12 +210,7 @@ bool Standard::same(const float* table, int channel) const {
   std::array<std::uint8_t, 256> ramp;
   std::array<float, 256> got;
   for (std::size_t v = 0; v < 256; ++v) ramp[v] = static_cast<std::uint8_t>(v);
-  Standard alone = *this;
-  const auto c = static_cast<std::size_t>(channel);
-  alone.terms_.mean[0] = terms_.mean[c];
-  alone.terms_.std[0] = terms_.std[c];
-  alone.terms_.inverse[0] = terms_.inverse[c];
-  alone.planes(ramp.data(), 256, 1, false, {got.data()});
+  of_channel(channel).planes(ramp.data(), 256, 1, false, {got.data()});
   return std::memcmp(got.data(), table, sizeof got) == 0;
 }
 

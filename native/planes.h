@@ -34,6 +34,9 @@ class Standard {
   void planes(const std::uint8_t* src, int count, int channels, bool reversed, const Planes<float>& dst) const;
   static constexpr int kLeast = 16;
 
+  // The arithmetic of one channel alone, as that of a picture of one channel.
+  [[nodiscard]] Standard of_channel(int channel) const;
+
  private:
   bool fit_scale(const std::vector<float>& table, int channels, float scale, bool divides);
   bool fit_channel(const float* table, int channel);

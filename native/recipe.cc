@@ -72,7 +72,19 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   const Box need = segments_[0].need;
   const Outcome decoded = source.pixels(need, part);
   if (!decoded.ok()) return decoded;
-  if (!covers(part, need, recipe.channels)) return Outcome::to_python("the decoder gave another part of the image");
+  const std::ptrdiff_t plane_stride = source.plane_stride();
+  if (!covers(part, need, plane_stride != 0 ? 1 : recipe.channels))
+    return Outcome::to_python("the decoder gave another part of the image");
+  if (plane_stride != 0) {
+    if (used_ == 1 && recipe.output.layout == Layout::chw) {
+      write_planes(recipe.output, part, plane_stride, current().x, current().y, row, indices_);
+      return Outcome::success();
+    }
+    std::uint8_t* const copy = buffer(need, recipe.channels);
+    const std::ptrdiff_t stride = std::ptrdiff_t{need.x1 - need.x0} * recipe.channels;
+    interleave(part, plane_stride, recipe.channels, need, copy, stride);
+    part = part_at(copy, stride, need, {part.full_height, part.full_width}, recipe.channels);
+  }
   for (std::size_t i = 0; i + 1 < used_; ++i)
     if (!advance(recipe, segments_[i], part)) return Outcome::to_python("a resize that native code does not reproduce");
   if (part.channels != recipe.output.channels) return Outcome::to_python("the image has another number of channels");

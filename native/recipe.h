@@ -110,6 +110,8 @@ class PixelSource {
   [[nodiscard]] virtual int width() const noexcept = 0;
   [[nodiscard]] virtual int height() const noexcept = 0;
   [[nodiscard]] virtual int channels() const noexcept = 0;
+  // Bytes from one channel to the next where they lie apart; pixels() then gives the first one. 0: interleaved.
+  [[nodiscard]] virtual std::ptrdiff_t plane_stride() const noexcept { return 0; }
   // Gives a part that covers `need` (inside the image, not empty); its bytes stay until the source is destroyed.
   [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
 };
@@ -130,6 +132,26 @@ class ArraySource final : public PixelSource {
 
  private:
   ImagePart part_;
+};
+
+// An array of channels x height x width bytes, of more than one channel; borrows it.
+class PlanarSource final : public PixelSource {
+ public:
+  PlanarSource(const std::uint8_t* data, int height, int width, int channels) noexcept
+      : part_{data, width, 0, 0, width, height, width, height, 1}, channels_(channels) {}
+
+  [[nodiscard]] int width() const noexcept override { return part_.width; }
+  [[nodiscard]] int height() const noexcept override { return part_.height; }
+  [[nodiscard]] int channels() const noexcept override { return channels_; }
+  [[nodiscard]] std::ptrdiff_t plane_stride() const noexcept override { return part_.row_stride * part_.height; }
+  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
+    part = part_;
+    return Outcome::success();
+  }
+
+ private:
+  ImagePart part_;
+  int channels_;
 };
 
 // A stretch of a recipe: maps on a picture, and what ends them.

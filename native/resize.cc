@@ -14,7 +14,8 @@ namespace {
 
 // ATen takes its channels-last kernel, which rounds nearest-exact differently, up to this output height + width.
 constexpr int kSmallOutput = 128;
-constexpr std::size_t kMaxScratch = std::size_t{1} << 31;
+// Bytes of one scratch buffer.
+constexpr std::size_t kMaxScratch = std::size_t{1} << 30;
 
 // The resize as asked, per axis.
 struct Task {

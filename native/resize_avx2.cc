@@ -30,7 +30,7 @@ struct Split {
                                    (static_cast<std::uint32_t>(first) & 0xFFFFU));
 }
 
-// ---------------------------------------------------------------------------------------------- layout of the weights
+// Layout of the weights.
 
 // Whether four consecutive output bytes always find two neighbouring taps within 16 source bytes.
 [[nodiscard]] bool fits_dense(const AxisTable& table, int channels) {
@@ -137,7 +137,7 @@ void build_row_plan(const AxisTable& table, RowPlan& plan) {
                       plan.split, words);
 }
 
-// ------------------------------------------------------------------------------------------------------ horizontal pass
+// The horizontal pass.
 
 namespace {
 
@@ -228,7 +228,7 @@ PENSTOCK_AVX2 void horizontal_rows(const std::uint8_t* const src[4], const LaneP
   }
 }
 
-// -------------------------------------------------------------------------------------------------------- vertical pass
+// The vertical pass.
 
 // 32 bytes of `count` rows summed with the pair words of one output. kPairs 0 means as many as count needs.
 template <bool kSplit, int kPairs>

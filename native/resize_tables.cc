@@ -7,8 +7,8 @@
 namespace penstock {
 namespace {
 
-// Entries of a weight table; Pillow itself refuses above 2^28, and no image of kMaxExtent needs as many as this.
-constexpr std::int64_t kMaxEntries = std::int64_t{1} << 26;
+// Entries of a weight table (16 MiB). A photo's has some thousands; Pillow itself refuses above 2^28.
+constexpr std::int64_t kMaxEntries = std::int64_t{1} << 22;
 constexpr int kPillowBits = 32 - 8 - 2;
 
 // Pillow's filter functions, in double. `support` is half the width at scale 1.
@@ -250,8 +250,10 @@ void build_nearest_index(const Axis& axis, std::vector<int>& index) {
     // Geometry.c adds the step output by output; the sum's roundings are part of the result.
     const double step = static_cast<double>(axis.in) / axis.out;
     double position = step * 0.5;
-    for (int x = 0; x < axis.end; ++x, position += step)
-      if (x >= axis.begin) index[static_cast<std::size_t>(x - axis.begin)] = std::min(static_cast<int>(position), axis.in - 1);
+    for (int x = 0; x < axis.end; ++x, position += step) {
+      if (x < axis.begin) continue;
+      index[static_cast<std::size_t>(x - axis.begin)] = std::min(static_cast<int>(position), axis.in - 1);
+    }
     return;
   }
   const float scale = static_cast<float>(axis.in) / static_cast<float>(axis.out);

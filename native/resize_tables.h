@@ -31,9 +31,6 @@ struct AxisTable {
   int taps = 0;
   int precision = 0;
   std::vector<double> exact;  // scratch
-
-  [[nodiscard]] int first() const { return span.front().first; }
-  [[nodiscard]] int last() const { return span.back().first + span.back().count; }
 };
 
 [[nodiscard]] constexpr bool is_nearest(Filter filter) {

@@ -336,9 +336,9 @@ def test_random_crop_with_the_drawn_offset(t, mode):
 
 def test_random_crop_of_every_width_up_to_vectors_and_beyond():
     for width in range(1, 70):
-        check_drawn(
-            [v1.RandomCrop((3, width), padding=2), v1.RandomHorizontalFlip(), v1.PILToTensor()], sizes=((4, width),)
-        )
+        moved = [v1.RandomCrop((3, width), padding=2), v1.RandomHorizontalFlip()]
+        check_drawn([*moved, v1.PILToTensor()], sizes=((4, width),))
+        check_drawn([*moved, v1.ToTensor(), v1.Normalize(MEAN, STD)], sizes=((4, width),))
 
 
 @GENERATIONS
@@ -427,6 +427,20 @@ def test_boxes_follow_torchvisions_distribution(width, height, scale, ratio):
         assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
     assert stats.ks_2samp(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]).pvalue > 1e-3
     assert stats.ks_2samp(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]).pvalue > 1e-3
+
+
+# ---- arithmetic instead of tables ----
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
+def test_many_normalisations_are_exact(t, scale):
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, 0)).convert("RGB")
+    numbers = np.random.default_rng(5)
+    for mean, std in zip(numbers.uniform(-1, 2, (60, 3)), numbers.uniform(0.01, 3, (60, 3)), strict=True):
+        conversion = [v1.ToTensor()] if t is v1 and scale else [v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
+        transform = v1.Compose([*conversion, t.Normalize(mean.tolist(), std.tolist())])
+        assert_same(run(recipe_of(transform), ramp), transform(ramp))
 
 
 # ---- refusals ----

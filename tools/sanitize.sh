@@ -46,4 +46,4 @@ if not penstock._native.__file__.startswith(sys.argv[1]):
     sys.exit(f"the module under test is {penstock._native.__file__}, not the sanitized one")
 PYTHON
 echo ">> $sanitizer sanitizer: the native tests"
-LD_PRELOAD=$preload "${fixed[@]}" "$root/venv/bin/python" -m pytest -m native -p no:cacheprovider --timeout 600
+LD_PRELOAD=$preload "${fixed[@]}" "$root/venv/bin/python" -m pytest -m native --capture=sys -p no:cacheprovider --timeout 600

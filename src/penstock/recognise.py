@@ -209,7 +209,8 @@ def _images_in_memory(dataset: Any, data: Any, mode: str, targets: NDArray[Any])
             f"not the {wanted}-d uint8 array that the class makes",
             "the array as the class makes it",
         )
-    if not images.flags.c_contiguous or (mode == "RGB" and images.shape[3] != 3) or len(images) != len(targets):
+    planar = mode == "RGB" and images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
+    if not (images.flags.c_contiguous or planar) or images.shape[3:] not in ((), (3,)) or len(images) != len(targets):
         return Refusal(
             f"{_name(dataset)}.data", "its layout is not that which the class makes", "the array as the class makes it"
         )
