@@ -169,7 +169,7 @@ def spdl(setup: Setup) -> Running:
     def load(rows: Any) -> tuple[Any, Any]:
         out = np.empty((len(rows), *SHAPE), np.float32)
         for place, row in enumerate(rows):
-            with open(f"{folder}/{names[row]}.npy", "rb") as file:  # noqa: PTH123  a Path costs time
+            with open(f"{folder}/{names[row]}.npy", "rb") as file:
                 out[place] = spdl.io.load_npy(file.read())
         return out, rows % 10
 

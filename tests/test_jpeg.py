@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from penstock._native import decode_jpeg
 from PIL import Image
+
+from penstock._native import decode_jpeg
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]

@@ -137,7 +137,7 @@ def test_draws_belong_to_the_sample_not_to_its_place(photos: Path) -> None:
         dict(sampler=range(29, -1, -1)),
     ):
         dataset.samples = [(path, i) for i, (path, _) in enumerate(dataset.samples)]
-        loader = penstock.DataLoader(dataset, num_workers=2, seed=9, **options)  # type: ignore[arg-type]
+        loader = penstock.DataLoader(dataset, num_workers=2, seed=9, **options)
         by_sample.append({int(y): x for images, labels in loader for x, y in zip(images, labels, strict=True)})
     for one in by_sample[1:]:
         assert all(torch.equal(one[i], by_sample[0][i]) for i in range(30))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from penstock._native import TensorReader, parse_tensor
 
+from penstock._native import TensorReader, parse_tensor
 from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, saved, tensor_files
 
 DTYPES = [

@@ -94,8 +94,11 @@ def resize(
     window: tuple[int, int, int, int] | None = None,
     source_part: tuple[int, int, int, int] | None = None,
     simd: bool = True,
-) -> NDArray[np.uint8]:
-    """Return the image resized to (height, width), or the window (x0, y0, x1, y1) of it."""
+) -> NDArray[np.uint8] | None:
+    """Return the image resized to (height, width), or the window (x0, y0, x1, y1) of it; None when it is refused.
+
+    source_part is (x0, y0, full_width, full_height) of the image that `image` is a part of.
+    """
 
 def resize_needed(
     full: tuple[int, int],

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
-import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -295,10 +294,14 @@ class _Reader:
             _refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
         antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
         if self._pil():
-            # Pillow has one nearest; torchvision gives it for both names. Pillow 13 changed the order of its passes.
+            # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
             name, antialias = ("nearest" if name == "nearest-exact" else name), True
-            arithmetic = "pillow" if int(PIL.__version__.split(".")[0]) >= 13 else "pillow_12"
+            arithmetic = "pillow" if _reproduced("pillow", name, antialias) else "pillow_12"
         elif self._raw():
+            # torch's own vector code is reproduced, not what it does on other processors.
+            if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+                why = "torch's resize is not reproduced on this processor"
+                _refuse(transform, why, "the resize before the conversion")
             arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
         else:
             _refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
@@ -314,10 +317,8 @@ class _Reader:
             return False
         geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
         decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
-        # torch's own vector code is reproduced, not what it does on other processors.
-        known = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-        if decide is None or not known:
-            _refuse(transform, "torch's resize is not reproduced on this processor", "the resize before the conversion")
+        if decide is None:
+            _refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
         return bool(decide(geometry.InterpolationMode(name)))
 
     # ---- the colour of padding ----
@@ -394,11 +395,12 @@ def _run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
 @cache
 def _reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
     """Return whether the installed Pillow or torch resizes noise as the native core does: they have changed before."""
-    height, width = 44, 36
+    height, width = 70, 90
     counter = np.arange(height * width * 3, dtype=np.uint64)
     noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
     sampling = {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
-    for size in ((20, 50), (60, 10), (21, 17), (57, 61)):
+    # Up, down, mixed, and on both sides of the rules by which Pillow 13 chooses which pass comes first.
+    for size in ((50, 50), (50, 49), (90, 80), (50, 100), (30, 40), (40, 85), (20, 120), (100, 11)):
         operation = {"op": "Resize", "size": size, "shorter": 0, "longest": 0, **sampling}
         try:
             native = _native.Recipe(3, [operation], "uint8", "hwc", None, [])

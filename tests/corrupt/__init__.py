@@ -54,21 +54,45 @@ class Archive:
             packed = size if record.packed is None else record.packed
             crc = zlib.crc32(record.data)
             local_name = record.name if record.local_name is None else record.local_name
-            out += struct.pack("<4s5H3L2H", b"PK\3\4", 0, record.flags, record.method, 0, 0, 0, 0, 0,
-                               len(local_name), len(record.local_extra))
+            out += struct.pack(
+                "<4s5H3L2H",
+                b"PK\3\4",
+                0,
+                record.flags,
+                record.method,
+                0,
+                0,
+                0,
+                0,
+                0,
+                len(local_name),
+                len(record.local_extra),
+            )
             out += local_name + record.local_extra + record.data
             out += struct.pack("<4s3L", b"PK\7\x08", crc, packed & 0xFFFFFFFF, size & 0xFFFFFFFF)
             directory += struct.pack("<4s6H3L", b"PK\1\2", 0, 0, record.flags, record.method, 0, 0, crc, packed, size)
-            directory += struct.pack("<5H2L", len(record.name), len(record.extra), len(record.comment), 0, 0,
-                                     record.attributes, offset)
+            directory += struct.pack(
+                "<5H2L", len(record.name), len(record.extra), len(record.comment), 0, 0, record.attributes, offset
+            )
             directory += record.name + record.extra + record.comment
         count = len(self.records) if self.count is None else self.count
         start, length = len(out), len(directory)
         out += directory
         if self.zip64:
             end64 = len(out)
-            out += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 0x031E, 45, 0, 0, count, count,
-                               self.end.get("length", length), self.end.get("start", start))
+            out += struct.pack(
+                "<4sQ2H2L4Q",
+                b"PK\6\6",
+                44,
+                0x031E,
+                45,
+                0,
+                0,
+                count,
+                count,
+                self.end.get("length", length),
+                self.end.get("start", start),
+            )
             out += struct.pack("<4sLQL", b"PK\6\7", 0, self.end.get("end64", end64), 1)
         out += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, start, len(self.comment)) + self.comment
         return bytes(out)
