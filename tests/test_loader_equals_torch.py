@@ -16,6 +16,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from penstock.workers import usable_cpus
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -244,6 +245,20 @@ def test_changes_between_epochs_are_seen(photos: Path) -> None:
     dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
     assert next(iter(loader))[0].shape == (6, 3, 8, 8)
     assert "Lambda" in loader.explain()
+
+
+def test_num_workers_none_follows_the_plan(photos: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
+    loader = penstock.DataLoader(dataset, batch_size=6)
+    native = loader.num_workers
+    assert native == usable_cpus()
+    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
+    next(iter(loader))
+    assert loader.num_workers == 0  # torch's default, where torch reads
+    assert "in the caller's process" in loader.explain()
+    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    next(iter(loader))
+    assert loader.num_workers == native
 
 
 def in_memory(kind: Any, transform: Any) -> Any:

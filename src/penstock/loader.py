@@ -66,15 +66,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 raise TypeError(f"seed must be an integer, not {seed!r}")
         self.seed = seed
         self._own_order = sampler is None and batch_sampler is None
-        self._workers_chosen = num_workers is None
         self._prefetch_given = prefetch_factor is not None
         self._epoch = 0
         batched = batch_size is not None or batch_sampler is not None
         self._plan: Plan = plan(dataset, batched=batched, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
+        self._workers_free = num_workers is None
         if num_workers is None:
-            num_workers = usable_cpus() if isinstance(self._plan, NativePlan) else 0
-            if num_workers == 0 and (persistent_workers or prefetch_factor is not None):
-                num_workers = usable_cpus()  # asked for in other words
+            num_workers = _default_workers(self._plan)
         self._counters = Counters()
         self._buffers: Buffers | None = None
         super().__init__(
@@ -104,6 +102,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
         )
+        if self._workers_free:  # the dataset may have changed since the last pass, and with it the plan
+            self.num_workers = _default_workers(self._plan)
         if isinstance(self._plan, TorchPlan):
             return super().__iter__()
         return self._fill(self._plan)
@@ -139,23 +139,24 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return (self.prefetch_factor or 0) * self.num_workers
 
     def _pinned(self) -> bool:
-        if not self.pin_memory:
-            return False
-        if self.pin_memory_device:
+        """Return whether batches are page-locked, with torch's warnings where that cannot be."""
+        if self.pin_memory and self.pin_memory_device:
             warnings.warn(
                 "pin_memory_device is deprecated, the current accelerator will be used as the device,"
                 f"ignore pin_memory_device='{self.pin_memory_device}'.",
                 stacklevel=4,
             )
-        if not torch.accelerator.is_available():
+        if self.pin_memory and not torch.accelerator.is_available():
             warnings.warn(
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used.",
                 stacklevel=4,
             )
-            return False
-        device = torch.accelerator.current_accelerator()
-        return device is not None and device.type != "mps"
+        return self._can_pin()
+
+    def _can_pin(self) -> bool:
+        device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
+        return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
     def _index_batches(self, native: NativePlan, seed: int, epoch: int) -> Iterator[Indices]:
         order = self._order(native.root.size, seed, epoch)
@@ -185,16 +186,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def explain(self) -> str:
         """Return the plan as text: each step, who does it, and what would make the rest native."""
-        return explain(
-            self._plan,
-            Setting(
-                self.num_workers,
-                self.batch_size,
-                self._order_name(),
-                self._buffers is not None and self._buffers.pinned,
-            ),
-            self.stats(),
-        )
+        setting = Setting(self.num_workers, self.batch_size, self._order_name(), self._can_pin())
+        return explain(self._plan, setting, self.stats())
 
     def _order_name(self) -> str:
         if not self._own_order:
@@ -208,6 +201,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""
         return self._counters.snapshot((0, 0, 0) if self._buffers is None else self._buffers.counts())
+
+
+def _default_workers(chosen: Plan) -> int:
+    return usable_cpus() if isinstance(chosen, NativePlan) else 0
 
 
 def _seeded(seed: int | None) -> torch.Generator | None:

@@ -143,12 +143,12 @@ def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
         reason = plan.reason
         return "\n".join(
             [
-                f"plan     torch's own iterator, {_count(setting.workers, 'worker process', 'worker processes')}",
+                f"plan     torch's own iterator, {_processes(setting.workers)}",
                 f"because  {reason.what}: {reason.why}",
                 f"native   with {reason.remedy}",
             ]
         )
-    who = _count(setting.workers, "native thread", "native threads") if setting.workers else "the caller's thread"
+    who = _count(setting.workers, "native thread") if setting.workers else "the caller's thread"
     size = "batches by batch_sampler" if setting.batch_size is None else f"batches of {setting.batch_size}"
     lines = [f"plan     {who} fill {size} in place, in order", f"order    {setting.order}"]
     for number, leaf in enumerate(plan.leaves):
@@ -166,6 +166,10 @@ def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
     return "\n".join(lines)
 
 
+def _processes(workers: int) -> str:
+    return f"{workers} worker process{'es' * (workers > 1)}" if workers else "in the caller's process"
+
+
 def _by_python(reasons: Mapping[str, int]) -> list[str]:
     return [
         f"Python   {_count(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
@@ -173,5 +177,5 @@ def _by_python(reasons: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
