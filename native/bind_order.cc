@@ -1,6 +1,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <string>
+
 #include "bind.h"
 #include "order.h"
 
@@ -24,6 +26,22 @@ void bind_order(nb::module_& m) {
            },
            nb::arg("begin"), nb::arg("out"))
       .def_prop_ro_static("max_size", [](nb::handle) { return TorchPermutation::kMaxSize; });
+  m.def(
+      "count_from_start",
+      [](const nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& indices,
+         std::int64_t size) {
+        bool negative = false;
+        for (std::size_t i = 0; i < indices.shape(0); ++i) {
+          const std::int64_t index = indices.data()[i];
+          if (index >= size || index < -size)
+            throw nb::index_error(("index " + std::to_string(index) + " is out of range for a dataset of " +
+                                   std::to_string(size) + " samples")
+                                      .c_str());
+          negative = negative || index < 0;
+        }
+        return negative;
+      },
+      nb::arg("indices"), nb::arg("size"));
   nb::class_<KeyedPermutation>(m, "KeyedPermutation")
       .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), nb::arg("size"), nb::arg("seed"), nb::arg("epoch"))
       .def("take",

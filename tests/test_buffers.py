@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from penstock import _native
-from penstock.buffers import Buffers
+from penstock.buffers import Buffers, Field
 
 pytestmark = pytest.mark.native
 
 
 def test_a_block_comes_back_and_is_used_again() -> None:
     buffers = Buffers(pinned=False, keep=2)
-    spec = _native.Spec("float32", [3, 4])
+    spec = Field(_native.Spec("float32", [3, 4]))
     rows = buffers.rows(5, spec)
     assert rows.tensor.shape == (5, 3, 4)
     assert rows.tensor.dtype == torch.float32
@@ -34,7 +34,7 @@ def test_a_block_comes_back_and_is_used_again() -> None:
 
 def test_no_more_than_keep_are_kept() -> None:
     buffers = Buffers(pinned=False, keep=2)
-    lent = [buffers.rows(8, _native.Spec("uint8", [100])) for _ in range(5)]
+    lent = [buffers.rows(8, Field(_native.Spec("uint8", [100]))) for _ in range(5)]
     assert buffers.counts() == (5, 0, 5)
     lent.clear()
     assert buffers.counts() == (0, 2, 5)
@@ -44,16 +44,16 @@ def test_no_more_than_keep_are_kept() -> None:
 
 def test_a_much_larger_block_is_not_wasted_on_a_small_batch() -> None:
     buffers = Buffers(pinned=False, keep=4)
-    large = buffers.rows(1, _native.Spec("uint8", [10 << 20]))
+    large = buffers.rows(1, Field(_native.Spec("uint8", [10 << 20])))
     del large
-    small = buffers.rows(1, _native.Spec("uint8", [100]))
+    small = buffers.rows(1, Field(_native.Spec("uint8", [100])))
     assert buffers.counts() == (1, 1, 2)
     assert small.memory.nbytes == 100
 
 
 def test_blocks_outlive_their_pool() -> None:
     buffers = Buffers(pinned=False, keep=4)
-    tensor = buffers.rows(2, _native.Spec("int64", [])).tensor
+    tensor = buffers.rows(2, Field(_native.Spec("int64", []))).tensor
     del buffers
     gc.collect()
     tensor[:] = 7
@@ -62,15 +62,15 @@ def test_blocks_outlive_their_pool() -> None:
 
 @pytest.mark.parametrize("name", _native.DTYPES)
 def test_every_dtype(name: str) -> None:
-    rows = Buffers(pinned=False, keep=1).rows(3, _native.Spec(name, [2]))
+    rows = Buffers(pinned=False, keep=1).rows(3, Field(_native.Spec(name, [2])))
     assert str(rows.tensor.dtype) == f"torch.{name}"
     assert rows.tensor.shape == (3, 2)
 
 
 def test_empty_rows() -> None:
-    rows = Buffers(pinned=False, keep=1).rows(3, _native.Spec("float32", [0, 5]))
+    rows = Buffers(pinned=False, keep=1).rows(3, Field(_native.Spec("float32", [0, 5])))
     assert rows.tensor.shape == (3, 0, 5)
-    assert Buffers(pinned=False, keep=1).rows(0, _native.Spec("float32", [5])).tensor.shape == (0, 5)
+    assert Buffers(pinned=False, keep=1).rows(0, Field(_native.Spec("float32", [5]))).tensor.shape == (0, 5)
 
 
 def test_bad_specs() -> None:
@@ -78,11 +78,11 @@ def test_bad_specs() -> None:
         with pytest.raises(ValueError, match=r"dtype|dimensions|shape"):
             _native.Spec(dtype, shape)
     with pytest.raises(MemoryError):
-        Buffers(pinned=False, keep=1).rows(1, _native.Spec("uint8", [2**62]))
+        Buffers(pinned=False, keep=1).rows(1, Field(_native.Spec("uint8", [2**62])))
 
 
 def test_pinned_memory_needs_an_accelerator() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: page-locked memory cannot be had")
-    rows = Buffers(pinned=True, keep=1).rows(4, _native.Spec("float32", [8]))
+    rows = Buffers(pinned=True, keep=1).rows(4, Field(_native.Spec("float32", [8])))
     assert rows.tensor.is_pinned()

@@ -172,17 +172,25 @@ step_requirements() {
     touch "$venv/.requirements"
 }
 
+# peer ARGUMENT...: installs beside the borrowed packages, or says what is left out.
+peer() {
+    say "peers: $*"
+    "$venv/bin/python" -m pip --python build/peers/bin/python install -q --disable-pip-version-check "$@" ||
+        say "does not install here, the benchmarks leave it out: $*"
+}
+
 # In an environment of their own, so that what they ask for changes nothing in VENV.
 step_peers() {
-    local peer folder=build/peers
     venv=$1
-    step_borrow "$venv" "$folder"
-    for peer in $(requirements peers | tr -d ' '); do
-        say "peer: $peer"
-        "$venv/bin/python" -m pip --python "$folder/bin/python" install -q --disable-pip-version-check "$peer" ||
-            say "$peer does not install here: the benchmarks leave it out"
-    done
-    touch "$folder/.done"
+    step_borrow "$venv" build/peers
+    peer setuptools wheel tqdm numba
+    peer grain
+    peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
+    peer nvidia-dali-cuda130
+    # FFCV is built from source with OpenCV's and TurboJPEG's headers; it names versions that no longer install.
+    peer --no-deps terminaltables fastargs assertpy psutil pytorch-pfn-extras opencv-python-headless
+    peer --no-deps --no-build-isolation ffcv
+    touch build/peers/.done
 }
 
 # ---------------------------------------------------------------- penstock

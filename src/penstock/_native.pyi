@@ -143,6 +143,9 @@ class TorchPermutation:
     def __init__(self, size: int, seed: int) -> None: ...
     def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
 
+def count_from_start(indices: NDArray[np.int64], size: int) -> bool:
+    """Return whether any index is negative, and so counts from the end. Raises IndexError for one out of range."""
+
 class KeyedPermutation:
     """A permutation as a function of (seed, epoch, position). Immutable."""
 

@@ -7,7 +7,7 @@ and, other than we, knows of the copies to the device that still read a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,25 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-@dataclass(frozen=True)
-class Rows:
+class Field:
+    """What one field of a sample looks like, in the terms of both sides."""
+
+    __slots__ = ("dtype", "nbytes", "shape", "spec")
+
+    def __init__(self, spec: _native.Spec) -> None:
+        self.spec = spec
+        self.dtype = torch_dtype(spec.dtype)
+        self.shape = spec.shape
+        self.nbytes = spec.nbytes
+
+
+class Rows(NamedTuple):
     """The memory of one field of one batch."""
 
     tensor: torch.Tensor
-    """What the user gets: shape (samples, *spec.shape)."""
+    """What the user gets: shape (samples, *field.shape)."""
     memory: NDArray[np.uint8]
     """The same memory as bytes, for the native core."""
-    spec: _native.Spec
-    """Shape and dtype of one sample."""
 
 
 class Buffers:
@@ -51,16 +60,17 @@ class Buffers:
         """Set how many free blocks are kept."""
         self._blocks.set_keep(blocks)
 
-    def rows(self, samples: int, spec: _native.Spec) -> Rows:
+    def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a batch. Raises MemoryError."""
-        nbytes = samples * spec.nbytes
+        nbytes = samples * field.nbytes
         if self.pinned:
-            flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-            memory: NDArray[np.uint8] = flat.numpy()
-        else:
-            memory = self._blocks.lend(nbytes)
-            flat = torch.from_numpy(memory)
-        return Rows(flat.view(torch_dtype(spec.dtype)).view(samples, *spec.shape), memory, spec)
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, pin_memory=True)
+            memory: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy() if nbytes else np.empty(0, np.uint8)
+            return Rows(tensor, memory)
+        memory = self._blocks.lend(nbytes)
+        if nbytes == 0:  # which frombuffer refuses
+            return Rows(torch.empty((samples, *field.shape), dtype=field.dtype), memory)
+        return Rows(torch.frombuffer(memory, dtype=field.dtype).view(samples, *field.shape), memory)
 
     def counts(self) -> tuple[int, int, int]:
         """Return how many pageable blocks are lent, free, and were ever created."""

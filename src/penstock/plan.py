@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ class NativePlan:
         """Number of tensor fields of a sample."""
         return len(self.leaves[0].fillers)
 
+    @cached_property
+    def _named(self) -> bool:
+        return any(leaf.names for leaf in self.leaves)
+
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
         first = self.leaves[0].specs
@@ -45,7 +50,7 @@ class NativePlan:
 
     def names(self, leaves: LeafNumbers | None, local: Indices) -> bytes | None:
         """Return the files of a batch, each followed by a NUL, where the sources have no table of their own."""
-        if not any(leaf.names for leaf in self.leaves):
+        if not self._named:
             return None
         names = [b"."] * len(local)
         for leaf, here in self._parts(leaves, local):
@@ -58,17 +63,17 @@ class NativePlan:
         """Return the collated labels of a batch, as torch's default_collate makes them."""
         if self.leaves[0].labels is None:
             return None
+        if leaves is None:
+            labels = self.leaves[0].labels(local)
+            return torch.from_numpy(labels) if isinstance(labels, np.ndarray) else _collate(labels)
         values: list[Any] = [None] * len(local)
         for leaf, here in self._parts(leaves, local):
             assert leaf.labels is not None
             part = leaf.labels(local[here])
-            if len(part) == len(local) and isinstance(part, np.ndarray):
-                return torch.from_numpy(part)
             plain = part.tolist() if isinstance(part, np.ndarray) else part
             for position, value in zip(here.tolist(), plain, strict=True):
                 values[position] = value
-        # As the second item of a pair: strings, for one, collate otherwise inside a sample than by themselves.
-        return default_collate([(value,) for value in values])[0]
+        return _collate(values)
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> Leaf:
         """Return the leaf of the sample at a position of a batch."""
@@ -79,6 +84,11 @@ class NativePlan:
         if leaves is None:
             return [(self.leaves[0], np.arange(len(local)))]
         return [(self.leaves[n], np.flatnonzero(leaves == n)) for n in np.unique(leaves).tolist()]
+
+
+def _collate(labels: list[Any]) -> Any:
+    # As items of samples: strings, for one, collate otherwise inside a sample than by themselves.
+    return default_collate([(label,) for label in labels])[0]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,13 +38,14 @@ class Counters:
         self._wait_seconds = 0.0
         self._read_by_python: Counter[str] = Counter()
 
-    def delivered(self, samples: int, wait_seconds: float, read_by_python: Iterable[str]) -> None:
+    def delivered(self, samples: int, wait_seconds: float, read_by_python: Sequence[str]) -> None:
         """Count one batch handed to the user, and why Python read some of its samples."""
         with self._lock:
             self._batches += 1
             self._samples += samples
             self._wait_seconds += wait_seconds
-            self._read_by_python.update(read_by_python)
+            if read_by_python:
+                self._read_by_python.update(read_by_python)
 
     def snapshot(self, buffers: tuple[int, int, int]) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers."""

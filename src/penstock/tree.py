@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
+from penstock import _native
 from penstock.order import Indices
 from penstock.recipe import Refusal
 from penstock.recognise import Leaf, recognise
@@ -121,8 +122,6 @@ def _build(dataset: object, leaves: list[Leaf]) -> Node | Refusal:
 
 def _from_start(indices: Indices, size: int) -> Indices:
     """Return the indices with negative ones counted from the end. Raises IndexError."""
-    low, high = int(indices.min(initial=0)), int(indices.max(initial=-1))
-    if high >= size or low < -size:
-        wrong = next(i for i in indices.tolist() if not -size <= i < size)
-        raise IndexError(f"index {wrong} is out of range for a dataset of {size:,} samples")
-    return np.where(indices < 0, indices + size, indices) if low < 0 else indices
+    if _native.count_from_start(indices, size):
+        return np.where(indices < 0, indices + size, indices)
+    return indices

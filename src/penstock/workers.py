@@ -7,6 +7,7 @@ to Python are read by Python threads, which start when the first such row appear
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from penstock import _native
-from penstock.buffers import Buffers, Rows
+from penstock.buffers import Buffers, Field, Rows
 from penstock.errors import CorruptSample, PenstockError, SampleError, ShapeMismatch
 from penstock.order import Indices
 from penstock.plan import NativePlan
@@ -28,8 +29,9 @@ from penstock.sources.reading import outside_root, system_error
 from penstock.stats import Counters
 from penstock.tree import LeafNumbers
 
-#: Memory that batches in flight may take before fewer are kept in flight, in bytes; at least 2 always are.
-IN_FLIGHT_BYTES = 256 << 20
+#: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
+#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
+IN_FLIGHT_BYTES = 16 << 20
 #: How long closing waits for Python threads that are reading a sample.
 JOIN_SECONDS = 2.0
 #: Batches in flight at the most, unless prefetch_factor= says otherwise.
@@ -78,7 +80,11 @@ def _read_words(folder: str, names: tuple[str, ...]) -> list[str]:
     return words
 
 
-@dataclass
+#: Rows of unknown shape: every sample of such a batch says what it has.
+_UNKNOWN = Field(_native.Spec("uint8", [0]))
+
+
+@dataclass(slots=True)
 class _InFlight:
     """A batch that was submitted, or the error that came in its place."""
 
@@ -86,6 +92,7 @@ class _InFlight:
     leaves: LeafNumbers | None = None
     local: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     names: bytes | None = None
+    fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     number: int = -1
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
@@ -205,8 +212,9 @@ class Filling(Iterator[Any]):
         self._buffers = buffers
         self._counters = counters
         self._timeout = timeout
-        self._specs = plan.specs()
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._queue: deque[_InFlight] = deque()
+        self._target = 1
         self._exhausted = False
         self._pool = _native.Pool(plan.program, workers)
         self._rescuers = _Rescuers(self._pool, plan)
@@ -258,19 +266,18 @@ class Filling(Iterator[Any]):
     # --- submitting -----------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        while not self._exhausted and len(self._queue) < self._target():
+        while not self._exhausted and len(self._queue) < self._target:
             self._queue.append(self._next_batch())
 
-    def _target(self) -> int:
+    def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
-        if self._workers == 0 or any(spec is None for spec in self._specs):
+        known = [field for field in self._fields if field is not None]
+        if self._workers == 0 or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
         if self._wanted_in_flight is not None:
             return max(1, self._wanted_in_flight)
-        if not self._queue:
-            return 1
-        size = sum(rows.memory.nbytes for rows in self._queue[0].rows)
-        return IN_FLIGHT if size == 0 else max(2, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+        size = samples * sum(field.nbytes for field in known)
+        return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
 
     def _next_batch(self) -> _InFlight:
         batch = _InFlight(np.empty(0, dtype=np.int64))
@@ -287,9 +294,11 @@ class Filling(Iterator[Any]):
         return batch
 
     def _submit(self, batch: _InFlight) -> None:
-        unknown = _native.Spec("uint8", [0])
-        specs = [spec or unknown for spec in self._specs]
-        batch.rows = [self._buffers.rows(len(batch.indices), spec) for spec in specs]
+        samples = len(batch.indices)
+        if self._target == 1:
+            self._target = self._choose_target(samples)
+        batch.fields = [field or _UNKNOWN for field in self._fields]
+        batch.rows = [self._buffers.rows(samples, field) for field in batch.fields]
         batch.rescues_failed, batch.rescued = {}, []
         batch.number = self._pool.submit(
             self._seed,
@@ -298,7 +307,7 @@ class Filling(Iterator[Any]):
             batch.indices,
             batch.leaves,
             batch.names,
-            [(rows.memory, rows.spec) for rows in batch.rows],
+            [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)],
         )
         self._rescuers.batches[batch.number] = batch
 
@@ -318,7 +327,9 @@ class Filling(Iterator[Any]):
 
     def _retire(self, batch: _InFlight) -> list[_native.Failure]:
         del self._rescuers.batches[batch.number]
-        return sorted(self._pool.retire(batch.number), key=lambda failure: failure[0])
+        failures = self._pool.retire(batch.number)
+        failures.sort(key=operator.itemgetter(0))
+        return failures
 
     def _assemble(self, batch: _InFlight) -> Any:
         fields: list[Any] = [rows.tensor for rows in batch.rows]
@@ -335,15 +346,15 @@ class Filling(Iterator[Any]):
         """Take over the rows' shape from a batch whose samples agree on another one; False: they do not."""
         if any(code != "mismatch" for _, _, code, *_ in failures):
             return False
-        learned = list(self._specs)
+        learned = list(self._fields)
         for number in {failure[1] for failure in failures}:
             found = {(dtype, shape) for _, field_, _, _, _, dtype, shape in failures if field_ == number}
             count = sum(failure[1] == number for failure in failures)
             if len(found) != 1 or count != len(batch.indices):
                 return False
             dtype, shape = found.pop()
-            learned[number] = _native.Spec(dtype, list(shape))
-        self._specs = learned
+            learned[number] = Field(_native.Spec(dtype, shape))
+        self._fields = learned
         return True
 
     def _error(self, batch: _InFlight, failures: list[_native.Failure]) -> BaseException:
@@ -375,7 +386,7 @@ class Filling(Iterator[Any]):
     ) -> ShapeMismatch:
         """Return the error that names two samples of a batch which do not agree."""
         of_field = {failure[0]: (failure[5], failure[6]) for failure in failures if failure[1] == number}
-        spec = batch.rows[number].spec
+        spec = batch.fields[number].spec
         shapes = [of_field.get(i, (spec.dtype, spec.shape)) for i in range(len(batch.indices))]
         first = shapes[0]
         position = next((i for i, shape in enumerate(shapes) if shape != first), position)
