@@ -45,8 +45,16 @@ def ids(samples: int) -> list[str]:
 
 
 def torch_loader(setup: Setup) -> Running:
-    """torch.utils.data.DataLoader over the tutorial's Dataset (torch.load of ID.pt, a dict of labels);
-    worker processes kept between epochs."""
+    """torch's DataLoader with the tutorial's parameters over the tutorial's Dataset: worker processes start each epoch."""
+    return tutorial(setup, persistent=False)
+
+
+def torch_persistent(setup: Setup) -> Running:
+    """The same with persistent_workers=True, which the tutorial does not have; aside, as it is no peer."""
+    return tutorial(setup, persistent=True)
+
+
+def tutorial(setup: Setup, persistent: bool) -> Running:
     import torch
 
     class Dataset(torch.utils.data.Dataset[Any]):
@@ -66,7 +74,7 @@ def torch_loader(setup: Setup) -> Running:
     dataset = Dataset(names, {name: i % 10 for i, name in enumerate(names)})
     return over(
         torch.utils.data.DataLoader(
-            dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, persistent_workers=True
+            dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, persistent_workers=persistent
         )
     )
 
@@ -226,6 +234,7 @@ QUESTION = Question(
             "ID.pt of 3x64x64 float32, batch 64, shuffled, 2 workers or threads",
             (
                 Contestant("torch", Role.TORCH, torch_loader, ("torch",)),
+                Contestant("torch, persistent", Role.ASIDE, torch_persistent, ("torch",)),
                 Contestant("penstock", Role.PENSTOCK, penstock_pt, ("penstock",)),
                 Contestant("penstock .npy", Role.PENSTOCK, penstock_npy, ("penstock",)),
                 Contestant("bare", Role.BARE, bare_loop),

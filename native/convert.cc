@@ -51,6 +51,10 @@ class Writer {
     const bool first = edges && width_ <= kNarrow && y_.count() > 0;
     if (first) fill_rows(0, height_, x_.before() > 0 ? x_.fill_before() : x_.fill_after());
     const bool uniform = !edges || fills_agree();
+    if constexpr (std::is_same_v<T, std::uint8_t> && C == 1) {
+      if (output_.copy && width_ >= NarrowPlane::kLeast && width_ <= NarrowPlane::kMost && fills_agree() && narrow())
+        return;
+    }
     for (int i = 0; i < height_; ++i) {
       const int source = y_.at(i);
       if (source < 0) {
@@ -85,8 +89,28 @@ class Writer {
  private:
   static constexpr int kNarrow = 128;
 
+  // All of a narrow plane at once; false where this processor cannot.
+  [[nodiscard]] bool narrow() const {
+    const bool rows = y_.count() > 0, columns = x_.count() > 0;
+    const int k = x_.before() > 0 ? x_.fill_before() : x_.after() > 0 ? x_.fill_after()
+                : y_.before() > 0 ? y_.fill_before() : y_.fill_after();
+    const bool filled = width_ > x_.count() || height_ > y_.count();
+    const int first_row = y_.count() > 0 ? y_.at(y_.before()) : part_.y0;
+    const NarrowPlane plane{x_.before(), columns ? x_.count() : 0, x_.after(),
+                            y_.before(), rows && columns ? y_.count() : 0, y_.after(),
+                            x_.reversed(), filled ? static_cast<std::uint8_t>(fill(k, 0)) : std::uint8_t{0},
+                            columns ? pixel(first_row, first_column_) : part_.data,
+                            y_.reversed() ? -part_.row_stride : part_.row_stride,
+                            part_.data, part_.data + part_.row_stride * (part_.height - 1) + part_.width};
+    return rows && columns && copy_narrow(plane, row_);
+  }
+
+  // Whether all edges hold one fill.
   [[nodiscard]] bool fills_agree() const {
-    const int fill = x_.before() > 0 ? x_.fill_before() : x_.fill_after();
+    const int fill = x_.before() > 0  ? x_.fill_before()
+                     : x_.after() > 0 ? x_.fill_after()
+                     : y_.before() > 0 ? y_.fill_before()
+                                       : y_.fill_after();
     return (x_.after() == 0 || x_.fill_after() == fill) && (y_.before() == 0 || y_.fill_before() == fill) &&
            (y_.after() == 0 || y_.fill_after() == fill);
   }

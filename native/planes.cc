@@ -1,5 +1,6 @@
 #include "planes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -65,6 +66,59 @@ __attribute__((target("ssse3"))) void split_ssse3(const std::uint8_t* src, int c
     if (i == count - 16) return;
     i = i + 32 <= count ? i + 16 : count - 16;
   }
+}
+
+// Bytes at and after dst, in blocks of 16 of which the last one overlaps the one before it.
+__attribute__((target("ssse3"))) void narrow_ssse3(const NarrowPlane& plane, std::uint8_t* dst) {
+  constexpr int kBlocks = NarrowPlane::kMost / 16;
+  constexpr int kMargin = NarrowPlane::kMost + 16;
+  const int width = plane.left + plane.columns + plane.right;
+  const int blocks = (width + 15) / 16;
+  const __m128i fill = _mm_set1_epi8(static_cast<char>(plane.fill));
+  const __m128i turn = _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m128i keep = _mm_set_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m128i order = plane.reversed ? turn : keep;
+  // Per block: where it begins in the result, where its bytes lie from `first`, which of them are source bytes.
+  std::array<int, kBlocks> at;
+  std::array<std::ptrdiff_t, kBlocks> from;
+  __m128i inside[kBlocks], outside[kBlocks];  // no std::array: GCC warns of a vector type as its argument
+  std::ptrdiff_t lowest = 0, highest = 0;
+  for (int b = 0; b < blocks; ++b) {
+    const auto k = static_cast<std::size_t>(b);
+    at[k] = std::min(16 * b, width - 16);
+    from[k] = plane.reversed ? plane.columns - 16 - (at[k] - plane.left) : at[k] - plane.left;
+    alignas(16) std::array<std::uint8_t, 16> mask;
+    for (int i = 0; i < 16; ++i)
+      mask[static_cast<std::size_t>(i)] =
+          at[k] + i >= plane.left && at[k] + i < plane.left + plane.columns ? std::uint8_t{255} : std::uint8_t{0};
+    inside[k] = _mm_load_si128(reinterpret_cast<const __m128i*>(mask.data()));
+    outside[k] = _mm_andnot_si128(inside[k], fill);
+    lowest = std::min(lowest, from[k]);
+    highest = std::max(highest, from[k] + 16);
+  }
+  const auto blank = [&](int count) {
+    for (int i = 0; i < count; ++i, dst += width)
+      for (int b = 0; b < blocks; ++b)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + at[static_cast<std::size_t>(b)]), fill);
+  };
+  blank(plane.above);
+  const std::uint8_t* row = plane.first;
+  for (int i = 0; i < plane.rows; ++i, row += plane.stride, dst += width) {
+    std::array<std::uint8_t, NarrowPlane::kMost + 2 * kMargin> copy;  // of a row at an end of what may be read
+    const std::uint8_t* source = row;
+    if (lowest < plane.begin - row || highest > plane.end - row) {
+      copy.fill(0);
+      std::memcpy(copy.data() + kMargin, row, static_cast<std::size_t>(plane.columns));
+      source = copy.data() + kMargin;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      const auto k = static_cast<std::size_t>(b);
+      const __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + from[k])), order);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + at[k]),
+                       _mm_or_si128(_mm_and_si128(bytes, inside[k]), outside[k]));
+    }
+  }
+  blank(plane.below);
 }
 
 // The constants of one channel, in every lane.
@@ -136,6 +190,18 @@ void split_planes(const std::uint8_t* src, int count, int channels, bool reverse
   }
 #endif
   split_scalar(src, count, channels, reversed, dst);
+}
+
+bool copy_narrow(const NarrowPlane& plane, std::uint8_t* dst) {
+#if defined(__x86_64__)
+  if (kCpu.ssse3) {
+    narrow_ssse3(plane, dst);
+    return true;
+  }
+#endif
+  static_cast<void>(plane);
+  static_cast<void>(dst);
+  return false;
 }
 
 Standard Standard::of_channel(int channel) const {

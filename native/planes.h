@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +18,22 @@ using Planes = std::array<T*, kMaxChannels>;
 
 // Plane c gets byte c of each pixel; `reversed`: the last pixel first. channels is 1 or 3.
 void split_planes(const std::uint8_t* src, int count, int channels, bool reversed, const Planes<std::uint8_t>& dst);
+
+// A narrow plane of bytes through two affine maps with one fill: what small pictures cost most of all.
+struct NarrowPlane {
+  static constexpr int kLeast = 16, kMost = 128;  // width of the result
+
+  int left, columns, right;  // of a row of the result: fill, source bytes, fill
+  int above, rows, below;    // of the result: rows of fill, rows of the source, rows of fill
+  bool reversed;             // the source bytes of a row, last one first
+  std::uint8_t fill;
+  const std::uint8_t* first;     // leftmost source byte of the first source row
+  std::ptrdiff_t stride;         // from one source row to the next; negative when the rows are reversed
+  const std::uint8_t *begin, *end;  // what may be read around the source rows
+};
+
+// Writes (above + rows + below) x (left + columns + right) bytes. False, and nothing written: not on this processor.
+[[nodiscard]] bool copy_narrow(const NarrowPlane& plane, std::uint8_t* dst);
 
 struct StandardTerms {
   std::array<float, kMaxChannels> mean{}, std{1, 1, 1}, inverse{1, 1, 1};  // inverse = 1 / std

@@ -596,3 +596,36 @@ def test_an_image_of_another_mode_is_pythons():
 
 def test_torchvision_is_not_imported_here():
     assert "torchvision" not in vars(sys.modules["penstock.recipe"])
+
+
+@pytest.mark.parametrize("layout", ["grey", "interleaved", "planar"])
+def test_small_pictures_in_memory(layout: str) -> None:
+    """Narrow planes of bytes have a way of their own: every width around its blocks, all edges, both flips."""
+    rng = np.random.default_rng(7)
+    mode, channels = ("L", 1) if layout == "grey" else ("RGB", 3)
+    for width in (1, 15, 16, 17, 31, 32, 33, 48, 100, 127, 128, 129):
+        height = int(rng.integers(1, 9))
+        pad = [int(n) for n in rng.integers(0, 20, 4)]
+        size = (int(rng.integers(1, height + pad[1] + pad[3] + 1)), int(rng.integers(1, width + pad[0] + pad[2] + 1)))
+        crop = v1.RandomCrop(size, padding=pad, fill=int(rng.integers(0, 256)))
+        steps = [crop, v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.PILToTensor()]
+        recipe = read(v1.Compose(steps), mode=mode, size=(height, width))
+        assert isinstance(recipe, Recipe)
+        pixels = rng.integers(0, 256, (6, height, width, channels), dtype=np.uint8)
+        if layout == "planar":
+            images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
+        else:
+            images = pixels if channels == 3 else pixels[..., 0]
+        rows = np.zeros((6, channels, *size), dtype=np.uint8)
+        spec = _native.Spec("uint8", [channels, *size])
+        pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe.native)]]), 0)
+        every = np.arange(6)
+        number = pool.submit(3, 0, every, every, None, None, [(rows.reshape(-1), spec)])
+        pool.run_here(number)
+        assert pool.retire(number) == []
+        for i in range(6):
+            (top, left, _, _), mirrored, turned, _ = [*_native.draw(recipe.native, 3, 0, i, width, height), None]
+            padded = np.pad(pixels[i], ((pad[1], pad[3]), (pad[0], pad[2]), (0, 0)), constant_values=crop.fill)
+            expected = padded[top : top + size[0], left : left + size[1]].transpose(2, 0, 1)
+            expected = expected[:, :, ::-1] if mirrored else expected
+            assert np.array_equal(rows[i], expected[:, ::-1] if turned else expected), (width, i)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.order import Indices
 from penstock.recipe import Recipe, Refusal, Step
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
+from penstock.sources.labels import Labels as LabelColumn
 from penstock.sources.labels import transformed
 from penstock.sources.reading import read_image
 
@@ -192,45 +194,56 @@ def _image_steps(what: str, recipe: Recipe, target_transform: object) -> tuple[S
 
 
 def _cifar(dataset: Any) -> Leaf | Refusal:
-    return _images_in_memory(dataset, dataset.data, "RGB", np.asarray(dataset.targets))
+    return _images_in_memory(dataset, dataset.data, "RGB")
 
 
 def _mnist(dataset: Any) -> Leaf | Refusal:
-    targets = torch.as_tensor(dataset.targets)
-    return _images_in_memory(dataset, dataset.data, "L", targets.numpy().astype(np.int64))
+    return _images_in_memory(dataset, dataset.data, "L")
 
 
-def _images_in_memory(dataset: Any, data: Any, mode: str, targets: NDArray[Any]) -> Leaf | Refusal:
+def _images_in_memory(dataset: Any, data: Any, mode: str) -> Leaf | Refusal:
     images = data.numpy() if isinstance(data, torch.Tensor) else data
     wanted = 4 if mode == "RGB" else 3
+    as_made = "the array as the class makes it"
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != wanted:
-        return Refusal(
-            f"{_name(dataset)}.data",
-            f"not the {wanted}-d uint8 array that the class makes",
-            "the array as the class makes it",
-        )
+        return Refusal(f"{_name(dataset)}.data", f"it is no {wanted}-d array of uint8", as_made)
     planar = mode == "RGB" and images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
-    if not (images.flags.c_contiguous or planar) or images.shape[3:] not in ((), (3,)) or len(images) != len(targets):
-        return Refusal(
-            f"{_name(dataset)}.data", "its layout is not that which the class makes", "the array as the class makes it"
-        )
-    if targets.dtype != np.int64:
-        return Refusal(f"{_name(dataset)}.targets", f"they are {targets.dtype}, not integers", "integers")
+    if not (images.flags.c_contiguous or planar) or images.shape[3:] not in ((), (3,)):
+        return Refusal(f"{_name(dataset)}.data", "its layout is not that which the class makes", as_made)
+    if len(images) != len(dataset.targets):
+        return Refusal(f"{_name(dataset)}.targets", "they are not as many as the images", "a label for each image")
     recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]))
     if isinstance(recipe, Refusal):
         return recipe
     transform = dataset.target_transform
     what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
-    spec = _spec(recipe)
     return Leaf(
         size=len(images),
         fillers=(_native.ImageArrayFiller(images, recipe.native),),
-        specs=(spec,),
+        specs=(_spec(recipe),),
         pair=True,
         identify=lambda position: (f"number {position}", None),
         steps=(Step(f"gather  {what}", "native"), *recipe.steps, _label_step(transform)),
-        labels=lambda positions: transformed(targets[positions], transform),
+        labels=_targets(dataset.targets, as_integers=mode == "L", target_transform=transform),
     )
+
+
+def _targets(
+    targets: Any, *, as_integers: bool, target_transform: Callable[[Any], Any] | None
+) -> Callable[[Indices], Labels]:
+    """Return the labels of a list or tensor of targets, made a column when the first batch is handed out.
+
+    By then the workers are busy: nothing waits for it. as_integers: the dataset calls int() on each, as MNIST does.
+    """
+
+    @cache
+    def column() -> LabelColumn:
+        if isinstance(targets, torch.Tensor):
+            values = targets.numpy()
+            return LabelColumn(values.astype(np.int64, copy=False) if as_integers else list(targets))
+        return LabelColumn.from_list([int(target) for target in targets] if as_integers else targets)
+
+    return lambda positions: transformed(column().take(positions), target_transform)
 
 
 def _tensor_dataset(dataset: TensorDataset) -> Leaf | Refusal:

@@ -23,6 +23,11 @@ class Labels:
         self._missing = missing
 
     @classmethod
+    def from_list(cls, values: list[Any]) -> Labels:
+        """Hold a list of labels, by position."""
+        return cls(_compact(values))
+
+    @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
         """Look up each ID. An ID without a label is remembered, and an error only when it is asked for."""
         values: list[Any]
