@@ -147,7 +147,7 @@ def report(name: str, reference: Iterable[object], loader: Iterable[object], sam
 
 def write_digits(data: Path) -> None:
     """Writes scikit-learn's 1,797 scans once: FOLDER/ID.pt (1x8x8 float32 in 0..1), partition.json and labels.json,
-    and the same scans as images in FOLDER/images/<split>/<digit>/ID.png."""
+    and the same scans as images in FOLDER/images/<split>/<digit>/ID.jpg."""
     last = data / "labels.json"
     if last.exists():
         return
@@ -162,9 +162,9 @@ def write_digits(data: Path) -> None:
     scans = torch.from_numpy(digits.images).to(torch.float32).div_(16).unsqueeze_(1)
     for name, scan in zip(tqdm(ids, desc=f"writing {data}", unit=" files"), scans, strict=True):
         torch.save(scan.clone(), data / f"{name}.pt")  # a clone: torch.save writes the whole storage of a view
-        image = data / "images" / split_of[name] / str(labels[name]) / f"{name}.png"
+        image = data / "images" / split_of[name] / str(labels[name]) / f"{name}.jpg"
         image.parent.mkdir(parents=True, exist_ok=True)
-        to_pil_image(scan).save(image)
+        to_pil_image(scan).save(image, quality=95)
     (data / "partition.json").write_text(json.dumps(partition))
     # Last, and by a rename: where it stands, all of them do.
     unfinished = data / "labels.json.part"

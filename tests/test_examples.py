@@ -82,7 +82,7 @@ def test_the_files_are_in_the_tutorial_layout(demo, folder):
     for split, ids in partition.items():
         for name in ids:
             assert (folder / f"{name}.pt").is_file()
-            assert (folder / "images" / split / str(labels[name]) / f"{name}.png").is_file()
+            assert (folder / "images" / split / str(labels[name]) / f"{name}.jpg").is_file()
 
 
 @pytest.mark.parametrize(
