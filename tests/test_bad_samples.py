@@ -61,7 +61,7 @@ def test_missing_file(folder: Path) -> None:
     (folder / f"{BAD}.pt").unlink()
     ids = [f"id-{i:02}" for i in range(20)]
     error = fails_at_batch_three(
-        penstock.TensorFolder(folder, ids), FileNotFoundError, BAD, str(folder / f"{BAD}.pt"), "there is no such file"
+        penstock.TensorFolder(folder, ids), FileNotFoundError, BAD, str(folder / f"{BAD}.pt"), "No such file", "restore"
     )
     assert isinstance(error, penstock.MissingSample)
     assert (error.sample_id, error.path) == (BAD, str(folder / f"{BAD}.pt"))
@@ -262,7 +262,7 @@ def test_bad_image(photos: Path, damage: str, kind: Any, monkeypatch: pytest.Mon
     path = photos / "class" / "13.jpg"
     dataset = image_folder(photos, kind)
     words = {
-        "missing": "no such file",
+        "missing": "No such file",
         "empty": "is an empty file",
         "truncated": "truncated",
         "text": "not an image",

@@ -20,7 +20,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from penstock.workers import usable_cpus
+from penstock.workers import cgroup_quota, usable_cpus
 
 pytestmark = pytest.mark.native
 
@@ -174,6 +174,36 @@ def test_repr_and_close_of_an_iterator() -> None:
 def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
     assert penstock.DataLoader(counting()).num_workers == usable_cpus()
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "cpus"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        (
+            "0::/job/task\n",
+            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
+            3,
+        ),
+        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
+        (
+            "4:memory:/x\n3:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+        ("", {}, None),
+    ],
+)
+def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cgroup_quota(str(tmp_path / "cgroup"), str(tmp_path)) == cpus
+    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
 
 
 def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:

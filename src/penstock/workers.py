@@ -41,24 +41,27 @@ IN_FLIGHT = 8
 def usable_cpus() -> int:
     """Return how many CPUs this process may really use: its affinity, and its cgroup's quota rounded up."""
     cpus = len(os.sched_getaffinity(0))
-    quota = _cgroup_quota()
+    quota = cgroup_quota()
     return cpus if quota is None else max(1, min(cpus, quota))
 
 
-def _cgroup_quota() -> int | None:
-    """Return the CPUs of the tightest quota above this process, rounded up (cgroup v2 cpu.max, v1 cfs), or None."""
+def cgroup_quota(membership: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> int | None:
+    """Return the CPUs of the tightest quota above this process, rounded up, or None where there is none.
+
+    Sources: cpu.max of cgroup v2 and cpu.cfs_quota_us of v1 (Linux, Documentation/admin-guide/cgroup-v2.rst).
+    """
     quotas = []
     try:
-        with open("/proc/self/cgroup", encoding="utf-8") as lines:
+        with open(membership, encoding="utf-8") as lines:
             groups = [line.rstrip("\n").split(":", 2) for line in lines]
     except OSError:
         return None
     for _, controllers, path in groups:
         names: tuple[str, ...]
         if controllers == "":
-            base, names = "/sys/fs/cgroup", ("cpu.max",)
+            base, names = mount, ("cpu.max",)
         elif "cpu" in controllers.split(","):
-            base, names = "/sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            base, names = f"{mount}/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]

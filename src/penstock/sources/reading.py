@@ -28,7 +28,7 @@ def system_error(code: int, sample_id: str, path: str) -> SampleError:
     about = f"sample {sample_id!r}" if sample_id != path else "sample"
     kind = MissingSample if code in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
     remedy = {
-        errno.ENOENT: "there is no such file; leave it out, or restore it",
+        errno.ENOENT: "restore the file, or leave the sample out",
         errno.EMFILE: "this process has too many open files; raise the limit (ulimit -n)",
         errno.EACCES: "this user may not read it; change its permissions",
     }.get(code, "check the file and the file system")
