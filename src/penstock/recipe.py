@@ -14,22 +14,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.nn.functional import interpolate
 from torch.utils.data import default_collate
 
 from penstock import _native
+from penstock.resampling import FILTERS, reproduced
 
 _V1 = "torchvision.transforms.transforms"
 _V2 = "torchvision.transforms.v2"
-# PIL.Image.Resampling, which both generations of transforms accept as plain integers.
-_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 # Methods that a transform object may carry as attributes of its own, over those of its class.
 _OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
 
@@ -289,14 +286,14 @@ class _Reader:
 
     def _sampling(self, transform: Any) -> dict[str, Any]:
         given = transform.interpolation
-        name = _FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-        if name not in {*_FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and _first(transform)):
+        name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
+        if name not in {*FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and _first(transform)):
             _refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
         antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
         if self._pil():
             # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
             name, antialias = ("nearest" if name == "nearest-exact" else name), True
-            arithmetic = "pillow" if _reproduced("pillow", name, antialias) else "pillow_12"
+            arithmetic = "pillow" if reproduced("pillow", name, antialias) else "pillow_12"
         elif self._raw():
             # torch's own vector code is reproduced, not what it does on other processors.
             if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
@@ -305,7 +302,7 @@ class _Reader:
             arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
         else:
             _refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
-        if not _reproduced(arithmetic, name, antialias):
+        if not reproduced(arithmetic, name, antialias):
             what = "Pillow" if self._pil() else "torch"
             why = f"the {name} resize of this {what} is not reproduced natively"
             _refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
@@ -390,33 +387,6 @@ def _run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
     except Exception as error:
         why = f"torchvision itself raises {type(error).__name__}: {error}"
         _refuse(transform, why, "a pipeline that torchvision can run")
-
-
-@cache
-def _reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
-    """Return whether the installed Pillow or torch resizes noise as the native core does: they have changed before."""
-    height, width = 70, 90
-    counter = np.arange(height * width * 3, dtype=np.uint64)
-    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
-    sampling = {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
-    # Up, down, mixed, and on both sides of the rules by which Pillow 13 chooses which pass comes first.
-    for size in ((50, 50), (50, 49), (90, 80), (50, 100), (30, 40), (40, 85), (20, 120), (100, 11)):
-        operation = {"op": "Resize", "size": size, "shorter": 0, "longest": 0, **sampling}
-        try:
-            native = _native.Recipe(3, [operation], "uint8", "hwc", None, [])
-        except ValueError:
-            return False
-        if arithmetic.startswith("pillow"):
-            code = next(code for code, known in _FILTERS.items() if known == name)
-            expected = np.asarray(Image.fromarray(noise).resize(size[::-1], Image.Resampling(code)))
-        else:
-            planes = torch.from_numpy(noise).permute(2, 0, 1)[None]
-            corners = False if name in ("bilinear", "bicubic") else None
-            resized = interpolate(planes, size, mode=name, align_corners=corners, antialias=antialias)
-            expected = resized[0].permute(1, 2, 0).numpy()
-        if _native.run_recipe(native, noise, 0, 0, 0)[0] != expected.tobytes():
-            return False
-    return True
 
 
 def _channels(mode: str) -> int:
