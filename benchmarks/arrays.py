@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from benchmarks import bare, tensor_files
+from benchmarks.contestants import ffcv_epochs
 from benchmarks.harness import Contestant, Question, Role, Running, Setup, Table, Target, over
 from benchmarks.tensor_files import SHAPE
 
@@ -80,8 +81,7 @@ def ffcv(setup: Setup) -> Running:
     """FFCV's packed file (NDArrayField and IntField), OrderOption.RANDOM, os_cache, its batches_ahead of 3."""
     import numpy as np
     from ffcv.fields import IntField, NDArrayField
-    from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
-    from ffcv.loader import Loader, OrderOption
+    from ffcv.fields.decoders import NDArrayDecoder
     from ffcv.transforms import ToTensor
     from ffcv.writer import DatasetWriter
 
@@ -100,17 +100,7 @@ def ffcv(setup: Setup) -> Running:
         fields = {"x": NDArrayField(shape=SHAPE, dtype=np.dtype("float32")), "y": IntField()}
         DatasetWriter(unfinished, fields, num_workers=1).from_indexed_dataset(Samples())
         os.rename(unfinished, packed)
-    return over(
-        Loader(
-            str(packed),
-            batch_size=setup.batch,
-            num_workers=setup.workers,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            drop_last=False,
-            pipelines={"x": [NDArrayDecoder(), ToTensor()], "y": [IntDecoder(), ToTensor()]},
-        )
-    )
+    return ffcv_epochs(packed, [NDArrayDecoder(), ToTensor()], setup)
 
 
 QUESTION = Question(

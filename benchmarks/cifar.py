@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import bare
+from benchmarks.contestants import ffcv_epochs
 from benchmarks.harness import Contestant, Options, Question, Role, Running, Setup, Table, Target, made, over
 
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -111,8 +112,7 @@ def ffcv(setup: Setup) -> Running:
     os_cache, OrderOption.RANDOM."""
     import numpy as np
     from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
+    from ffcv.fields.decoders import SimpleRGBImageDecoder
     from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, RandomTranslate, ToTensor, ToTorchImage
     from ffcv.writer import DatasetWriter
 
@@ -143,17 +143,7 @@ def ffcv(setup: Setup) -> Running:
         ToTensor(),
         ToTorchImage(),
     ]
-    return over(
-        Loader(
-            str(packed),
-            batch_size=setup.batch,
-            num_workers=setup.workers,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            drop_last=False,
-            pipelines={"x": images, "y": [IntDecoder(), ToTensor()]},
-        )
-    )
+    return ffcv_epochs(packed, images, setup)
 
 
 def dali(setup: Setup) -> Running:

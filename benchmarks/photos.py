@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bare
+from benchmarks.contestants import dali_epochs, ffcv_epochs
 from benchmarks.harness import Contestant, Options, Question, Role, Running, Setup, Table, Target, made, over
 
 MEAN = (0.485, 0.456, 0.406)
@@ -156,7 +157,6 @@ def bare_decode(setup: Setup) -> Running:
 def dali(setup: Setup) -> Running:
     """DALI on the CPU: readers.file (shuffled), decoders.image_random_crop, resize, crop_mirror_normalize to CHW;
     its default prefetching; batches are looked at where DALI has them, without a copy to torch."""
-    import numpy as np
     from nvidia.dali import Pipeline, fn, types
 
     normal: dict[str, Any] = {"dtype": types.UINT8}
@@ -174,15 +174,7 @@ def dali(setup: Setup) -> Running:
         pipeline.set_outputs(images, labels)
     pipeline.build()
 
-    def epoch() -> int:
-        count = 0
-        for _ in range(-(-setup.samples // setup.batch)):
-            batch = np.asarray(pipeline.run()[0].as_tensor())
-            batch[0, 0, 0, 0].item()
-            count += len(batch)
-        return count
-
-    return Running(epoch)
+    return dali_epochs(pipeline, setup)
 
 
 def ffcv_jpeg(setup: Setup) -> Running:
@@ -200,8 +192,7 @@ def ffcv_half_raw(setup: Setup) -> Running:
 def ffcv(setup: Setup, kind: str, options: dict[str, Any]) -> Running:
     import numpy as np
     from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
+    from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
     from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
     from ffcv.writer import DatasetWriter
     from PIL import Image
@@ -232,17 +223,7 @@ def ffcv(setup: Setup, kind: str, options: dict[str, Any]) -> Running:
         ToTensor(),
         ToTorchImage(),
     ]
-    return over(
-        Loader(
-            str(packed),
-            batch_size=setup.batch,
-            num_workers=setup.workers,
-            order=OrderOption.RANDOM,
-            os_cache=True,
-            drop_last=False,
-            pipelines={"x": images, "y": [IntDecoder(), ToTensor()]},
-        )
-    )
+    return ffcv_epochs(packed, images, setup)
 
 
 def spdl(setup: Setup) -> Running:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import tutorial_dataset
 from benchmarks.harness import (
     Contestant,
     Measure,
@@ -120,19 +121,7 @@ def torch_loader(setup: Setup) -> Running:
 
     after_torch = resident_mb()
 
-    class Dataset(torch.utils.data.Dataset[Any]):
-        def __init__(self, list_ids: list[str], labels: dict[str, int]) -> None:
-            self.labels = labels
-            self.list_ids = list_ids
-
-        def __len__(self) -> int:
-            return len(self.list_ids)
-
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            name = self.list_ids[index]
-            return torch.load(folder + name + ".pt"), self.labels[name]
-
-    folder = str(setup.path("pt")) + "/"
+    folder = setup.path("pt")
     loader = functools.partial(
         torch.utils.data.DataLoader,
         batch_size=setup.batch,
@@ -140,7 +129,7 @@ def torch_loader(setup: Setup) -> Running:
         num_workers=setup.workers,
         persistent_workers=True,
     )
-    return timed(after_torch, setup.samples, lambda names, labels: loader(Dataset(names, labels)))
+    return timed(after_torch, setup.samples, lambda names, labels: loader(tutorial_dataset(folder, names, labels)))
 
 
 def penstock_loader(setup: Setup) -> Running:

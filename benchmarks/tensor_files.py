@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bare
+from benchmarks.contestants import dali_epochs, tutorial_dataset
 from benchmarks.harness import Contestant, Options, Question, Role, Running, Setup, Table, Target, made, over
 
 SHAPE = (3, 64, 64)
@@ -45,7 +46,7 @@ def ids(samples: int) -> list[str]:
 
 
 def torch_loader(setup: Setup) -> Running:
-    """torch's DataLoader with the tutorial's parameters over the tutorial's Dataset: worker processes start each epoch."""
+    """torch's DataLoader with the tutorial's parameters over its Dataset: worker processes start each epoch."""
     return tutorial(setup, persistent=False)
 
 
@@ -57,21 +58,8 @@ def torch_persistent(setup: Setup) -> Running:
 def tutorial(setup: Setup, persistent: bool) -> Running:
     import torch
 
-    class Dataset(torch.utils.data.Dataset[Any]):
-        def __init__(self, list_ids: list[str], labels: dict[str, int]) -> None:
-            self.labels = labels
-            self.list_ids = list_ids
-
-        def __len__(self) -> int:
-            return len(self.list_ids)
-
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            name = self.list_ids[index]
-            return torch.load(folder + name + ".pt"), self.labels[name]
-
-    folder = str(setup.path("pt")) + "/"
     names = ids(setup.samples)
-    dataset = Dataset(names, {name: i % 10 for i, name in enumerate(names)})
+    dataset = tutorial_dataset(setup.path("pt"), names, {name: i % 10 for i, name in enumerate(names)})
     return over(
         torch.utils.data.DataLoader(
             dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, persistent_workers=persistent
@@ -139,7 +127,6 @@ def bare_loop(setup: Setup) -> Running:
 def dali(setup: Setup) -> Running:
     """DALI's numpy reader on the CPU (its default reader thread and prefetching) on ID.npy files, shuffled; no labels;
     batches are looked at where DALI has them, without a copy to torch."""
-    import numpy as np
     from nvidia.dali import Pipeline, fn
 
     pipeline = Pipeline(batch_size=setup.batch, num_threads=setup.workers, device_id=None)
@@ -148,15 +135,7 @@ def dali(setup: Setup) -> Running:
         pipeline.set_outputs(fn.readers.numpy(file_root=str(setup.path("npy")), files=files, shuffle_after_epoch=True))
     pipeline.build()
 
-    def epoch() -> int:
-        count = 0
-        for _ in range(-(-setup.samples // setup.batch)):
-            batch = np.asarray(pipeline.run()[0].as_tensor())
-            batch[0, 0, 0, 0].item()
-            count += len(batch)
-        return count
-
-    return Running(epoch)
+    return dali_epochs(pipeline, setup)
 
 
 def spdl(setup: Setup) -> Running:

@@ -252,57 +252,50 @@ class PyPool {
   std::unique_ptr<Pool> pool_;
 };
 
-// A filler that reads an array which Python owns.
-class OwnedGather final : public Filler {
+// A filler that reads an array which Python owns, and keeps it.
+template <class Reader>
+class Owning final : public Filler {
  public:
-  OwnedGather(const ByteMatrix& array, const TensorSpec& spec)
-      : owner_(nb::cast(array)), filler_(array.data(), array.shape(0), array.stride(0), spec) {
-    if (array.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
-    if (array.shape(1) > 1 && array.stride(1) != 1) throw nb::value_error("rows are not contiguous");
-  }
+  template <class Array, class... Arguments>
+  explicit Owning(const Array& array, Arguments&&... arguments)
+      : owner_(nb::cast(array)), reader_(make(array, std::forward<Arguments>(arguments)...)) {}
+
   Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                Scratch& scratch) const noexcept override {
-    return filler_.fill(key, paths, want, row, got, scratch);
+    return reader_.fill(key, paths, want, row, got, scratch);
   }
-  void prefetch(std::size_t local) const noexcept override { filler_.prefetch(local); }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return filler_.memory_bytes(); }
+  void prefetch(std::size_t local) const noexcept override { reader_.prefetch(local); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reader_.memory_bytes(); }
 
  private:
-  nb::object owner_;
-  GatherFiller filler_;
-};
-
-class OwnedImages final : public Filler {
- public:
-  OwnedImages(const Images& array, std::shared_ptr<const Recipe> recipe)
-      : owner_(nb::cast(array)), filler_(make(array, std::move(recipe))) {}
-  Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-               Scratch& scratch) const noexcept override {
-    return filler_.fill(key, paths, want, row, got, scratch);
+  static GatherFiller make(const ByteMatrix& rows, const TensorSpec& spec) {
+    if (rows.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
+    if (rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
+    return {rows.data(), rows.shape(0), rows.stride(0), spec};
   }
-  void prefetch(std::size_t local) const noexcept override { filler_.prefetch(local); }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return filler_.memory_bytes(); }
 
- private:
-  static ImageArrayFiller make(const Images& array, std::shared_ptr<const Recipe> recipe) {
-    if (array.ndim() != 3 && array.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
-    for (std::size_t d = 1; d < array.ndim(); ++d)
-      if (array.shape(d) > 0xffff) throw nb::value_error("an image too large");
-    const auto height = static_cast<std::int64_t>(array.shape(1)), width = static_cast<std::int64_t>(array.shape(2));
-    const std::int64_t channels = array.ndim() == 4 ? static_cast<std::int64_t>(array.shape(3)) : 1;
+  static ImageArrayFiller make(const Images& images, std::shared_ptr<const Recipe> recipe) {
+    if (images.ndim() != 3 && images.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
+    for (std::size_t d = 1; d < images.ndim(); ++d)
+      if (images.shape(d) > 0xffff) throw nb::value_error("an image too large");
+    const auto height = static_cast<std::int64_t>(images.shape(1)), width = static_cast<std::int64_t>(images.shape(2));
+    const std::int64_t channels = images.ndim() == 4 ? static_cast<std::int64_t>(images.shape(3)) : 1;
     const auto strides = [&](std::int64_t y, std::int64_t x, std::int64_t c) {
-      return array.stride(0) == height * width * channels && array.stride(1) == y && array.stride(2) == x &&
-             (array.ndim() == 3 || array.stride(3) == c);
+      return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
+             (images.ndim() == 3 || images.stride(3) == c);
     };
     const bool planar = channels > 1 && strides(width, 1, width * height);
     if (!planar && !strides(width * channels, channels, 1)) throw nb::value_error("the images' layout is not native");
-    return {array.data(), array.shape(0), static_cast<int>(height), static_cast<int>(width), static_cast<int>(channels),
-            planar, std::move(recipe)};
+    return {images.data(), images.shape(0), static_cast<int>(height), static_cast<int>(width),
+            static_cast<int>(channels), planar, std::move(recipe)};
   }
 
   nb::object owner_;
-  ImageArrayFiller filler_;
+  Reader reader_;
 };
+
+using OwnedGather = Owning<GatherFiller>;
+using OwnedImages = Owning<ImageArrayFiller>;
 
 }  // namespace
 
