@@ -45,7 +45,6 @@ void bind_buffers(nb::module_& m) {
            nb::arg("keep"))
       .def("lend", [](const Shared& self, std::size_t bytes) { return lend(self.pool, bytes); }, nb::arg("bytes"),
            nb::rv_policy::reference)
-      .def("set_keep", [](const Shared& self, std::size_t keep) { self.pool->set_keep(keep); }, nb::arg("keep"))
       .def("counts", [](const Shared& self) {
         const BlockCounts counts = self.pool->counts();
         return nb::make_tuple(counts.lent, counts.free, counts.created);

@@ -270,7 +270,7 @@ class Owning final : public Filler {
  private:
   static GatherFiller make(const ByteMatrix& rows, const TensorSpec& spec) {
     if (rows.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
-    if (rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
+    if (rows.shape(0) > 0 && rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
     return {rows.data(), rows.shape(0), rows.stride(0), spec};
   }
 

@@ -86,16 +86,18 @@ void bind_table(nb::module_& m) {
       .def("open",
            [](const PathTable& t, std::size_t i) {
              UniqueFd fd;
+             t.refresh();
              if (const Outcome outcome = t.open(checked_index(t, i), fd); !outcome.ok()) raise(outcome, t.path(i));
              return fd.release();
            },
            nb::arg("i"), "A new descriptor, which the caller closes; for tests.")
+      .def("refresh", &PathTable::refresh, "Notices that the root folder was replaced by another of the same name.")
       .def_prop_ro("root", [](const PathTable& t) { return to_bytes(t.root()); })
       .def_prop_ro("suffix", [](const PathTable& t) { return to_bytes(t.suffix()); })
       .def_prop_ro("beneath", &PathTable::beneath)
       .def("__getstate__",
            [](const PathTable& t) {
-             return nb::make_tuple(to_bytes(t.root()), to_bytes(t.names()), to_bytes(t.suffix()), t.beneath());
+             return nb::make_tuple(to_bytes(t.absolute_root()), to_bytes(t.names()), to_bytes(t.suffix()), t.beneath());
            })
       .def("__setstate__", [](PathTable& self, const nb::tuple& state) {
         if (nb::len(state) != 4) throw nb::value_error("not the state of a PathTable");

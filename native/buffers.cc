@@ -66,13 +66,6 @@ void BlockPool::give_back(Block block) {
   free_.emplace(capacity, std::move(block));
 }
 
-void BlockPool::set_keep(std::size_t keep) {
-  std::vector<Block> surplus;
-  const std::lock_guard hold(lock_);
-  keep_ = keep;
-  while (free_.size() > keep_) surplus.push_back(std::move(free_.extract(free_.begin()).mapped()));
-}
-
 BlockCounts BlockPool::counts() const {
   const std::lock_guard hold(lock_);
   return {lent_, free_.size(), created_};

@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 namespace penstock {
 
@@ -47,13 +46,12 @@ class BlockPool {
 
   Block lend(std::size_t bytes);
   void give_back(Block block);
-  void set_keep(std::size_t keep);
   [[nodiscard]] BlockCounts counts() const;
 
  private:
   mutable std::mutex lock_;
   std::multimap<std::size_t, Block> free_;  // by capacity
-  std::size_t keep_;
+  const std::size_t keep_;
   std::size_t lent_ = 0;
   std::size_t created_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "path_table.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -282,6 +283,18 @@ Outcome PathTable::root_fd(int& fd) const noexcept {
   if (!opened) return Outcome::io_error(errno, "open of the root folder");
   if (root_fd_.compare_exchange_strong(fd, opened.get(), std::memory_order_acq_rel)) fd = opened.release();
   return Outcome::success();
+}
+
+void PathTable::refresh() const {
+  const std::lock_guard hold(refresh_lock_);
+  const int known = root_fd_.load(std::memory_order_acquire);
+  struct stat held {}, named {};
+  if (known < 0 || ::fstat(known, &held) != 0 || ::stat(absolute_root_.c_str(), &named) != 0) return;
+  if (held.st_dev == named.st_dev && held.st_ino == named.st_ino) return;
+  UniqueFd opened(openat_retrying(AT_FDCWD, absolute_root_.c_str(), kFolderFlags));
+  if (!opened) return;
+  retired_.emplace_back(known);
+  root_fd_.store(opened.release(), std::memory_order_release);
 }
 
 Outcome PathTable::open(std::size_t i, UniqueFd& out) const noexcept {

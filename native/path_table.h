@@ -1,6 +1,7 @@
 // The files of a source: one root folder and a compact table of names inside it.
 //
-// Threads: immutable after construction; any number of threads may call every const method at once.
+// Threads: any number of threads may call every const method at once; what changes is only which folder the
+// root is (see refresh()).
 // Memory: owns one byte arena with all names (NUL after each), 4 bytes a name of offsets, and one
 // descriptor of the root folder, opened at the first open() and closed with the table. open()
 // allocates nothing.
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,10 +43,16 @@ class PathTable {
   // reader must check that it got a regular file). An index past the end is io_error(EINVAL).
   [[nodiscard]] Outcome open(std::size_t i, UniqueFd& out) const noexcept;
 
+  // Looks whether `root` names another folder by now (it was deleted and made anew) and opens that one from
+  // here on. Costs two system calls; open() itself keeps to the folder that it knows.
+  void refresh() const;
+
   // root + '/' + name + suffix, joined as os.path.join does: for messages and for Python. Needs i < size().
   [[nodiscard]] std::string path(std::size_t i) const;
 
   [[nodiscard]] const std::string& root() const noexcept { return root_; }
+  // The same bound to the current folder of construction: what another process needs.
+  [[nodiscard]] const std::string& absolute_root() const noexcept { return absolute_root_; }
   [[nodiscard]] const std::string& names() const noexcept { return names_; }
   [[nodiscard]] const std::string& suffix() const noexcept { return suffix_; }
   [[nodiscard]] bool beneath() const noexcept { return beneath_; }
@@ -65,6 +73,8 @@ class PathTable {
   std::vector<std::uint64_t> base_;
   std::vector<std::uint32_t> delta_;
   mutable std::atomic<int> root_fd_{-1};  // -1 until the first open(); owned
+  mutable std::mutex refresh_lock_;
+  mutable std::vector<UniqueFd> retired_;  // former roots, which another thread may be about to use
 };
 
 // Index of the first name that is empty, absolute or has a component '..'; nothing when all are good.

@@ -118,6 +118,7 @@ void Pool::work() {
 }
 
 void Pool::run_here(std::uint64_t number) {
+  const std::lock_guard one_at_a_time(own_lock_);
   std::shared_ptr<Batch> batch;
   {
     const std::lock_guard hold(lock_);

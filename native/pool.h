@@ -135,6 +135,7 @@ class Pool {
   unsigned python_servers_ = 0;
   bool closed_ = false;             // under lock_
   std::atomic<bool> stop_{false};   // the same for workers inside a batch
+  std::mutex own_lock_;                   // held by run_here
   std::unique_ptr<Scratch> own_scratch_;  // of run_here
   std::vector<std::thread> workers_;
 };

@@ -221,7 +221,7 @@ def test_bad_sampler() -> None:
     for sampler, kind, words in (
         ([0, 1, 8, 2], IndexError, "index 8 is out of range"),
         ([0, 1, -9, 2], IndexError, "index -9 is out of range"),
-        ([0, 1, "two", 2], TypeError, "integer indices"),
+        ([0, 1, "two", 2], TypeError, "must be integers"),
     ):
         iterator = iter(penstock.DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=2))
         assert next(iterator)[0].tolist() == [0, 1]

@@ -30,6 +30,9 @@ class PathTable:
     def open(self, i: int) -> int:
         """Return a new descriptor. Raises OSError; PermissionError without errno for what leaves root."""
 
+    def refresh(self) -> None:
+        """Notice that the root folder was replaced by another of the same name."""
+
     @property
     def root(self) -> bytes: ...
     @property
@@ -159,7 +162,6 @@ class BlockPool:
 
     def __init__(self, keep: int) -> None: ...
     def lend(self, bytes: int) -> NDArray[np.uint8]: ...
-    def set_keep(self, keep: int) -> None: ...
     def counts(self) -> tuple[int, int, int]:
         """Return how many blocks are (lent, free, ever created)."""
 

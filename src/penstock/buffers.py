@@ -56,10 +56,6 @@ class Buffers:
         self.pinned = pinned
         self._blocks = _native.BlockPool(keep)
 
-    def keep(self, blocks: int) -> None:
-        """Set how many free blocks are kept."""
-        self._blocks.set_keep(blocks)
-
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a batch. Raises MemoryError."""
         nbytes = samples * field.nbytes

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
 
 from penstock.buffers import Buffers
 from penstock.errors import InvalidOption
@@ -18,8 +19,10 @@ from penstock.plan import NativePlan, Plan, Setting, TorchPlan, explain, plan
 from penstock.stats import Counters, Stats
 from penstock.workers import IN_FLIGHT, Filling, usable_cpus
 
+T_co = TypeVar("T_co", covariant=True)
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch.utils.data.DataLoader, with batches filled by native threads where the dataset is recognised.
 
     All arguments are torch's and mean what they mean there, with these additions:
@@ -39,7 +42,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Any = None,
@@ -62,17 +65,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise TypeError(f"seed must be an integer, not {seed!r}")
+            seed = _checked_seed(seed)
         self.seed = seed
         self._own_order = sampler is None and batch_sampler is None
         self._prefetch_given = prefetch_factor is not None
         self._epoch = 0
         batched = batch_size is not None or batch_sampler is not None
         self._plan: Plan = plan(dataset, batched=batched, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
-        self._workers_free = num_workers is None
+        # What was chosen because num_workers was None; a program that sets the attribute has the last word.
+        self._chosen_workers: int | None = None
         if num_workers is None:
-            num_workers = _default_workers(self._plan)
+            num_workers = self._chosen_workers = _default_workers(self._plan)
         self._counters = Counters()
         self._buffers: Buffers | None = None
         super().__init__(
@@ -88,25 +91,49 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             timeout,
             worker_init_fn,
             multiprocessing_context,
-            _seeded(seed) if generator is None else generator,
+            generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.
+        self._seeded = None if seed is None else torch.Generator().manual_seed(seed)
+        if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
+            self.sampler.generator = self._seeded
 
     def __iter__(self) -> Any:
+        self._make_plan()
+        if isinstance(self._plan, NativePlan):
+            return self._fill(self._plan)
+        given, self.generator = self.generator, self.generator or self._seeded
+        try:
+            return super().__iter__()
+        finally:
+            self.generator = given
+
+    def _make_plan(self) -> None:
+        """Plan anew: the dataset may have changed since the last pass."""
         self._plan = plan(
             self.dataset,
             batched=self._auto_collation,
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
         )
-        if self._workers_free:  # the dataset may have changed since the last pass, and with it the plan
-            self.num_workers = _default_workers(self._plan)
-        if isinstance(self._plan, TorchPlan):
-            return super().__iter__()
-        return self._fill(self._plan)
+        if self._chosen_workers is not None and self.num_workers == self._chosen_workers:
+            self.num_workers = self._chosen_workers = _default_workers(self._plan)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters."""
+        state = self.__dict__.copy()
+        for own in ("_plan", "_buffers", "_counters"):
+            del state[own]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._buffers, self._counters = None, Counters()
+        self._make_plan()
 
     def _fill(self, native: NativePlan) -> Filling:
         pinned = self._pinned()
@@ -131,7 +158,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             buffers=self._buffers,
             counters=self._counters,
             timeout=self.timeout,
+            eager=not self._on_demand(),
         )
+
+    def _on_demand(self) -> bool:
+        """Return whether torch's loader would do nothing before the first batch is asked for."""
+        return self.num_workers == 0 or self._chosen_workers is not None
 
     def _in_flight(self) -> int | None:
         if not self._prefetch_given:
@@ -158,25 +190,38 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
-    def _index_batches(self, native: NativePlan, seed: int, epoch: int) -> Iterator[Indices]:
-        order = self._order(native.root.size, seed, epoch)
-        if order is None:
-            return _from_sampler(self.batch_sampler)
+    def _index_batches(self, native: NativePlan, seed: int, epoch: int) -> Iterator[Indices | list[Any]]:
+        if not self._cuts_itself():
+            return _from_sampler(self._index_sampler)
         assert self.batch_size is not None
-        return _cut(order, native.root.size, self.batch_size, self.drop_last)
+        return _cut(
+            lambda: self._order(native.root.size, seed, epoch), native.root.size, self.batch_size, self.drop_last
+        )
 
-    def _order(self, size: int, seed: int, epoch: int) -> Order | None:
-        """Return the order of an epoch, or None where a sampler gives it."""
-        if not self._own_order:
-            return None
+    def _cuts_itself(self) -> bool:
+        """Return whether the samplers are those that torch's __init__ made, and as it made them."""
+        sampler, batches = self.sampler, self.batch_sampler
+        if not self._own_order or type(batches) is not BatchSampler or self._index_sampler is not batches:
+            return False
+        if (batches.sampler, batches.batch_size, batches.drop_last) != (sampler, self.batch_size, self.drop_last):
+            return False
+        if type(sampler) is SequentialSampler:
+            return self._draws_from(sampler.data_source)
+        if type(sampler) is not RandomSampler or not self._draws_from(sampler.data_source):
+            return False
+        as_made = not sampler.replacement and sampler._num_samples is None and sampler.generator is self._seeded
+        # With a generator of the user's, torch's sampler advances it as torch's loader would.
+        return as_made and (self.seed is not None or len(sampler) < TorchShuffle.max_size)
+
+    def _draws_from(self, source: object) -> bool:
+        return source is self.dataset
+
+    def _order(self, size: int, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch whose samplers are torch's own."""
         if type(self.sampler) is SequentialSampler:
             return InSequence()
-        if type(self.sampler) is not RandomSampler:
-            return None
         if self.seed is not None:
             return KeyedShuffle(size, seed, epoch)
-        if self.generator is not None or size >= TorchShuffle.max_size:
-            return None  # torch's sampler advances the generator as torch's loader would
         return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
 
     def check_worker_number_rationality(self) -> None:
@@ -186,13 +231,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def explain(self) -> str:
         """Return the plan as text: each step, who does it, and what would make the rest native."""
+        self._make_plan()
         setting = Setting(self.num_workers, self.batch_size, self._order_name(), self._can_pin())
         return explain(self._plan, setting, self.stats())
 
     def _order_name(self) -> str:
-        if not self._own_order:
+        if not self._cuts_itself():
             return f"by {type(self.sampler if self.batch_size is not None else self.batch_sampler).__name__}"
-        if type(self.sampler) is not RandomSampler:
+        if type(self.sampler) is SequentialSampler:
             return "in sequence"
         if self.seed is not None:
             return f"shuffled by (seed {self.seed}, epoch), any position at once"
@@ -207,12 +253,14 @@ def _default_workers(chosen: Plan) -> int:
     return usable_cpus() if isinstance(chosen, NativePlan) else 0
 
 
-def _seeded(seed: int | None) -> torch.Generator | None:
-    if seed is None:
-        return None
-    generator = torch.Generator()
-    generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF if seed < 0 else seed % (1 << 64))
-    return generator
+def _checked_seed(seed: object) -> int:
+    """Return a seed as torch.Generator.manual_seed takes it. Raises TypeError, InvalidOption."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer, not {seed!r}")
+    number = operator.index(seed)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise InvalidOption(f"seed={number} is out of range: 64 bits are used, -2**63 to 2**64 - 1")
+    return number
 
 
 def _length(sampler: Any) -> int | None:
@@ -222,17 +270,29 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def _cut(order: Order, size: int, batch_size: int, drop_last: bool) -> Iterator[Indices]:
-    """Yield the indices of each batch of an epoch."""
+def _cut(order: Callable[[], Order], size: int, batch_size: int, drop_last: bool) -> Iterator[Indices]:
+    """Yield the indices of each batch of an epoch; the order is drawn when the first is asked for, as torch does."""
+    positions = order()
     end = size - size % batch_size if drop_last else size
     for begin in range(0, end, batch_size):
-        yield order.take(begin, min(batch_size, end - begin))
+        yield positions.take(begin, min(batch_size, end - begin))
 
 
-def _from_sampler(batches: Any) -> Iterator[Indices]:
-    """Yield what a sampler of batches yields, as arrays. Raises TypeError for what is no index."""
+def _from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:
+    """Yield what a sampler of batches yields: as an array where it is indices, else as the list that it is."""
     for batch in batches:
-        indices = np.asarray([int(i) if isinstance(i, torch.Tensor) else i for i in batch])
-        if indices.ndim != 1 or (len(indices) and indices.dtype.kind not in "iu"):
-            raise TypeError(f"a sampler must yield integer indices into the dataset, not {batch!r:.200}")
-        yield indices.astype(np.int64)
+        try:
+            indices = np.array([operator.index(_scalar(i)) for i in batch], dtype=np.int64)
+        except (TypeError, OverflowError):
+            yield list(batch)
+        else:
+            yield indices if len(indices) else []
+
+
+def _scalar(index: Any) -> Any:
+    """Return a tensor without dimensions as a number. Raises TypeError for other tensors, which are no index."""
+    if isinstance(index, torch.Tensor):
+        if index.ndim:
+            raise TypeError("a tensor with dimensions")
+        return index.item()
+    return index

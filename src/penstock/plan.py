@@ -19,6 +19,7 @@ from penstock import _native
 from penstock.order import Indices
 from penstock.recipe import Refusal
 from penstock.recognise import Leaf
+from penstock.sources.labels import as_objects
 from penstock.stats import Stats
 from penstock.tree import LeafNumbers, Node, build
 
@@ -27,6 +28,7 @@ from penstock.tree import LeafNumbers, Node, build
 class NativePlan:
     """The native core fills the batches."""
 
+    dataset: Any
     root: Node
     leaves: tuple[Leaf, ...]
     program: _native.Program
@@ -70,8 +72,7 @@ class NativePlan:
         for leaf, here in self._parts(leaves, local):
             assert leaf.labels is not None
             part = leaf.labels(local[here])
-            plain = part.tolist() if isinstance(part, np.ndarray) else part
-            for position, value in zip(here.tolist(), plain, strict=True):
+            for position, value in zip(here.tolist(), as_objects(part), strict=True):
                 values[position] = value
         return _collate(values)
 
@@ -118,7 +119,7 @@ def plan(dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: 
         return TorchPlan(tree)
     root, leaves = tree
     program = _native.Program([list(leaf.fillers) for leaf in leaves])
-    return NativePlan(root, tuple(leaves), program)
+    return NativePlan(dataset, root, tuple(leaves), program)
 
 
 def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
@@ -158,9 +159,11 @@ def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
                 f"native   with {reason.remedy}",
             ]
         )
-    who = _count(setting.workers, "native thread") if setting.workers else "the caller's thread"
+    who = "the caller's thread fills"
+    if setting.workers:
+        who = f"{_count(setting.workers, 'native thread')} fill{'s' * (setting.workers == 1)}"
     size = "batches by batch_sampler" if setting.batch_size is None else f"batches of {setting.batch_size}"
-    lines = [f"plan     {who} fill {size} in place, in order", f"order    {setting.order}"]
+    lines = [f"plan     {who} {size} in place, in order", f"order    {setting.order}"]
     for number, leaf in enumerate(plan.leaves):
         if len(plan.leaves) > 1:
             lines.append(f"part {number + 1} of {len(plan.leaves)}")

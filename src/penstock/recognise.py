@@ -26,7 +26,7 @@ from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
 from penstock.sources.labels import Labels as LabelColumn
 from penstock.sources.labels import transformed
-from penstock.sources.reading import read_image
+from penstock.sources.reading import open_path, read_image
 
 Labels = NDArray[Any] | list[Any]
 Rescued = NDArray[np.uint8] | torch.Tensor
@@ -48,22 +48,26 @@ class Leaf:
     """(ID, file) of a sample, for messages."""
     steps: tuple[Step, ...]
     """For explain()."""
+    rescue: Callable[[int], Rescued]
+    """Reads the field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    apply: Callable[[int], torch.Tensor]
+    """The same through the dataset's own __getitem__, transform and all."""
     labels: Callable[[Indices], Labels] | None = None
     """The labels at these positions."""
     names: Callable[[Indices], list[bytes]] | None = None
     """The files of these samples, where the source itself has no table of them."""
-    rescue: Callable[[int], Rescued] | None = None
-    """Reads one sample in Python: pixels for an image field, else the tensor."""
 
 
 def recognise(dataset: object) -> Leaf | Refusal:
     """Return how the native core reads a dataset that is neither Subset nor ConcatDataset, or why it cannot."""
     reader = _readers().get(type(dataset))
     if reader is not None:
-        instance = vars(dataset)
-        if "__getitem__" in instance or "__getitems__" in instance:
-            return Refusal(_name(dataset), "its __getitem__ was replaced on the object", "the class as it is")
-        return reader(dataset)
+        if _replaced(dataset):
+            return Refusal(_name(dataset), "its __getitem__ was replaced", "the class as it is")
+        try:
+            return reader(dataset)
+        except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
+            return Refusal(_name(dataset), f"planning raised {type(error).__name__}: {error}", "the class as it is")
     base = next((kind.__name__ for kind in type(dataset).__mro__[1:] if kind in _readers()), None)
     if base is not None:
         return Refusal(_name(dataset), f"a subclass of {base} may read otherwise", f"{base} itself")
@@ -71,6 +75,17 @@ def recognise(dataset: object) -> Leaf | Refusal:
         _name(dataset),
         "its samples are made by its own Python code",
         "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
+    )
+
+
+def _replaced(dataset: object) -> bool:
+    """Return whether a program has put a __getitem__ of its own on the object or its class."""
+    method: Any = getattr(type(dataset), "__getitem__")  # noqa: B009  object has none, says mypy
+    home = method.__module__.partition(".")[0]
+    return bool({"__getitem__", "__getitems__"} & vars(dataset).keys()) or home not in (
+        "torch",
+        "torchvision",
+        "penstock",
     )
 
 
@@ -101,6 +116,7 @@ def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
         return Refusal(
             "TensorFolder.transform", "a function on tensors is Python's", "the function applied to the batch instead"
         )
+    dataset.paths.refresh()
     columns = None
     steps = [
         Step(f"read    {len(dataset):,} files *{dataset.suffix} in {dataset.root}, one preadv each", "native"),
@@ -124,6 +140,7 @@ def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
         steps=tuple(steps),
         labels=columns,
         rescue=dataset.read,
+        apply=dataset.read,
     )
 
 
@@ -137,6 +154,7 @@ def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
     recipe = read_recipe(dataset.transform, mode="RGB")
     if isinstance(recipe, Refusal):
         return recipe
+    dataset.paths.refresh()
     return Leaf(
         size=len(dataset),
         fillers=(_native.ImageFileFiller(dataset.paths, recipe.native, _max_pixels()),),
@@ -145,13 +163,15 @@ def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
         identify=lambda position: (dataset.samples[position][0],) * 2,
         steps=_image_steps(f"{len(dataset):,} image files in {dataset.root}", recipe, dataset.target_transform),
         labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
-        rescue=lambda position: read_image(dataset.samples[position][0]),
+        rescue=lambda position: np.asarray(dataset.read(position)),
+        apply=lambda position: dataset[position][0],
     )
 
 
 def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
     folder = sys.modules["torchvision.datasets.folder"]
-    if dataset.loader is not folder.default_loader:
+    loaders = (folder.default_loader, folder.pil_loader)
+    if dataset.loader is not loaders[0] or any(loader.__module__ != folder.__name__ for loader in loaders):
         return Refusal("ImageFolder(loader=)", "a loader of one's own is Python's", "the default loader")
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         return Refusal(
@@ -174,7 +194,8 @@ def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
         steps=_image_steps(f"{len(samples):,} image files in {dataset.root}", recipe, dataset.target_transform),
         labels=labels,
         names=lambda positions: [os.fsencode(samples[i][0]) for i in positions.tolist()],
-        rescue=lambda position: read_image(samples[position][0]),
+        rescue=lambda position: np.asarray(read_image(open_path(samples[position][0]), samples[position][0])),
+        apply=lambda position: dataset[position][0],
     )
 
 
@@ -225,6 +246,8 @@ def _images_in_memory(dataset: Any, data: Any, mode: str) -> Leaf | Refusal:
         identify=lambda position: (f"number {position}", None),
         steps=(Step(f"gather  {what}", "native"), *recipe.steps, _label_step(transform)),
         labels=_targets(dataset.targets, as_integers=mode == "L", target_transform=transform),
+        rescue=lambda position: dataset[position][0],
+        apply=lambda position: dataset[position][0],
     )
 
 
@@ -238,10 +261,9 @@ def _targets(
 
     @cache
     def column() -> LabelColumn:
-        if isinstance(targets, torch.Tensor):
-            values = targets.numpy()
-            return LabelColumn(values.astype(np.int64, copy=False) if as_integers else list(targets))
-        return LabelColumn.from_list([int(target) for target in targets] if as_integers else targets)
+        if as_integers:
+            return LabelColumn(np.asarray(targets).astype(np.int64, copy=False))
+        return LabelColumn.from_sequence(targets)
 
     return lambda positions: transformed(column().take(positions), target_transform)
 
@@ -278,6 +300,8 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
         pair=True,
         identify=lambda position: (f"number {position}", None),
         steps=(Step(f"gather  {size:,} rows of {shapes}", "native"),),
+        rescue=lambda position: tensors[0][position],
+        apply=lambda position: tensors[0][position],
     )
 
 

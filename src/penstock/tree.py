@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,19 +48,17 @@ class LeafNode:
 class SubsetNode:
     """torch.utils.data.Subset: sample i is sample indices[i] of its dataset."""
 
-    def __init__(self, chosen: Sequence[int] | NDArray[np.int64] | torch.Tensor, child: Node) -> None:
+    def __init__(self, chosen: Sequence[int] | NDArray[np.int64], child: Node) -> None:
         self._chosen = chosen
         self._child = child
         self.size = len(chosen)
 
     def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
         positions = _from_start(indices, self.size)
-        if isinstance(self._chosen, torch.Tensor):
-            chosen: Indices = self._chosen[torch.from_numpy(positions)].numpy().astype(np.int64)
-        elif isinstance(self._chosen, np.ndarray):
-            chosen = self._chosen[positions].astype(np.int64)
+        if isinstance(self._chosen, np.ndarray):
+            chosen: Indices = self._chosen[positions].astype(np.int64)
         else:  # a list may hold millions of objects: only those of this batch are looked at
-            chosen = np.array([self._chosen[i] for i in positions.tolist()], dtype=np.int64)
+            chosen = np.array([operator.index(self._chosen[i]) for i in positions.tolist()], dtype=np.int64)
         return self._child.resolve(chosen)
 
 
@@ -96,6 +95,9 @@ def build(dataset: object) -> tuple[Node, list[Leaf]] | Refusal:
     first = leaves[0]
     if any(leaf.pair != first.pair or len(leaf.fillers) != len(first.fillers) for leaf in leaves):
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
+    for specs in zip(*(leaf.specs for leaf in leaves), strict=True):
+        if len({spec.dtype for spec in specs if spec is not None}) > 1:
+            return Refusal("ConcatDataset", "its datasets give different dtypes, which torch promotes", "one dtype")
     if any((leaf.labels is None) != (first.labels is None) for leaf in leaves):
         return Refusal("ConcatDataset", "only some of its datasets have labels", "labels for all of them")
     return root, leaves
@@ -103,8 +105,15 @@ def build(dataset: object) -> tuple[Node, list[Leaf]] | Refusal:
 
 def _build(dataset: object, leaves: list[Leaf]) -> Node | Refusal:
     if type(dataset) is Subset:
+        chosen: Any = dataset.indices
+        if isinstance(chosen, torch.Tensor):
+            chosen = chosen.numpy(force=True)
+        if isinstance(chosen, np.ndarray) and (chosen.ndim != 1 or chosen.dtype.kind not in "iu"):
+            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
+        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
+            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
         child = _build(dataset.dataset, leaves)
-        return child if isinstance(child, Refusal) else SubsetNode(dataset.indices, child)
+        return child if isinstance(child, Refusal) else SubsetNode(chosen, child)
     if type(dataset) is ConcatDataset:
         children: list[Node] = []
         for part in dataset.datasets:

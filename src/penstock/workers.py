@@ -7,6 +7,7 @@ to Python are read by Python threads, which start when the first such row appear
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
@@ -19,10 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch.utils.data import default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock import _native
 from penstock.buffers import Buffers, Field, Rows
-from penstock.errors import CorruptSample, PenstockError, SampleError, ShapeMismatch
+from penstock.errors import CorruptSample, InvalidOption, ShapeMismatch
 from penstock.order import Indices
 from penstock.plan import NativePlan
 from penstock.sources.reading import outside_root, system_error
@@ -100,7 +104,8 @@ class _InFlight:
     number: int = -1
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
     rescued: list[str] = field(default_factory=list)  # why Python read a sample, once for each
-    error: BaseException | None = None
+    other: list[Any] | None = None  # what a sampler gave that is no list of indices
+    error: Exception | None = None
 
 
 class _Rescuers:
@@ -111,12 +116,15 @@ class _Rescuers:
 
     def __init__(self, pool: _native.Pool, plan: NativePlan) -> None:
         self.pool = pool
+        # Held while a batch gets its number and its place here: a job of it may come at once.
+        self.lock = threading.Lock()
         self.batches: dict[int, _InFlight] = {}  # those in flight, by number
         self._plan = plan
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
         """Start serving; with no threads of its own the caller serves by serve_here."""
+        Image.init()  # Pillow looks up its formats once, and not thread-safely
         for number in range(count):
             thread = threading.Thread(target=self._serve, name=f"penstock-python-{number}", daemon=True)
             self._threads.append(thread)
@@ -140,24 +148,26 @@ class _Rescuers:
 
     def _serve(self) -> None:
         while (job := self.pool.take_python(True)) is not None:
-            self._rescue(job)
+            with contextlib.suppress(BaseException):  # it is raised where the batch is handed out
+                self._rescue(job)
 
     def _rescue(self, job: _native.PythonJob) -> None:
-        batch = self.batches[job.batch]
-        leaf = self._plan.leaf(batch.leaves, job.position)
-        batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
+        with self.lock:
+            batch = self.batches[job.batch]
         try:
-            assert leaf.rescue is not None
-            value = leaf.rescue(int(batch.local[job.position]))
-            if isinstance(value, torch.Tensor):
-                self._finish_tensor(job, value)
-            else:
-                why = self.pool.finish_pixels(job, value)
-                if why is not None:
-                    raise CorruptSample(why)
-        except BaseException as error:  # whatever it is, it belongs to the batch and is raised there
+            batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
+            leaf, local = self._plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
+            value = leaf.rescue(local)
+            if not isinstance(value, torch.Tensor):
+                if self.pool.finish_pixels(job, value) is None:
+                    return
+                value = leaf.apply(local)  # the user's own transform has the last word
+            self._finish_tensor(job, value)
+        except BaseException as error:
             batch.rescues_failed.setdefault(job.position, error)
             self.pool.fail_python(job)
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C in the caller's thread
 
     def _finish_tensor(self, job: _native.PythonJob, tensor: torch.Tensor) -> None:
         name = str(tensor.dtype).removeprefix("torch.")
@@ -179,13 +189,14 @@ class Filling(Iterator[Any]):
 
     Args:
         plan: what fills the batches.
-        batches: the dataset indices of each batch.
+        batches: the dataset indices of each batch; a list holds what a sampler gave that is none.
         length: what len() returns.
         workers: native threads; 0 fills each batch in the caller's thread when it is asked for.
         in_flight: batches in flight, or None to choose by their size.
         seed, epoch: what random draws depend on, besides the sample.
         buffers, counters: the loader's.
         timeout: seconds to wait for a batch, 0 for ever.
+        eager: start filling now, not when the first batch is asked for.
 
     After an error the iterator goes on with the next batch. It ends its threads when it is exhausted,
     closed or dropped.
@@ -194,7 +205,7 @@ class Filling(Iterator[Any]):
     def __init__(
         self,
         plan: NativePlan,
-        batches: Iterator[Indices],
+        batches: Iterator[Indices | list[Any]],
         *,
         length: int | None,
         workers: int,
@@ -204,6 +215,7 @@ class Filling(Iterator[Any]):
         buffers: Buffers,
         counters: Counters,
         timeout: float = 0,
+        eager: bool = False,
     ) -> None:
         self._plan = plan
         self._batches = batches
@@ -219,9 +231,15 @@ class Filling(Iterator[Any]):
         self._queue: deque[_InFlight] = deque()
         self._target = 1
         self._exhausted = False
-        self._pool = _native.Pool(plan.program, workers)
+        self._lock = threading.Lock()  # next() may be called by several threads: each gets whole batches
+        try:
+            self._pool = _native.Pool(plan.program, workers)
+        except RuntimeError as error:
+            raise InvalidOption(f"num_workers={workers}: the system has not so many threads ({error})") from error
         self._rescuers = _Rescuers(self._pool, plan)
         self._finalizer = weakref.finalize(self, _close, self._rescuers)
+        if eager:
+            self._refill()
 
     def __iter__(self) -> Filling:
         return self
@@ -232,6 +250,10 @@ class Filling(Iterator[Any]):
         return self._length
 
     def __next__(self) -> Any:
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> Any:
         if not self._finalizer.alive:
             raise StopIteration
         started = time.perf_counter()
@@ -240,20 +262,31 @@ class Filling(Iterator[Any]):
             self.close()
             raise StopIteration
         batch = self._queue[0]
-        if batch.error is None:
+        if batch.number >= 0:
             self._wait(batch)
         self._queue.popleft()
-        if batch.error is not None:
-            raise batch.error
-        failures = self._retire(batch)
-        while failures and self._learn(batch, failures):
-            self._submit(batch)
-            self._wait(batch)
+        error = batch.error
+        if batch.number >= 0:
             failures = self._retire(batch)
-        if failures:
-            raise self._error(batch, failures)
+            while failures and self._learn(batch, failures):
+                self._submit(batch)
+                self._wait(batch)
+                failures = self._retire(batch)
+            if failures:
+                error = self._error(batch, failures)
+                # What the error's traceback holds of the batch must hold neither the error nor its memory.
+                batch.rescues_failed.clear()
+                batch.rows.clear()
+        if error is not None:
+            # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
+            batch = _InFlight(batch.indices)
+            try:
+                raise error
+            finally:
+                del error
         out = self._assemble(batch)
-        self._refill()
+        if self._workers:  # without workers nothing is done before it is asked for
+            self._refill()
         self._counters.delivered(len(batch.indices), time.perf_counter() - started, batch.rescued)
         return out
 
@@ -270,7 +303,9 @@ class Filling(Iterator[Any]):
 
     def _refill(self) -> None:
         while not self._exhausted and len(self._queue) < self._target:
-            self._queue.append(self._next_batch())
+            batch = self._next_batch()
+            if batch is not None:
+                self._queue.append(batch)
 
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
@@ -282,16 +317,20 @@ class Filling(Iterator[Any]):
         size = samples * sum(field.nbytes for field in known)
         return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
 
-    def _next_batch(self) -> _InFlight:
+    def _next_batch(self) -> _InFlight | None:
         batch = _InFlight(np.empty(0, dtype=np.int64))
         try:
-            batch.indices = next(self._batches)
+            indices = next(self._batches)
+            if isinstance(indices, list):
+                batch.other = indices
+                return batch
+            batch.indices = indices
             batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
             batch.names = self._plan.names(batch.leaves, batch.local)
             self._submit(batch)
         except StopIteration:
             self._exhausted = True
-            batch.error = StopIteration()
+            return None
         except Exception as error:  # of the user's sampler or dataset: raised when this batch's turn has come
             batch.error = error
         return batch
@@ -303,16 +342,12 @@ class Filling(Iterator[Any]):
         batch.fields = [field or _UNKNOWN for field in self._fields]
         batch.rows = [self._buffers.rows(samples, field) for field in batch.fields]
         batch.rescues_failed, batch.rescued = {}, []
-        batch.number = self._pool.submit(
-            self._seed,
-            self._epoch,
-            batch.local,
-            batch.indices,
-            batch.leaves,
-            batch.names,
-            [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)],
-        )
-        self._rescuers.batches[batch.number] = batch
+        fields = [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
+        with self._rescuers.lock:
+            batch.number = self._pool.submit(
+                self._seed, self._epoch, batch.local, batch.indices, batch.leaves, batch.names, fields
+            )
+            self._rescuers.batches[batch.number] = batch
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -335,12 +370,13 @@ class Filling(Iterator[Any]):
         return failures
 
     def _assemble(self, batch: _InFlight) -> Any:
+        if batch.other is not None:
+            out = default_collate([self._plan.dataset[index] for index in batch.other])
+            return _pin(out) if self._buffers.pinned else out
         fields: list[Any] = [rows.tensor for rows in batch.rows]
         labels = self._plan.labels(batch.leaves, batch.local)
         if labels is not None:
-            if self._buffers.pinned and isinstance(labels, torch.Tensor):
-                labels = labels.pin_memory()
-            fields.append(labels)
+            fields.append(_pin(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
 
     # --- failures -------------------------------------------------------------------------------------------
@@ -360,24 +396,29 @@ class Filling(Iterator[Any]):
         self._fields = learned
         return True
 
-    def _error(self, batch: _InFlight, failures: list[_native.Failure]) -> BaseException:
+    def _error(self, batch: _InFlight, failures: list[_native.Failure]) -> Exception:
         """Return the error of the first sample that failed; a shape counts only where nothing worse happened."""
         grave = [failure for failure in failures if failure[2] != "mismatch"]
         position, number, code, system, _, dtype, shape = (grave or failures)[0]
-        leaf = self._plan.leaf(batch.leaves, position)
-        name, path = leaf.identify(int(batch.local[position]))
+        name, path = self._identify(batch, position)
         if code == "python":
             error = batch.rescues_failed[position]
-            if isinstance(error, PenstockError):
-                error.add_note(f"in a batch of {len(batch.indices)}, at position {position}")
-                if not isinstance(error, SampleError) or error.sample_id:
-                    return error
-            return CorruptSample(f"sample {name!r} ({path}): {error}", sample_id=name, path=path)
+            error.add_note(
+                f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} ({path or 'in memory'})"
+            )
+            return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")
         if code == "io":
             return system_error(system, name, path or name)
         if code == "escapes":
             return outside_root(name, path or name)
         return self._mismatch(batch, failures, position, number, (dtype, shape))
+
+    def _identify(self, batch: _InFlight, position: int) -> tuple[str, str | None]:
+        """Return the ID and the file of a sample of a batch, for messages."""
+        name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
+        if path is None:  # a number in one of several datasets would name two samples
+            name = f"number {batch.indices[position]}"
+        return name, path
 
     def _mismatch(
         self,
@@ -393,15 +434,20 @@ class Filling(Iterator[Any]):
         shapes = [of_field.get(i, (spec.dtype, spec.shape)) for i in range(len(batch.indices))]
         first = shapes[0]
         position = next((i for i, shape in enumerate(shapes) if shape != first), position)
-        name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
-        other, _ = self._plan.leaf(batch.leaves, 0).identify(int(batch.local[0]))
+        name, path = self._identify(batch, position)
+        other, _ = self._identify(batch, 0)
         return ShapeMismatch(
             f"sample {name!r} ({path or 'in memory'}) has {_shape(shapes[position])}; this batch holds "
-            f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes, "
-            "or a transform that makes them equal",
+            f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes or "
+            "dtypes, or a transform that makes them equal",
             sample_id=name,
             path=path,
         )
+
+
+def _pin(batch: Any) -> Any:
+    """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:

@@ -6,7 +6,6 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from penstock import _native
+from penstock.sources.reading import open_sample, read_image
 from penstock.sources.scan_cache import Scan, scan
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
@@ -128,15 +128,20 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        path, label = self.samples[operator.index(index)]
-        with Path(path).open("rb") as file:
-            image: Any = Image.open(file).convert("RGB")
+        path, label = self.samples[operator.index(index)]  # IndexError past the end
+        position = operator.index(index) % len(self)
+        image: Any = read_image(open_sample(self.paths, position, path), path)
         target: Any = label
         if self.transform is not None:
             image = self.transform(image)
         if self.target_transform is not None:
             target = self.target_transform(target)
         return image, target
+
+    def read(self, position: int) -> Image.Image:
+        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
+        path = self.samples[position][0]
+        return read_image(open_sample(self.paths, position, path), path)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

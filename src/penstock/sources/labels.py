@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ class Labels:
     integers) as the objects they are.
     """
 
-    def __init__(self, values: NDArray[Any] | list[Any], missing: frozenset[int] = frozenset()) -> None:
+    def __init__(self, values: NDArray[Any] | Sequence[Any], missing: frozenset[int] = frozenset()) -> None:
         self._values = values
         self._missing = missing
 
     @classmethod
-    def from_list(cls, values: list[Any]) -> Labels:
-        """Hold a list of labels, by position."""
-        return cls(_compact(values))
+    def from_sequence(cls, values: Sequence[Any]) -> Labels:
+        """Hold a list, array or tensor of labels, by position; an array's elements stay what they are."""
+        return cls(_compact(values) if isinstance(values, list) else _Elements(values))
 
     @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
@@ -62,6 +62,24 @@ class Labels:
         return [self._values[position] for position in positions.tolist()]
 
 
+class _Elements(Sequence[Any]):
+    """An array or tensor as the sequence of its elements: indexing one by one gives what a dataset gives."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+
+def as_objects(labels: NDArray[Any] | list[Any]) -> list[Any]:
+    """Return labels as the Python objects that the dataset itself would give; arrays here are compact columns."""
+    return labels.tolist() if isinstance(labels, np.ndarray) else labels
+
+
 def _compact(values: list[Any]) -> NDArray[Any] | list[Any]:
     kinds = set(map(type, values))
     if kinds == {float}:
@@ -80,5 +98,4 @@ def transformed(
     """Apply a dataset's target_transform to Python objects, as its __getitem__ would."""
     if target_transform is None:
         return labels
-    plain = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    return [target_transform(label) for label in plain]
+    return [target_transform(label) for label in as_objects(labels)]

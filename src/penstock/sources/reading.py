@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import warnings
 from typing import BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from penstock import _native
@@ -60,6 +60,14 @@ def open_sample(paths: _native.PathTable, position: int, sample_id: str) -> Bina
         raise system_error(error.errno or errno.EIO, sample_id, path) from error
 
 
+def open_path(path: str) -> BinaryIO:
+    """Open a file that is known by its path for reading. Raises MissingSample, UnreadableSample."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise system_error(error.errno or errno.EIO, path, path) from error
+
+
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close it.
 
@@ -67,6 +75,12 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """
     with file:
         try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnreadableSample(
+                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
+                    sample_id=sample_id,
+                    path=path,
+                )
             magic = file.read(6)
             file.seek(0)
             if not magic:
@@ -76,7 +90,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
                     path=path,
                 )
             tensor = _load_npy(file) if magic == b"\x93NUMPY" else torch.load(file, "cpu", weights_only=True)
-        except SampleError:
+        except (SampleError, MemoryError):
             raise
         except OSError as error:
             raise system_error(error.errno or errno.EIO, sample_id, path) from error
@@ -97,22 +111,22 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     return tensor.detach()
 
 
-def read_image(path: str) -> NDArray[np.uint8]:
-    """Decode an image file by Pillow to RGB: uint8, shape (height, width, 3), as torchvision's pil_loader does.
+def read_image(file: BinaryIO, path: str) -> Image.Image:
+    """Decode an open image file by Pillow to mode RGB, as torchvision's pil_loader does, and close it.
 
-    Raises SampleError.
+    Raises CorruptSample, ImageTooLarge, UnreadableSample.
     """
-    try:
-        with open(path, "rb") as file:
-            return np.asarray(Image.open(file).convert("RGB"))
-    except Exception as error:
-        raise image_error(error, path) from error
+    with file:
+        try:
+            return Image.open(file).convert("RGB")
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise image_error(error, path) from error
 
 
 def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode."""
-    if isinstance(error, SampleError):
-        return error
     if isinstance(error, Image.DecompressionBombError):
         return ImageTooLarge(
             f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS",

@@ -164,6 +164,9 @@ def _join(ids: Iterable[str]) -> bytes:
     names = ids if isinstance(ids, (list, tuple)) else list(ids)
     try:
         joined = os.fsencode("\0".join(names))
+    except UnicodeEncodeError as error:
+        wrong = next(name for name in names if not _encodes(name))
+        raise InvalidID(f"ID {wrong!r} cannot be the name of a file: {error.reason}") from error
     except TypeError:
         wrong = next(name for name in names if not isinstance(name, str))
         raise TypeError(f"an ID is a string, the file's name without its suffix; got {wrong!r}") from None
@@ -173,6 +176,14 @@ def _join(ids: Iterable[str]) -> bytes:
         wrong = next(name for name in names if "\0" in name)
         raise InvalidID(f"ID {wrong!r} contains a NUL character")
     return joined
+
+
+def _encodes(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _again(given: Iterable[str], held: IDs) -> Iterable[str]:
