@@ -349,10 +349,65 @@ def test_samplers_of_more_than_indices(sampler: Any) -> None:
 
 
 def test_too_many_threads() -> None:
+    with pytest.warns(UserWarning, match="suggested max number of worker"):
+        loader: Any = penstock.DataLoader(numbers(), num_workers=10_000_000)
     with pytest.raises(penstock.InvalidOption, match="num_workers=10000000: the system has not so many threads"):
-        iter(penstock.DataLoader(numbers(), num_workers=10_000_000))
+        iter(loader)
 
 
 def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(penstock.InvalidID, match="cannot be the name of a file"):
         penstock.TensorFolder(tmp_path, ["fine", "\ud800"])
+
+
+def test_workers_of_a_pass_can_be_waited_for() -> None:
+    iterator: Any = iter(penstock.DataLoader(numbers(), batch_size=7, num_workers=2))
+    workers = iterator._workers
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    assert workers[0].exitcode is None
+    list(iterator)
+    for worker in workers:
+        worker.join(10)
+    assert not any(worker.is_alive() for worker in workers)
+    assert workers[0].exitcode == 0
+
+
+def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
+    draws = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        torch.manual_seed(2)
+        loader: Any = kind(numbers(), batch_size=9, shuffle=True, num_workers=2, persistent_workers=True)
+        draws.append([flat(loader), flat(loader), torch.rand(1).item()])
+        del loader
+    assert draws[0] == draws[1]
+
+
+def test_a_pass_cannot_be_pickled() -> None:
+    with pytest.raises(NotImplementedError, match="pickle the loader"):
+        pickle.dumps(iter(penstock.DataLoader(numbers())))
+
+
+def test_batches_given_as_generators() -> None:
+    def batches() -> Any:
+        yield (i for i in (1, 2))
+        yield (i for i in (True, False))
+
+    class Sampler:
+        __iter__ = staticmethod(batches)
+
+    iterator: Any = iter(penstock.DataLoader(numbers(), batch_sampler=Sampler()))
+    assert next(iterator)[0].tolist() == [1, 2]
+
+
+def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data._utils.collate import default_collate_fn_map  # noqa: PLC0415  private: only here
+
+    loader: Any = penstock.DataLoader(numbers(), batch_size=3)
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
+    assert next(iter(loader)) == [3]
+    assert "default_collate_fn_map" in loader.explain()
+
+
+def test_many_more_threads_than_cpus_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="suggested max number of worker"):
+        penstock.DataLoader(numbers(), num_workers=1000)

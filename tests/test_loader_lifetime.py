@@ -20,7 +20,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from penstock.workers import cgroup_quota, usable_cpus
+from penstock.cpus import cgroup_quota, usable_cpus
 
 pytestmark = pytest.mark.native
 

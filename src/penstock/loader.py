@@ -13,11 +13,12 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
 
 from penstock.buffers import Buffers
+from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
+from penstock.filling import IN_FLIGHT, Filling
 from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
 from penstock.plan import NativePlan, Plan, Setting, TorchPlan, explain, plan
 from penstock.stats import Counters, Stats
-from penstock.workers import IN_FLIGHT, Filling, usable_cpus
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._own_order = sampler is None and batch_sampler is None
         self._prefetch_given = prefetch_factor is not None
         self._epoch = 0
+        self._base_seed: int | None = None  # torch's, of the last pass
         batched = batch_size is not None or batch_sampler is not None
         self._plan: Plan = plan(dataset, batched=batched, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
         # What was chosen because num_workers was None; a program that sets the attribute has the last word.
@@ -132,7 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._buffers, self._counters = None, Counters()
+        self._buffers, self._counters, self._base_seed = None, Counters(), None
         self._make_plan()
 
     def _fill(self, native: NativePlan) -> Filling:
@@ -141,12 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._buffers is None or self._buffers.pinned != pinned:
             # Each field of each batch in flight, and of the two that a loop holds when it asks for the next.
             self._buffers = Buffers(pinned=pinned, keep=native.fields * ((in_flight or IN_FLIGHT) + 2))
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        if self.seed is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-            epoch = 0
-        else:
-            seed = self.seed
+        seed, epoch = self._key()
         return Filling(
             native,
             self._index_batches(native, seed, epoch),
@@ -160,6 +157,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             timeout=self.timeout,
             eager=not self._on_demand(),
         )
+
+    def _key(self) -> tuple[int, int]:
+        """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        if self.seed is not None:
+            return self.seed, epoch
+        if self._base_seed is None or not self.persistent_workers:  # torch's persistent workers keep the first
+            self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        return self._base_seed, epoch if self.persistent_workers else 0
 
     def _on_demand(self) -> bool:
         """Return whether torch's loader would do nothing before the first batch is asked for."""
@@ -225,8 +231,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more worker processes than CPUs, as torch does; threads need no warning."""
-        if isinstance(self._plan, TorchPlan):
+        """Warn of more worker processes than CPUs, as torch does, and of more than 4 native threads to a CPU."""
+        if isinstance(self._plan, TorchPlan) or self.num_workers > 4 * usable_cpus():
             super().check_worker_number_rationality()
 
     def explain(self) -> str:
@@ -281,18 +287,21 @@ def _cut(order: Callable[[], Order], size: int, batch_size: int, drop_last: bool
 def _from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:
     """Yield what a sampler of batches yields: as an array where it is indices, else as the list that it is."""
     for batch in batches:
+        given = list(batch)  # it may be a generator, to be read once
         try:
-            indices = np.array([operator.index(_scalar(i)) for i in batch], dtype=np.int64)
+            indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
         except (TypeError, OverflowError):
-            yield list(batch)
+            yield given
         else:
             yield indices if len(indices) else []
 
 
 def _scalar(index: Any) -> Any:
-    """Return a tensor without dimensions as a number. Raises TypeError for other tensors, which are no index."""
+    """Return a tensor without dimensions as a number. Raises TypeError for other tensors, and bool: they are masks."""
+    if isinstance(index, bool):
+        raise TypeError("a mask")
     if isinstance(index, torch.Tensor):
         if index.ndim:
             raise TypeError("a tensor with dimensions")
-        return index.item()
+        return _scalar(index.item())
     return index

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
 from penstock.order import Indices
@@ -129,6 +130,12 @@ def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_i
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
+    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn or any(
+        isinstance((), kind) for kind in default_collate_fn_map
+    ):
+        return Refusal(
+            "default_collate_fn_map", "a function of one's own collates tensors or tuples", "torch's own map"
+        )
     if worker_init_fn is not None:
         return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
     return None
