@@ -348,13 +348,6 @@ def test_samplers_of_more_than_indices(sampler: Any) -> None:
     same(list(ours), list(tud.DataLoader(numbers(), batch_size=2, sampler=sampler)))
 
 
-def test_too_many_threads() -> None:
-    with pytest.warns(UserWarning, match="suggested max number of worker"):
-        loader: Any = penstock.DataLoader(numbers(), num_workers=10_000_000)
-    with pytest.raises(penstock.InvalidOption, match="num_workers=10000000: the system has not so many threads"):
-        iter(loader)
-
-
 def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(penstock.InvalidID, match="cannot be the name of a file"):
         penstock.TensorFolder(tmp_path, ["fine", "\ud800"])

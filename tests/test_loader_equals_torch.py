@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -432,3 +434,22 @@ def test_loader_pickles(tensors: Path) -> None:
     same(list(copy[4]), list(folder[4]))
     arrays = pickle.loads(pickle.dumps(penstock.Arrays(np.arange(5))))
     assert arrays[3][0] == 3
+
+
+def test_more_threads_than_the_system_has() -> None:
+    script = """
+import resource, warnings
+import numpy as np, penstock
+warnings.simplefilter("ignore")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)  # room for the stacks of some hundred threads
+loader = penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=5000)
+try:
+    iter(loader)
+except penstock.InvalidOption as error:
+    print(error)
+print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=2)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.startswith("num_workers=5000: the system has not so many threads"), done.stderr
+    assert done.stdout.endswith("\n36\n")
