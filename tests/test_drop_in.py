@@ -336,6 +336,17 @@ def test_dtypes_that_torch_promotes() -> None:
     assert "different dtypes" in loader.explain()
 
 
+def test_indices_outside_a_concatenation() -> None:
+    both: Any = tud.ConcatDataset([numbers(3), numbers(4)])
+    for index in (7, -8):
+        kinds = []
+        for kind in (penstock.DataLoader, tud.DataLoader):
+            with pytest.raises((IndexError, ValueError)) as caught:
+                list(kind(both, batch_size=2, sampler=[0, index]))
+            kinds.append(caught.type)
+        assert kinds[0] is kinds[1]
+
+
 def test_samples_of_a_concatenation_are_told_apart() -> None:
     both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3, 2)), tud.TensorDataset(torch.zeros(3, 4))])
     with pytest.raises(penstock.ShapeMismatch, match=r"sample 'number 3' .* as sample 'number 0' does"):

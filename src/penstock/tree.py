@@ -71,6 +71,8 @@ class ConcatNode:
         self.size = int(self._ends[-1])
 
     def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        if int(indices.min(initial=0)) < -self.size:
+            raise ValueError("absolute value of index should not exceed dataset length")  # as ConcatDataset does
         positions = _from_start(indices, self.size)
         part = np.searchsorted(self._ends, positions, side="right")
         leaves = np.zeros(len(positions), dtype=np.int32)
