@@ -118,6 +118,15 @@ def test_shape_that_does_not_fit(folder: Path, other: torch.Tensor) -> None:
     assert isinstance(error, penstock.ShapeMismatch)
 
 
+def test_more_dimensions_than_are_batched(folder: Path) -> None:
+    torch.save(torch.zeros([1] * 9), folder / f"{BAD}.pt")
+    error = fails_at_batch_three(
+        penstock.TensorFolder(folder), RuntimeError, BAD, f"{BAD}.pt", "9 dimensions", "reshape"
+    )
+    assert isinstance(error, penstock.CorruptSample)
+    assert error.sample_id == BAD
+
+
 def test_first_sample_of_a_batch_does_not_fit(folder: Path) -> None:
     torch.save(torch.zeros(2, 4), folder / "id-12.pt")
     words = ["'id-13'", "(2, 3)", "(2, 4)", "'id-12'"]

@@ -149,7 +149,8 @@ class Filling(Iterator[Any]):
         out = self._assemble(batch)
         if self._threads:  # without workers nothing is done before it is asked for
             self._refill()
-        self._counters.delivered(len(batch.indices), time.perf_counter() - started, batch.rescued)
+        samples = len(batch.indices if batch.other is None else batch.other)
+        self._counters.delivered(samples, time.perf_counter() - started, batch.rescued)
         return out
 
     def close(self) -> None:
@@ -261,7 +262,7 @@ class Filling(Iterator[Any]):
     def _error(self, batch: InFlight, failures: list[_native.Failure]) -> Exception:
         """Return the error of the first sample that failed; a shape counts only where nothing worse happened."""
         grave = [failure for failure in failures if failure[2] != "mismatch"]
-        position, number, code, system, _, dtype, shape = (grave or failures)[0]
+        position, number, code, system, *_ = (grave or failures)[0]
         name, path = self._identify(batch, position)
         if code == "python":
             error = batch.rescues_failed[position]
@@ -273,7 +274,7 @@ class Filling(Iterator[Any]):
             return system_error(system, name, path or name)
         if code == "escapes":
             return outside_root(name, path or name)
-        return self._mismatch(batch, failures, position, number, (dtype, shape))
+        return self._mismatch(batch, failures, number)
 
     def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:
         """Return the ID and the file of a sample of a batch, for messages."""
@@ -282,20 +283,13 @@ class Filling(Iterator[Any]):
             name = f"number {batch.indices[position]}"
         return name, path
 
-    def _mismatch(
-        self,
-        batch: InFlight,
-        failures: list[_native.Failure],
-        position: int,
-        number: int,
-        found: tuple[str, tuple[int, ...]],
-    ) -> ShapeMismatch:
-        """Return the error that names two samples of a batch which do not agree."""
+    def _mismatch(self, batch: InFlight, failures: list[_native.Failure], number: int) -> ShapeMismatch:
+        """Return the error that names two samples of a batch which do not agree in a field."""
         of_field = {failure[0]: (failure[5], failure[6]) for failure in failures if failure[1] == number}
         spec = batch.fields[number].spec
         shapes = [of_field.get(i, (spec.dtype, spec.shape)) for i in range(len(batch.indices))]
         first = shapes[0]
-        position = next((i for i, shape in enumerate(shapes) if shape != first), position)
+        position = next((i for i, shape in enumerate(shapes) if shape != first), 0)
         name, path = self._identify(batch, position)
         other, _ = self._identify(batch, 0)
         return ShapeMismatch(

@@ -138,17 +138,22 @@ class Workers:
                 if self.pool.finish_pixels(job, value) is None:
                     return
                 value = leaf.apply(local)  # the user's own transform has the last word
-            self._finish_tensor(job, value)
+            self._finish_tensor(job, value, *leaf.identify(local))
         except BaseException as error:
             batch.rescues_failed.setdefault(job.position, error)
             self.pool.fail_python(job)
             if not isinstance(error, Exception):
                 raise  # Ctrl-C in the caller's thread
 
-    def _finish_tensor(self, job: _native.PythonJob, tensor: torch.Tensor) -> None:
+    def _finish_tensor(self, job: _native.PythonJob, tensor: torch.Tensor, sample_id: str, path: str | None) -> None:
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _native.DTYPES or tensor.ndim > _native.MAX_DIMS:
-            raise CorruptSample(f"a tensor of {tensor.dtype} with {tensor.ndim} dimensions cannot be batched natively")
+            raise CorruptSample(
+                f"sample {sample_id!r} ({path or 'in memory'}) is a tensor of {tensor.dtype} with {tensor.ndim} "
+                f"dimensions; up to {_native.MAX_DIMS} are batched: reshape it, or use a Dataset of your own",
+                sample_id=sample_id,
+                path=path,
+            )
         plain = tensor.resolve_conj().resolve_neg().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, dtype=np.uint8)
         self.pool.finish_tensor(job, data, _native.Spec(name, list(tensor.shape)))
