@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
   penstock::bind_buffers(m);
   penstock::bind_order(m);
   penstock::bind_pool(m);
+  penstock::bind_sample(m);
 }

@@ -16,5 +16,6 @@ void bind_scan(nanobind::module_& m);
 void bind_buffers(nanobind::module_& m);
 void bind_order(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
+void bind_sample(nanobind::module_& m);
 
 }  // namespace penstock

@@ -196,6 +196,18 @@ class PyPool {
     return pool_->take_python(block);
   }
 
+  nb::list busy() {
+    check_process();
+    std::vector<Busy> found;
+    {
+      const nb::gil_scoped_release released;
+      found = pool_->busy();
+    }
+    nb::list samples;
+    for (const Busy& one : found) samples.append(nb::make_tuple(one.batch, one.position, one.seconds));
+    return samples;
+  }
+
   void add_python_server() {
     check_process();
     pool_->add_python_server();
@@ -335,6 +347,7 @@ void bind_pool(nb::module_& m) {
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))
       .def("retire", &PyPool::retire, nb::arg("number"))
+      .def("busy", &PyPool::busy)
       .def("add_python_server", &PyPool::add_python_server)
       .def("take_python", &PyPool::take_python, nb::arg("block"))
       .def("finish_tensor", &PyPool::finish_tensor, nb::arg("job"), nb::arg("data"), nb::arg("spec"))

@@ -180,6 +180,10 @@ class Writer {
     if (!planar_) {
       T* const dst = place(0, i, x_.before());
       if (!output_.copy) return lookup_pixels<T, C, Reversed>(src, count, table_, dst);
+      if constexpr (std::is_same_v<T, std::uint8_t> && !Reversed) {
+        std::memcpy(dst, src, static_cast<std::size_t>(count) * C);
+        return;
+      }
       for (int j = 0; j < count; ++j)
         for (int c = 0; c < C; ++c) dst[C * (Reversed ? count - 1 - j : j) + c] = static_cast<T>(src[C * j + c]);
       return;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <new>
 
 namespace penstock {
@@ -93,24 +94,46 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const PathTable*, const Ten
   return scratch.tensors.read(file.get(), table_->name(key.local).size(), want, row, got);
 }
 
-Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
-                              TensorSpec& got, Scratch& scratch) const noexcept {
+Outcome ImageFileFiller::open(const SampleKey& key, const PathTable* paths, Scratch& scratch) const {
   const PathTable* table = table_ ? table_.get() : paths;
   if (table == nullptr || key.local >= table->size()) return Outcome::io_error(ERANGE, "index");
   UniqueFd file;
-  Outcome outcome = table->open(key.local, file);
-  if (!outcome.ok()) return outcome;
+  if (const Outcome opened = table->open(key.local, file); !opened.ok()) return opened;
+  std::size_t size = 0;
+  if (const Outcome got = read_all(file.get(), scratch.file, size); !got.ok()) return got;
+  return scratch.jpeg.open(scratch.file.data(), size, max_pixels_);
+}
+
+Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
+                              TensorSpec& got, Scratch& scratch) const noexcept {
   try {
-    std::size_t size = 0;
-    outcome = read_all(file.get(), scratch.file, size);
-    if (!outcome.ok()) return outcome;
-    outcome = scratch.jpeg.open(scratch.file.data(), size, max_pixels_);
-    if (!outcome.ok()) return outcome;
+    if (const Outcome opened = open(key, paths, scratch); !opened.ok()) return opened;
   } catch (const std::bad_alloc&) {
     return Outcome::to_python("out of memory");
   }
   JpegSource source(scratch.jpeg);
   return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+}
+
+Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Picture& picture,
+                              Scratch& scratch) const noexcept {
+  try {
+    Outcome outcome = open(key, paths, scratch);
+    if (!outcome.ok()) return outcome;
+    JpegSource source(scratch.jpeg);
+    if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
+    outcome = scratch.recipe.plan(*recipe_, key.seed, key.epoch, key.sample, {source.height(), source.width()});
+    if (!outcome.ok()) return outcome;
+    picture.spec = spec_of(*recipe_, scratch.recipe.result());
+    picture.padded = scratch.recipe.padded();
+    std::int64_t bytes = 0;
+    if (!checked_bytes(picture.spec, bytes)) return Outcome::to_python("an image too large");
+    picture.pixels = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
+    picture.head.assign(reinterpret_cast<const char*>(scratch.file.data()), scratch.jpeg.head());
+    return scratch.recipe.execute(*recipe_, source, picture.pixels.get());
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
 }
 
 Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8_t* pixels, int height, int width,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dtype.h"
@@ -32,6 +33,14 @@ struct Scratch {
   JpegDecoder jpeg;
   RecipeScratch recipe;
   std::vector<std::uint8_t> file;  // the encoded image
+};
+
+// An image that was read by itself, whatever its size.
+struct Picture {
+  std::unique_ptr<std::uint8_t[]> pixels;  // as the recipe lays them out
+  TensorSpec spec;                         // (channels, height, width)
+  std::string head;                        // the file's bytes before its entropy-coded data
+  bool padded = false;                     // the recipe added pixels around it
 };
 
 class Filler {
@@ -93,8 +102,13 @@ class ImageFileFiller final : public Filler {
   Outcome fill_from_pixels(const SampleKey&, const std::uint8_t* pixels, int height, int width, int channels,
                            const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                            RecipeScratch& scratch) const noexcept;
+  // The same sample outside of a batch; `picture` owns its pixels.
+  Outcome read(const SampleKey&, const PathTable*, Picture& picture, Scratch&) const noexcept;
 
  private:
+  // Reads the file into scratch.file and its header into scratch.jpeg.
+  Outcome open(const SampleKey&, const PathTable*, Scratch&) const;
+
   std::shared_ptr<const PathTable> table_;
   std::shared_ptr<const Recipe> recipe_;
   std::uint64_t max_pixels_;

@@ -31,6 +31,7 @@ constexpr std::size_t kRowOffset = 8;
 // What the marker segments say, as far as libjpeg does not check it itself.
 struct Header {
   std::size_t scan = 0;  // position of the first SOS segment's length
+  std::size_t end = 0;     // position after that segment
   std::uint8_t frame = 0;  // the SOF marker
 };
 
@@ -48,6 +49,7 @@ Outcome read_segments(const std::uint8_t* data, std::size_t size, Header& header
     if (length < 2 || length > size - at) return Outcome::to_python("JPEG: ends in its header");
     if (marker == 0xDA) {
       header.scan = at;
+      header.end = at + length;
       break;
     }
     const bool frame = marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
@@ -306,6 +308,7 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   }
   width_ = static_cast<int>(s.cinfo.image_width);
   height_ = static_cast<int>(s.cinfo.image_height);
+  head_ = header.end;
   return Outcome::success();
 }
 

@@ -40,6 +40,8 @@ class JpegDecoder {
 
   [[nodiscard]] int width() const noexcept { return width_; }
   [[nodiscard]] int height() const noexcept { return height_; }
+  // Bytes of the file before its entropy-coded data: all that Pillow reads when it opens the image.
+  [[nodiscard]] std::size_t head() const noexcept { return head_; }
 
   // Decodes `box`, which lies inside the image and is not empty. On success `pixels` points at the red byte of
   // (box.x0, box.y0), rows are row_stride bytes apart, and at least kReadable bytes after each row's last pixel
@@ -54,6 +56,7 @@ class JpegDecoder {
   std::unique_ptr<State> state_;
   int width_ = 0;
   int height_ = 0;
+  std::size_t head_ = 0;
 };
 
 }  // namespace penstock

@@ -47,18 +47,32 @@ class BlockSignals {
 }  // namespace
 
 Pool::Pool(std::shared_ptr<const Program> program, unsigned threads)
-    : program_(std::move(program)), thread_count_(threads), process_(getpid()), grain_(choose_grain(*program_)) {
+    : program_(std::move(program)),
+      thread_count_(threads),
+      process_(getpid()),
+      grain_(choose_grain(*program_)),
+      states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)) {
   const BlockSignals blocked;  // new threads inherit the mask
   workers_.reserve(threads);
   try {
     for (unsigned i = 0; i < threads; ++i) {
-      workers_.emplace_back([this] { work(); });
+      workers_.emplace_back([this, i] { work(states_[i]); });
       pthread_setname_np(workers_.back().native_handle(), "penstock");
     }
   } catch (...) {  // the system has no more threads: none may outlive this constructor
     close();
     throw;
   }
+}
+
+bool Worker::look(std::uint32_t& batch, std::uint32_t& position, double& seconds) const {
+  const Clock::rep since = since_.load(std::memory_order_acquire);
+  const std::uint64_t sample = sample_.load(std::memory_order_acquire);
+  if (since == 0 || since_.load(std::memory_order_acquire) != since) return false;
+  batch = static_cast<std::uint32_t>(sample >> 32);
+  position = static_cast<std::uint32_t>(sample);
+  seconds = std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(since)).count();
+  return true;
 }
 
 Pool::~Pool() { close(); }
@@ -99,7 +113,7 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
   return number;
 }
 
-void Pool::work() {
+void Pool::work(Worker& worker) {
   Scratch scratch;
   while (true) {
     std::shared_ptr<Batch> batch;
@@ -109,8 +123,9 @@ void Pool::work() {
       if (closed_) return;
       batch = open_.front();
     }
-    while (fill_some(*batch, scratch)) {
+    while (fill_some(*batch, scratch, worker)) {
     }
+    worker.rest();
     const std::lock_guard hold(lock_);
     if (!open_.empty() && open_.front() == batch) open_.pop_front();
     if (closed_) return;
@@ -126,23 +141,27 @@ void Pool::run_here(std::uint64_t number) {
     batch = in_flight_.at(number);
     std::erase(open_, batch);
   }
-  while (fill_some(*batch, *own_scratch_)) {
+  Worker& caller = states_[thread_count_];
+  while (fill_some(*batch, *own_scratch_, caller)) {
   }
+  caller.rest();
 }
 
 // Takes the next samples of the batch and fills them; false when there were none left to take.
-bool Pool::fill_some(Batch& batch, Scratch& scratch) {
+bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
   if (stop_.load(std::memory_order_relaxed)) return false;
   const auto size = static_cast<std::uint32_t>(batch.local.size());
   const std::uint32_t begin = batch.next.fetch_add(grain_, std::memory_order_relaxed);
   if (begin >= size) return false;
   const std::uint32_t end = std::min(size, begin + grain_);
+  worker.begin(batch.number, begin);
   for (std::uint32_t position = begin; position < end; ++position) {
     if (position + 1 < end) {
       const auto ahead = position + 1;
       const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[ahead]);
       for (const auto& filler : program_->sources[source]) filler->prefetch(static_cast<std::size_t>(batch.local[ahead]));
     }
+    worker.at(batch.number, position);
     fill_sample(batch, position, scratch);
   }
   finish(batch, end - begin);
@@ -204,6 +223,20 @@ std::shared_ptr<Batch> Pool::retire(std::uint64_t number) {
   const std::lock_guard hold(lock_);
   auto node = in_flight_.extract(number);
   return node ? std::move(node.mapped()) : nullptr;
+}
+
+std::vector<Busy> Pool::busy() {
+  std::vector<Busy> found;
+  const std::lock_guard hold(lock_);
+  for (std::size_t i = 0; i <= thread_count_; ++i) {
+    std::uint32_t batch = 0, position = 0;
+    double seconds = 0;
+    if (!states_[i].look(batch, position, seconds)) continue;
+    // The last batch before the next one whose number ends in these bits.
+    const auto back = static_cast<std::uint32_t>(next_number_) - batch;
+    found.push_back({next_number_ - back, position, seconds});
+  }
+  return found;
 }
 
 std::optional<PythonJob> Pool::take_python(bool block) {

@@ -73,6 +73,38 @@ struct PythonJob {
   const char* reason;
 };
 
+// A sample that a worker is busy with.
+struct Busy {
+  std::uint64_t batch;
+  std::uint32_t position;
+  double seconds;  // since the worker took it, or the few samples that it took at once
+};
+
+// What one worker does now; written by that worker only, read by anybody, without a lock.
+class alignas(64) Worker {  // a cache line each
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `since` is 0 while the other value changes: a reader that sees one `since` before and after has a pair.
+  void begin(std::uint64_t batch, std::uint32_t position) {
+    since_.store(0, std::memory_order_relaxed);
+    at(batch, position);
+    since_.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
+  }
+  // Goes on to a sample that was taken together with the one before.
+  void at(std::uint64_t batch, std::uint32_t position) {
+    sample_.store(batch << 32 | position, std::memory_order_release);
+  }
+  void rest() { since_.store(0, std::memory_order_release); }
+
+  // False: it rests, or goes from one sample to the next just now. Of the batch's number the lower 32 bits.
+  [[nodiscard]] bool look(std::uint32_t& batch, std::uint32_t& position, double& seconds) const;
+
+ private:
+  std::atomic<Clock::rep> since_{0};
+  std::atomic<std::uint64_t> sample_{0};
+};
+
 enum class Wait : std::uint8_t { done, timeout, python_needed, closed };
 
 class Pool {
@@ -104,6 +136,9 @@ class Pool {
   Outcome run_pixels(const PythonJob& job, const std::uint8_t* pixels, int height, int width, int channels,
                      TensorSpec& got, RecipeScratch& scratch) const;
 
+  // The samples that workers, and run_here, are busy with at this moment.
+  [[nodiscard]] std::vector<Busy> busy();
+
   // Stops and joins the workers, and wakes everybody who waits.
   void close();
 
@@ -113,8 +148,8 @@ class Pool {
   [[nodiscard]] unsigned threads() const { return thread_count_; }
 
  private:
-  void work();
-  bool fill_some(Batch& batch, Scratch& scratch);
+  void work(Worker& worker);
+  bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void push_python(Batch& batch, const Failure& failure);
   void finish(Batch& batch, std::uint32_t samples);
@@ -137,6 +172,7 @@ class Pool {
   std::atomic<bool> stop_{false};   // the same for workers inside a batch
   std::mutex own_lock_;                   // held by run_here
   std::unique_ptr<Scratch> own_scratch_;  // of run_here
+  const std::unique_ptr<Worker[]> states_;  // one a thread, and the last one of run_here
   std::vector<std::thread> workers_;
 };
 

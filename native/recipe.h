@@ -177,6 +177,10 @@ class RecipeScratch {
                              Extent source);
 
   [[nodiscard]] const std::vector<Drawn>& drawn() const { return drawn_; }
+  // Whether a crop or a pad of the planned sample adds pixels around the picture.
+  [[nodiscard]] bool padded() const { return padded_; }
+  // Bytes that the buffers hold.
+  [[nodiscard]] std::size_t held() const { return buffers_[0].capacity() + buffers_[1].capacity(); }
   // Height and width of the planned result.
   [[nodiscard]] Extent result() const { return segments_[used_ - 1].size; }
 
@@ -195,6 +199,7 @@ class RecipeScratch {
 
   std::vector<Segment> segments_;
   std::size_t used_ = 0;
+  bool padded_ = false;
   std::vector<Drawn> drawn_;
   std::array<std::vector<std::uint8_t>, 2> buffers_;
   unsigned turn_ = 0;

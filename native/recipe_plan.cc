@@ -79,6 +79,7 @@ class Planner {
 
   Outcome plan(Extent source) {
     scratch_.used_ = 0;
+    scratch_.padded_ = false;
     scratch_.drawn_.resize(recipe_.operations.size());
     channels_ = recipe_.channels;
     scratch_.open_segment(source, channels_);
@@ -108,6 +109,7 @@ class Planner {
   Outcome operator()(const CenterCrop& op) {
     AxisMap& x = scratch_.current().x;
     AxisMap& y = scratch_.current().y;
+    scratch_.padded_ |= op.size.width > x.size() || op.size.height > y.size();
     const bool ok = centre(x, op.size.width, op.fill) && centre(y, op.size.height, op.fill);
     return ok ? Outcome::success() : Outcome::to_python(kTooLong);
   }
@@ -171,6 +173,7 @@ class Planner {
   }
 
   [[nodiscard]] bool pad(Margins by, PadMode mode, int fill) {
+    scratch_.padded_ |= by.left > 0 || by.top > 0 || by.right > 0 || by.bottom > 0;
     return scratch_.current().x.pad(by.left, by.right, mode, fill) && scratch_.current().y.pad(by.top, by.bottom, mode, fill);
   }
 

@@ -44,6 +44,15 @@ Outcome read_exactly(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_
   return done == bytes ? Outcome::success() : Outcome::to_python(kShrunk);
 }
 
+bool c_order(const TensorLayout& layout) {
+  std::int64_t step = 1;
+  for (std::size_t d = layout.spec.ndim; d-- > 0;) {
+    if (layout.stride[d] != step) return false;
+    if (__builtin_mul_overflow(step, std::max<std::int64_t>(layout.spec.shape[d], 1), &step)) return false;
+  }
+  return true;
+}
+
 constexpr const char* kMismatch = "shape or dtype is not the batch's";
 
 }  // namespace
@@ -64,6 +73,7 @@ Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& wa
   if (outcome.ok()) {
     const TensorLayout& layout = opened.layout;
     got = layout.spec;
+    in_order_ = c_order(layout);
     const std::uint64_t tail = opened.file.size() - layout.offset - layout.reach;
     if (layout.contiguous && layout.offset <= kMaxHead && layout.reach <= kMaxPredicted && tail <= kMaxTail)
       guess = {name_length, layout.offset, layout.reach, tail};
@@ -105,6 +115,7 @@ bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorS
   TensorLayout layout;
   if (parse_tensor(file, layout) != nullptr) return false;
   got = layout.spec;
+  in_order_ = c_order(layout);
   if (layout.spec != want) {
     outcome = Outcome::mismatch(kMismatch);
     return true;

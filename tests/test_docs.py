@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+import penstock
+
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
@@ -27,7 +29,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         for i in range(3):
             Image.fromarray(np.full((60, 80, 3), i, dtype=np.uint8)).save(tmp_path / "photos" / kind / f"{i}.jpg")
     monkeypatch.chdir(tmp_path)
-    return {"partition": {"train": ids}, "labels": dict.fromkeys(ids, 1)}
+    loader = penstock.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3), torch.zeros(8)), 4)
+    return {"partition": {"train": ids}, "labels": dict.fromkeys(ids, 1), "loader": loader, "__name__": "__main__"}
 
 
 def test_there_are_examples() -> None:
@@ -36,12 +39,18 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_readme_block(number: int, data: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    if "accelerate" in BLOCKS[number]:
+        pytest.importorskip("accelerate")
     exec(compile(BLOCKS[number], f"README.md, block {number + 1}", "exec"), data)
-    if "loader" in data:
-        batch, labels = next(iter(data["loader"]))
-        assert len(batch) == len(labels) > 0
-    if "explain()" in BLOCKS[number]:
+    for name in ("loader", "threads", "seeded"):
+        if name in data:
+            batch, labels = next(iter(data[name]))
+            assert len(batch) == len(labels) > 0
+    if "print(loader.explain())" in BLOCKS[number]:
         assert "6 native threads fill batches of 64" in capsys.readouterr().out
+    if "manifest=" in BLOCKS[number]:
+        assert "the sensor was off" in Path("bad.jsonl").read_text()
+        assert "1 bad samples" in capsys.readouterr().out
 
 
 def test_architecture_names_every_file() -> None:

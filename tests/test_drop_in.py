@@ -10,6 +10,7 @@ import pickle
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from tests.test_loader_equals_torch import assert_same_batches, flat, in_memory, numbers, same
+from tests.same import assert_same
+from tests.test_loader_equals_torch import assert_same_batches, flat, in_memory, numbers
 
 pytestmark = pytest.mark.native
 
@@ -185,7 +187,7 @@ def test_labels_of_every_kind(targets: Any, how: str) -> None:
     if isinstance(results[1], type):
         assert results[0] is results[1]
     else:
-        same(results[0], results[1])
+        assert_same(results[0], results[1])
 
 
 def test_samplers_are_read_on_demand_as_torch_does() -> None:
@@ -356,7 +358,7 @@ def test_samples_of_a_concatenation_are_told_apart() -> None:
 @pytest.mark.parametrize("sampler", [[[1, 2], [3, 4]], [slice(0, 2)], [torch.tensor([3]), torch.tensor([4])]])
 def test_samplers_of_more_than_indices(sampler: Any) -> None:
     ours: Any = penstock.DataLoader(numbers(), batch_size=2, sampler=sampler)
-    same(list(ours), list(tud.DataLoader(numbers(), batch_size=2, sampler=sampler)))
+    assert_same(list(ours), list(tud.DataLoader(numbers(), batch_size=2, sampler=sampler)))
 
 
 def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
@@ -415,3 +417,30 @@ def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_many_more_threads_than_cpus_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="suggested max number of worker"):
         penstock.DataLoader(numbers(), num_workers=1000)
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)
+def test_a_sampler_of_ones_own_is_asked_no_earlier_than_by_torch(options: dict[str, Any]) -> None:
+    class Steered(tud.Sampler[int]):
+        """Goes on by a step that the program changes."""
+
+        def __init__(self) -> None:
+            self.step = 1
+
+        def __iter__(self) -> Iterator[int]:
+            index = 0
+            while index < 30:
+                yield index
+                index += self.step
+
+    def seen(kind: Any, **more: Any) -> list[int]:
+        sampler, got = Steered(), []
+        for (x,) in kind(numbers(30), batch_size=2, sampler=sampler, **more):
+            got += x.flatten().tolist()
+            sampler.step += 1
+        return got
+
+    assert seen(penstock.DataLoader, **options) == seen(tud.DataLoader)
+    loader = penstock.DataLoader(numbers(30), sampler=Steered())
+    assert "asked for one batch at a time" in loader.explain()
+    assert "asked for" not in penstock.DataLoader(numbers(30), sampler=Steered(), num_workers=1).explain()

@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.cpus import usable_cpus
+from tests.same import assert_same
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -38,26 +39,12 @@ class Tutorial(tud.Dataset[Any]):
         return x if self.labels is None else (x, self.labels[name])
 
 
-def same(ours: Any, theirs: Any) -> None:
-    """Assert that two batches are equal: structure, types, dtypes, shapes, strides and values."""
-    assert type(ours) is type(theirs)
-    if isinstance(theirs, torch.Tensor):
-        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
-        assert torch.equal(ours, theirs)
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            same(a, b)
-    else:
-        assert ours == theirs
-
-
 def assert_same_batches(ours: Any, theirs: Any, native: bool = True) -> None:
     """Assert that two loaders give the same batches, and that ours runs on the native core (or does not)."""
     assert len(ours) == len(theirs)
     assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
     first, second = list(ours), list(theirs)
-    same(first, second)
+    assert_same(first, second)
     assert first, "an empty comparison proves nothing"
 
 
@@ -169,7 +156,7 @@ def test_arrays(workers: int, tmp_path: Path) -> None:
     dataset = penstock.Arrays(tmp_path / "images.npy", scores, np.arange(41))
     reference = tud.TensorDataset(torch.from_numpy(images), scores, torch.arange(41))
     assert len(dataset) == 41
-    same(dataset[-1], reference[-1])
+    assert_same(dataset[-1], reference[-1])
     loader = penstock.DataLoader(dataset, batch_size=7, num_workers=workers, drop_last=True)
     assert_same_batches(loader, tud.DataLoader(reference, batch_size=7, drop_last=True))
 
@@ -201,7 +188,7 @@ def test_random_split_shuffled(tensors: Path) -> None:
     torch.manual_seed(5)
     ours = list(penstock.DataLoader(train, batch_size=4, shuffle=True, num_workers=2))
     torch.manual_seed(5)
-    same(ours, list(tud.DataLoader(train, batch_size=4, shuffle=True)))
+    assert_same(ours, list(tud.DataLoader(train, batch_size=4, shuffle=True)))
 
 
 DETERMINISTIC = {
@@ -257,7 +244,7 @@ def test_num_workers_none_follows_the_plan(photos: Path) -> None:
     dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
     next(iter(loader))
     assert loader.num_workers == 0  # torch's default, where torch reads
-    assert "in the caller's process" in loader.explain()
+    assert "in the caller's thread" in loader.explain()
     dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
     next(iter(loader))
     assert loader.num_workers == native
@@ -392,7 +379,7 @@ def test_refuses_what_torch_refuses(options: dict[str, Any]) -> None:
 def test_other_options_are_torchs(options: dict[str, Any], what: str) -> None:
     ours = penstock.DataLoader(numbers(9), **options)
     assert f"because  {what}" in ours.explain()
-    same(list(ours), list(tud.DataLoader(numbers(9), **options)))
+    assert_same(list(ours), list(tud.DataLoader(numbers(9), **options)))
 
 
 class Squares(tud.Dataset[int]):
@@ -413,9 +400,9 @@ def test_other_datasets_are_torchs(tensors: Path) -> None:
         ours = penstock.DataLoader(dataset, batch_size=4)
         assert ours.num_workers == 0
         assert what in ours.explain()
-        same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
+        assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
     ours = penstock.DataLoader(Squares(), batch_size=4, num_workers=2)
-    same(list(ours), list(tud.DataLoader(Squares(), batch_size=4, num_workers=2)))
+    assert_same(list(ours), list(tud.DataLoader(Squares(), batch_size=4, num_workers=2)))
 
 
 def test_pin_memory_without_accelerator_warns_as_torch() -> None:
@@ -431,7 +418,7 @@ def test_loader_pickles(tensors: Path) -> None:
     copy = pickle.loads(pickle.dumps(folder))
     assert len(copy) == 37
     assert copy.ids == folder.ids
-    same(list(copy[4]), list(folder[4]))
+    assert_same(list(copy[4]), list(folder[4]))
     arrays = pickle.loads(pickle.dumps(penstock.Arrays(np.arange(5))))
     assert arrays[3][0] == 3
 

@@ -20,7 +20,9 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from penstock.cpus import cgroup_quota, usable_cpus
+from penstock.cgroup import cgroup_quota
+from penstock.cpus import usable_cpus
+from penstock.sources.reading import read_image
 
 pytestmark = pytest.mark.native
 
@@ -305,3 +307,23 @@ def test_timeout(folder: Path) -> None:
     finally:
         (folder / "zz.pt").unlink()
     assert len(dataset) == 60
+
+
+def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(file: Any, path: str) -> Any:
+        if path.endswith("06.png"):
+            go_on.wait()
+        return read_image(file, path)
+
+    monkeypatch.setattr("penstock.recognise.read_image", slow)
+    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
+    batches = iter(penstock.DataLoader(dataset, batch_size=4, num_workers=2, timeout=0.3))
+    next(batches)
+    with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
+        next(batches)
+    assert "06.png" in str(raised.value) and "by Python" in str(raised.value)
+    go_on.set()
+    x, _ = next(batches)
+    assert len(x) == 4

@@ -16,9 +16,13 @@ from penstock.errors import (
     PenstockError,
     SampleError,
     ShapeMismatch,
+    TooManyBadSamples,
     UnreadableSample,
+    WorkerDied,
+    WorkerStuck,
 )
 from penstock.loader import DataLoader
+from penstock.quarantine import Replace
 from penstock.sources import Arrays, ImageFolder, TensorFolder
 from penstock.stats import Stats
 
@@ -36,9 +40,13 @@ __all__ = [
     "MissingSample",
     "OutsideRoot",
     "PenstockError",
+    "Replace",
     "SampleError",
     "ShapeMismatch",
     "Stats",
     "TensorFolder",
+    "TooManyBadSamples",
     "UnreadableSample",
+    "WorkerDied",
+    "WorkerStuck",
 ]

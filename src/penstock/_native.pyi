@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypedDict
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Buffer = bytes | memoryview | NDArray[Any]
@@ -191,6 +192,25 @@ class TensorFileFiller(Filler):
 class ImageFileFiller(Filler):
     def __init__(self, paths: PathTable | None, recipe: Recipe, max_pixels: int) -> None: ...
 
+def read_image(
+    filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int
+) -> tuple[NDArray[np.uint8], bytes, bool] | str:
+    """Read one image in the calling thread, or return why Pillow must.
+
+    Returns the pixels as the recipe lays them out, (height, width, channels) for "hwc"; the file's bytes before its
+    entropy-coded data; and whether a step of the recipe added pixels around the image. path: of the file, where the
+    filler has no table; `local` is then not used.
+    """
+
+def read_tensor(
+    filler: TensorFileFiller, local: int, out: NDArray[np.uint8] | torch.Tensor, spec: Spec
+) -> Spec | str | None:
+    """Read one tensor file in the calling thread into `out`, the bytes (uint8, 1-d) of a tensor of this spec.
+
+    Returns None when it is done; a Spec when the file holds that instead; a str why Python must read it, as it must
+    where torch.load would not give C order. After the latter two `out` is undefined.
+    """
+
 class Program:
     """For each source of a dataset, one filler a field. Immutable."""
 
@@ -255,6 +275,12 @@ class Pool:
 
     def fail_python(self, job: PythonJob) -> None:
         """Finish a row as failed; the error stays in Python."""
+
+    def busy(self) -> list[tuple[int, int, float]]:
+        """Return (batch, position in it, seconds since it was taken) of each sample that is being read natively now.
+
+        Samples in memory are taken a few at once: seconds are then since the first of them.
+        """
 
     def close(self) -> None: ...
     @property

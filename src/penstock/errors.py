@@ -3,6 +3,9 @@
 PenstockError
 ├── InvalidID (ValueError)                    an ID that is no name inside its root
 ├── InvalidOption (ValueError)                arguments that exclude each other or make no sense
+├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
+├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
+├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
 └── SampleError                               one sample could not become a row; raised at its batch
     ├── MissingSample (FileNotFoundError)     its file is not there
     ├── UnreadableSample (OSError)            the system refused to open or read it
@@ -33,6 +36,18 @@ class InvalidID(PenstockError, ValueError):
 
 class InvalidOption(PenstockError, ValueError):
     """Two arguments exclude each other, or a value is out of its range."""
+
+
+class TooManyBadSamples(PenstockError, RuntimeError):
+    """More samples are bad than on_error=Replace(max_share=) allows."""
+
+
+class WorkerDied(PenstockError, RuntimeError):
+    """A worker process was killed, crashed or exited before its work was done."""
+
+
+class WorkerStuck(PenstockError, RuntimeError):
+    """No batch came within timeout= seconds."""
 
 
 class SampleError(PenstockError):

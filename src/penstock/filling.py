@@ -7,117 +7,68 @@ sample into the error of its batch.
 from __future__ import annotations
 
 import operator
-import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections import Counter, deque
+from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock import _native
-from penstock.buffers import Buffers, Field
-from penstock.errors import ShapeMismatch
-from penstock.order import Indices
+from penstock.buffers import Field
+from penstock.errors import ShapeMismatch, WorkerStuck
+from penstock.fetch import Task
+from penstock.passing import IN_FLIGHT, IN_FLIGHT_BYTES, Course, Means, Pass, pinned
 from penstock.plan import NativePlan
 from penstock.sources.reading import outside_root, system_error
-from penstock.stats import Counters
-from penstock.workers import InFlight, NativeWorker, Workers
-
-#: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
-#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
-IN_FLIGHT_BYTES = 16 << 20
-#: Batches in flight at the most, unless prefetch_factor= says otherwise.
-IN_FLIGHT = 8
+from penstock.substitutes import Substitutes
+from penstock.workers.native import InFlight, Workers
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
 
 
-class Filling(Iterator[Any]):
-    """One pass over the data: an iterator of batches.
+class Filling(Pass):
+    """One pass over the data of a native plan.
 
     Args:
         plan: what fills the batches.
-        batches: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        length: what len() returns.
-        workers: native threads; 0 fills each batch in the caller's thread when it is asked for.
-        in_flight: batches in flight, or None to choose by their size.
-        seed, epoch: what random draws depend on, besides the sample.
-        buffers, counters: the loader's.
-        timeout: seconds to wait for a batch, 0 for ever.
+        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        means: the threads are native ones.
+        substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
-
-    After an error the iterator goes on with the next batch. It ends its threads when it is exhausted,
-    closed or dropped.
     """
 
     def __init__(
         self,
         plan: NativePlan,
-        batches: Iterator[Indices | list[Any]],
+        course: Course,
+        means: Means,
         *,
-        length: int | None,
-        workers: int,
-        in_flight: int | None,
-        seed: int,
-        epoch: int,
-        buffers: Buffers,
-        counters: Counters,
-        timeout: float = 0,
+        substitutes: Substitutes | None = None,
         eager: bool = False,
     ) -> None:
+        super().__init__(means)
+        self._threads = means.workers
+        self._buffers = means.buffers
+        self._substitutes = substitutes
+        self.begin(plan, course, eager=eager)
+
+    def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
+        """Begin a pass, with threads of its own."""
+        self._crew = Workers(plan, self._threads)
+        self._pool = self._crew.pool
+        self._hold(self._crew)
         self._plan = plan
-        self._batches = batches
-        self._length = length
-        self._threads = workers
-        self._wanted_in_flight = in_flight
-        self._seed = seed & 0xFFFFFFFFFFFFFFFF
-        self._epoch = epoch
-        self._buffers = buffers
-        self._counters = counters
-        self._timeout = timeout
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._queue: deque[InFlight] = deque()
         self._target = 1
         self._exhausted = False
-        self._lock = threading.Lock()  # next() may be called by several threads: each gets whole batches
-        self._crew = Workers(plan, workers)
-        self._pool = self._crew.pool
-        self._finalizer = weakref.finalize(self, self._crew.close)
+        self._start(course)
         if eager:
             self._refill()
 
-    def __iter__(self) -> Filling:
-        return self
-
-    def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError("the batch sampler of this loader has no length")
-        return self._length
-
-    def __next__(self) -> Any:
-        with self._lock:
-            if torch._C._autograd._profiler_enabled():  # under the name that profilers look for
-                with torch.autograd.profiler.record_function("enumerate(DataLoader)#Filling.__next__"):
-                    return self._next()
-            return self._next()
-
-    @property
-    def _workers(self) -> list[NativeWorker]:
-        """The native threads, under the name that torch's iterator gives its workers."""
-        return [NativeWorker(f"native-{number}", self._crew.ended) for number in range(self._threads)]
-
-    def __getstate__(self) -> NoReturn:
-        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
-
-    def _next(self) -> Any:
-        if not self._finalizer.alive:
-            raise StopIteration
+    def _next_data(self) -> Any:
         started = time.perf_counter()
         self._refill()
         if not self._queue:
@@ -129,11 +80,11 @@ class Filling(Iterator[Any]):
         self._queue.popleft()
         error = batch.error
         if batch.number >= 0:
-            failures = self._retire(batch)
-            while failures and self._learn(batch, failures):
+            while (failures := self._retire(batch)) and (
+                self._learn(batch, failures) or self._replace(batch, failures)
+            ):
                 self._submit(batch)
                 self._wait(batch)
-                failures = self._retire(batch)
             if failures:
                 error = self._error(batch, failures)
                 # What the error's traceback holds of the batch must hold neither the error nor its memory.
@@ -146,20 +97,19 @@ class Filling(Iterator[Any]):
                 raise error
             finally:
                 del error
-        out = self._assemble(batch)
-        if self._threads:  # without workers nothing is done before it is asked for
+        out = self._means.deliver(self._assemble(batch))
+        if self._threads and self._means.ahead:  # without workers nothing is done before it is asked for
             self._refill()
         samples = len(batch.indices if batch.other is None else batch.other)
-        self._counters.delivered(samples, time.perf_counter() - started, batch.rescued)
+        self._means.counters.delivered(samples, time.perf_counter() - started, batch.rescued)
         return out
 
     def close(self) -> None:
-        """Stop filling and end the threads. Batches in flight are dropped."""
-        self._finalizer()
-        self._queue.clear()
+        super().close()
+        self._queue = deque()
 
     def __repr__(self) -> str:
-        state = "open" if self._finalizer.alive else "closed"
+        state = "open" if self._open else "closed"
         return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
     # --- submitting -----------------------------------------------------------------------------------------
@@ -173,23 +123,24 @@ class Filling(Iterator[Any]):
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
         known = [field for field in self._fields if field is not None]
-        if self._threads == 0 or len(known) < len(self._fields):
+        if self._threads == 0 or not self._means.ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
-        if self._wanted_in_flight is not None:
-            return max(1, self._wanted_in_flight)
+        if self._means.in_flight is not None:
+            return max(1, self._means.in_flight)
         size = samples * sum(field.nbytes for field in known)
         return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
 
     def _next_batch(self) -> InFlight | None:
         batch = InFlight(np.empty(0, dtype=np.int64))
         try:
-            indices = next(self._batches)
+            indices = next(self._course.batches)
             if isinstance(indices, list):
                 batch.other = indices
                 return batch
-            batch.indices = indices
-            batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
-            batch.names = self._plan.names(batch.leaves, batch.local)
+            batch.indices = batch.wanted = indices
+            if self._substitutes is not None:
+                self._put_others(batch, [i for i, index in enumerate(indices) if self._substitutes.is_bad(int(index))])
+            self._resolve(batch)
             self._submit(batch)
         except StopIteration:
             self._exhausted = True
@@ -197,6 +148,10 @@ class Filling(Iterator[Any]):
         except Exception as error:  # of the user's sampler or dataset: raised when this batch's turn has come
             batch.error = error
         return batch
+
+    def _resolve(self, batch: InFlight) -> None:
+        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
+        batch.names = self._plan.names(batch.leaves, batch.local)
 
     def _submit(self, batch: InFlight) -> None:
         samples = len(batch.indices)
@@ -206,9 +161,16 @@ class Filling(Iterator[Any]):
         batch.rows = [self._buffers.rows(samples, field) for field in batch.fields]
         batch.rescues_failed, batch.rescued = {}, []
         fields = [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
+        course = self._course
         with self._crew.lock:
             batch.number = self._pool.submit(
-                self._seed, self._epoch, batch.local, batch.indices, batch.leaves, batch.names, fields
+                course.seed & 0xFFFFFFFFFFFFFFFF,
+                course.epoch,
+                batch.local,
+                batch.indices,
+                batch.leaves,
+                batch.names,
+                fields,
             )
             self._crew.batches[batch.number] = batch
 
@@ -222,9 +184,24 @@ class Filling(Iterator[Any]):
             if state == "python":
                 self._crew.start(self._threads)
             elif state == "timeout":
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+                raise WorkerStuck(self._stuck())
             else:
                 raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+
+    def _stuck(self) -> str:
+        """Return what each thread is at."""
+        at = [(*busy, "natively") for busy in self._pool.busy()] + [(*busy, "by Python") for busy in self._crew.busy()]
+        told = []
+        for number, position, seconds, how in at:
+            batch = self._crew.batches.get(number)
+            if batch is not None:
+                name, path = self._identify(batch, position)
+                told.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+        return (
+            f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
+            "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
+            + "\n".join(told or ["No thread is at work."])
+        )
 
     def _retire(self, batch: InFlight) -> list[_native.Failure]:
         del self._crew.batches[batch.number]
@@ -235,28 +212,57 @@ class Filling(Iterator[Any]):
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
             out = default_collate([self._plan.dataset[index] for index in batch.other])
-            return _pin(out) if self._buffers.pinned else out
+            return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = [rows.tensor for rows in batch.rows]
         labels = self._plan.labels(batch.leaves, batch.local)
         if labels is not None:
-            fields.append(_pin(labels) if self._buffers.pinned else labels)
+            fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
 
     # --- failures -------------------------------------------------------------------------------------------
 
     def _learn(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
-        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not."""
+        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not.
+
+        Where bad samples are replaced, the shape that most samples of the first batch have is the right one.
+        """
         if any(code != "mismatch" for _, _, code, *_ in failures):
             return False
         learned = list(self._fields)
         for number in {failure[1] for failure in failures}:
-            found = {(dtype, shape) for _, field_, _, _, _, dtype, shape in failures if field_ == number}
-            count = sum(failure[1] == number for failure in failures)
-            if len(found) != 1 or count != len(batch.indices):
+            found = Counter((dtype, shape) for _, field_, _, _, _, dtype, shape in failures if field_ == number)
+            agree = len(found) == 1 and found.total() == len(batch.indices)
+            if not agree and (self._substitutes is None or learned[number] is not None):
                 return False
-            dtype, shape = found.pop()
+            dtype, shape = found.most_common(1)[0][0]
             learned[number] = Field(_native.Spec(dtype, shape))
         self._fields = learned
+        return True
+
+    def _replace(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+        """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
+        if self._substitutes is None:
+            return False
+        bad = [failure for failure in failures if failure[2] != "mismatch"] or failures
+        for failure in {failure[0]: failure for failure in reversed(bad)}.values():
+            self._substitutes.found_bad(int(batch.indices[failure[0]]), self._error(batch, [failure]))
+        if not self._put_others(batch, [failure[0] for failure in bad]):
+            return False
+        self._resolve(batch)
+        return True
+
+    def _put_others(self, batch: InFlight, positions: list[int]) -> bool:
+        """Draw a sample that is not known as bad for each of these positions; False: there is none for one of them."""
+        assert self._substitutes is not None
+        task = Task(batch.wanted, self._course.seed, self._course.epoch)
+        indices = batch.indices.copy()
+        for position in positions:
+            candidates = self._substitutes.candidates(task, int(batch.wanted[position]))
+            index = next((int(i) for i in candidates if not self._substitutes.is_bad(int(i))), None)
+            if index is None:
+                return False
+            indices[position] = index
+        batch.indices = indices
         return True
 
     def _error(self, batch: InFlight, failures: list[_native.Failure]) -> Exception:
@@ -299,11 +305,6 @@ class Filling(Iterator[Any]):
             sample_id=name,
             path=path,
         )
-
-
-def _pin(batch: Any) -> Any:
-    """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:

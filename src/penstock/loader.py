@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from penstock.batches import Epochs, as_list, cut, from_sampler, length, settled_at_start
 from penstock.buffers import Buffers
 from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
-from penstock.filling import IN_FLIGHT, Filling
+from penstock.fetch import Fetch
+from penstock.fetching import Fetching
+from penstock.filling import Filling
+from penstock.method import Choice, Method, and_join, draws_in_threads, method_of, try_out
+from penstock.naming import name_of
 from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
-from penstock.plan import NativePlan, Plan, Setting, TorchPlan, explain, plan
+from penstock.passing import IN_FLIGHT, Course, Means, Pass
+from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
+from penstock.quarantine import Replace
 from penstock.stats import Counters, Stats
+from penstock.substitutes import Substitutes, population, register_of
+from penstock.workers.processes import Processes
 
 T_co = TypeVar("T_co", covariant=True)
+
+# torch's arguments that say which samples are read, and in which batches.
+_CHOOSING = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -29,15 +50,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     All arguments are torch's and mean what they mean there, with these additions:
 
     Args:
-        num_workers: native threads, or torch's worker processes where Python reads the dataset. None (the
-            default): as many native threads as CPUs this process may use, and 0 worker processes, torch's
+        num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the
+            default): as many threads as CPUs this process may use, and 0 worker processes, torch's
             default. 0: the caller's thread.
         seed: makes order and random transforms a function of (seed, epoch, sample): the same batches for any
             number of workers. None: they follow torch's global generator, or `generator`, as torch's loader does,
-            and the shuffle is the one that torch's loader would draw.
+            and the shuffle is the one that torch's loader would draw. Where Python reads the dataset, ``random``,
+            ``numpy.random`` and torch's generator are set for each sample.
+        worker_method: who reads a dataset that only Python can read. None or "process": torch's worker processes.
+            "thread": threads of this process, which write each sample into its row of the batch; the dataset's code
+            must be safe for that. "auto": a few samples are fetched on one thread and on two, and the faster method
+            is taken. explain() says what was chosen and why.
+        on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
+            sample, a function of (seed, epoch, sample), stands in for it.
 
     Raises:
-        InvalidOption: seed together with generator.
+        InvalidOption: seed together with generator, an unknown worker_method or on_error, or on_error="replace" for an
+            iterable dataset.
+        TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
+        WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
     """
 
@@ -62,6 +93,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
+        worker_method: Literal["process", "thread", "auto", "multiprocessing"] | None = None,
+        on_error: Literal["raise", "replace"] | Replace = "raise",
     ) -> None:
         if seed is not None:
             if generator is not None:
@@ -70,14 +103,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.seed = seed
         self._own_order = sampler is None and batch_sampler is None
         self._prefetch_given = prefetch_factor is not None
-        self._epoch = 0
+        self._epochs = Epochs(seed)
         self._base_seed: int | None = None  # torch's, of the last pass
-        batched = batch_size is not None or batch_sampler is not None
-        self._plan: Plan = plan(dataset, batched=batched, collate_fn=collate_fn, worker_init_fn=worker_init_fn)
+        self.on_error = on_error
+        self._register = register_of(on_error, dataset)
+        self.worker_method = worker_method
+        self._method = method_of(worker_method)
+        self._choice: Choice | None = None  # of "auto"
+        self._plan: Plan = plan(
+            dataset,
+            batched=batch_size is not None or batch_sampler is not None,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            processes=self._method is Method.PROCESS,
+        )
         # What was chosen because num_workers was None; a program that sets the attribute has the last word.
         self._chosen_workers: int | None = None
         if num_workers is None:
-            num_workers = self._chosen_workers = _default_workers(self._plan)
+            num_workers = self._chosen_workers = _default_workers(self._plan, self._method)
         self._counters = Counters()
         self._buffers: Buffers | None = None
         super().__init__(
@@ -106,8 +149,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         self._make_plan()
-        if isinstance(self._plan, NativePlan):
-            return self._fill(self._plan)
+        held = self._iterator
+        if held is not None and (type(held) is not self._kind() or not getattr(held, "reusable", True)):
+            held._shutdown_workers()  # type: ignore[attr-defined]  # it was made for something else, or its workers died
+            self._iterator = None
         given, self.generator = self.generator, self.generator or self._seeded
         try:
             return super().__iter__()
@@ -121,51 +166,155 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batched=self._auto_collation,
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
+            processes=self._method is Method.PROCESS,
         )
         if self._chosen_workers is not None and self.num_workers == self._chosen_workers:
-            self.num_workers = self._chosen_workers = _default_workers(self._plan)
+            self.num_workers = self._chosen_workers = _default_workers(self._plan, self._method)
+            if not self._prefetch_given:
+                self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters."""
+        """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
         state = self.__dict__.copy()
         for own in ("_plan", "_buffers", "_counters"):
             del state[own]
-        return state
+        return {**state, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._buffers, self._counters, self._base_seed = None, Counters(), None
         self._make_plan()
 
-    def _fill(self, native: NativePlan) -> Filling:
+    def _kind(self) -> type:
+        """Return the class of the iterator that the plan and the arguments ask for."""
+        if isinstance(self._plan, NativePlan):
+            return Filling
+        if self.num_workers and not self._in_threads():
+            return Processes
+        iterable = isinstance(self.dataset, IterableDataset)
+        if self._in_threads() and (self.num_workers or not iterable):
+            return Fetching
+        return _SingleProcessDataLoaderIter if iterable or self._fetch(here=True).plain else Fetching
+
+    def _get_iterator(self) -> Any:
+        kind = self._kind()
+        if kind is Filling:
+            assert isinstance(self._plan, NativePlan)
+            return Filling(
+                self._plan,
+                self._course(),
+                self._means(),
+                substitutes=self._replacing(),
+                eager=not self._on_demand(),
+            )
+        if kind is Fetching:
+            return Fetching(
+                self._fetch(here=self.num_workers == 0),
+                self._course(),
+                self._means(),
+                init=self.worker_init_fn,
+                iterable=isinstance(self.dataset, IterableDataset),
+                in_order=self.in_order,
+                drop_last=self.drop_last,
+                eager=not self._on_demand(),
+            )
+        if kind is Processes:
+            self.check_worker_number_rationality()
+            iterable = isinstance(self.dataset, IterableDataset)
+            return Processes(
+                self,
+                None if iterable else self._fetch(here=True),
+                key=partial(self._epochs.next, counted=self.persistent_workers),
+                # By a proxy, for the iterator must not keep the loader alive, which may hold it.
+                batches=partial(_index_batches_of, weakref.proxy(self)),
+                identify=partial(name_of, self.dataset),
+                deliver=_as_it_is if self._register is None else self._register.deliver,
+            )
+        self._epochs.next(counted=True)
+        return super()._get_iterator()
+
+    def _begin(self, held: Pass) -> None:
+        """Let a persistent iterator go through the data again."""
+        if isinstance(held, Filling):
+            assert isinstance(self._plan, NativePlan)
+            held.begin(self._plan, self._course(), eager=not self._on_demand())
+        elif isinstance(held, Fetching):
+            held.begin(self._fetch(here=False), self._course(), eager=not self._on_demand())
+
+    def _in_threads(self) -> bool:
+        """Return whether Python threads of this process read the dataset."""
+        if self._method is Method.AUTO:
+            return self._chosen().method is Method.THREAD
+        return self._method is Method.THREAD
+
+    def _chosen(self) -> Choice:
+        """Return what worker_method="auto" comes to: measured once."""
+        if self._choice is None:
+            seeded = self.seed is not None
+            self._choice = try_out(self._fetch(here=False), self.batch_size or 1, self.num_workers, seeded=seeded)
+        return self._choice
+
+    def _fetch(self, *, here: bool) -> Fetch:
+        """Return what calls the dataset; here: in a process whose global generators it may set."""
+        assert isinstance(self._plan, PythonPlan)
+        return Fetch(
+            self.dataset,
+            batched=self._auto_collation,
+            collate_fn=self.collate_fn,
+            read=self._plan.assisted,
+            seeded=here and self.seed is not None,
+            replacing=self._replacing(),
+        )
+
+    def _replacing(self) -> Substitutes | None:
+        """Return what replaces bad samples in the pass that begins."""
+        if self._register is None:
+            return None
+        drawn_from = population(self.sampler, self.batch_sampler, len(self.dataset))  # type: ignore[arg-type]
+        self._register.substitutes.population = drawn_from
+        return self._register.substitutes
+
+    def _means(self) -> Means:
+        if self.num_workers == 0 and self.timeout:
+            raise InvalidOption("timeout= needs num_workers > 0: the caller's thread cannot wait for itself")
+        return Means(
+            workers=self.num_workers,
+            in_flight=self._in_flight(),
+            buffers=self._memory(),
+            counters=self._counters,
+            deliver=_as_it_is if self._register is None else self._register.deliver,
+            timeout=self.timeout,
+            ahead=self._reads_ahead(),
+            persistent=self.persistent_workers,
+        )
+
+    def _reads_ahead(self) -> bool:
+        """Return whether the sampler may be asked for batches ahead of the user: not where torch would not."""
+        if self._chosen_workers is None or isinstance(self.dataset, IterableDataset):
+            return True
+        return settled_at_start(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    def _memory(self) -> Buffers:
+        """Return the batch memory: made once, and anew where pinning has changed."""
         pinned = self._pinned()
-        in_flight = self._in_flight()
         if self._buffers is None or self._buffers.pinned != pinned:
             # Each field of each batch in flight, and of the two that a loop holds when it asks for the next.
-            self._buffers = Buffers(pinned=pinned, keep=native.fields * ((in_flight or IN_FLIGHT) + 2))
+            fields = self._plan.fields if isinstance(self._plan, NativePlan) else 2
+            self._buffers = Buffers(pinned=pinned, keep=fields * ((self._in_flight() or IN_FLIGHT) + 2))
+        return self._buffers
+
+    def _course(self) -> Course:
         seed, epoch = self._key()
-        return Filling(
-            native,
-            self._index_batches(native, seed, epoch),
-            length=_length(self.batch_sampler),
-            workers=self.num_workers,
-            in_flight=in_flight,
-            seed=seed,
-            epoch=epoch,
-            buffers=self._buffers,
-            counters=self._counters,
-            timeout=self.timeout,
-            eager=not self._on_demand(),
-        )
+        return Course(self._index_batches(seed, epoch), length(self._index_sampler), seed, epoch)
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        if self.seed is not None:
-            return self.seed, epoch
+        seed, epoch = self._epochs.next(counted=self.persistent_workers)
+        if seed is not None:
+            return seed, epoch
         if self._base_seed is None or not self.persistent_workers:  # torch's persistent workers keep the first
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        return self._base_seed, epoch if self.persistent_workers else 0
+        return self._base_seed, epoch
 
     def _on_demand(self) -> bool:
         """Return whether torch's loader would do nothing before the first batch is asked for."""
@@ -196,13 +345,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
-    def _index_batches(self, native: NativePlan, seed: int, epoch: int) -> Iterator[Indices | list[Any]]:
+    def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
+        if isinstance(self._plan, PythonPlan):
+            if self.seed is not None and self._cuts_itself():
+                size = len(self.dataset)  # type: ignore[arg-type]
+                return map(as_list, self._cut(size, seed, epoch))
+            return iter(self._index_sampler)
         if not self._cuts_itself():
-            return _from_sampler(self._index_sampler)
+            return from_sampler(self._index_sampler)
+        return self._cut(self._plan.root.size, seed, epoch)
+
+    def _cut(self, size: int, seed: int, epoch: int) -> Iterator[Indices]:
         assert self.batch_size is not None
-        return _cut(
-            lambda: self._order(native.root.size, seed, epoch), native.root.size, self.batch_size, self.drop_last
-        )
+        # Not a method of this loader: an iterator that a loader holds must not hold the loader.
+        order = partial(_order, type(self.sampler) is SequentialSampler, self.seed is not None, size, seed, epoch)
+        return cut(order, size, self.batch_size, self.drop_last)
 
     def _cuts_itself(self) -> bool:
         """Return whether the samplers are those that torch's __init__ made, and as it made them."""
@@ -222,41 +379,118 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _draws_from(self, source: object) -> bool:
         return source is self.dataset
 
-    def _order(self, size: int, seed: int, epoch: int) -> Order:
-        """Return the order of an epoch whose samplers are torch's own."""
-        if type(self.sampler) is SequentialSampler:
-            return InSequence()
-        if self.seed is not None:
-            return KeyedShuffle(size, seed, epoch)
-        return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
-
     def check_worker_number_rationality(self) -> None:
-        """Warn of more worker processes than CPUs, as torch does, and of more than 4 native threads to a CPU."""
-        if isinstance(self._plan, TorchPlan) or self.num_workers > 4 * usable_cpus():
+        """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
+        threads = isinstance(self._plan, NativePlan) or self._method is Method.THREAD
+        if not threads or self.num_workers > 4 * usable_cpus():
             super().check_worker_number_rationality()
 
     def explain(self) -> str:
         """Return the plan as text: each step, who does it, and what would make the rest native."""
         self._make_plan()
-        setting = Setting(self.num_workers, self.batch_size, self._order_name(), self._can_pin())
+        python = isinstance(self._plan, PythonPlan)
+        setting = Setting(
+            self.num_workers,
+            self.batch_size,
+            self._order_name(),
+            self._can_pin(),
+            threads=python and self._in_threads(),
+            remarks=(*(self._of_python() if python else ()), *([self._register.explain()] if self._register else [])),
+        )
         return explain(self._plan, setting, self.stats())
+
+    def _of_python(self) -> Iterator[str]:
+        if self._method is Method.AUTO:
+            yield f"chosen   {self._chosen().why}"
+        if self._in_threads() and self.num_workers and (draws := draws_in_threads(self._fetch(here=False))):
+            yield (
+                f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "
+                "depend on timing. torch.random.thread_safe_generator() or get_worker_info().rng draw by sample; so do "
+                "worker processes with seed="
+            )
+        elif self.seed is not None:
+            yield "random   the global generators are functions of (seed, epoch, sample), set for each sample"
 
     def _order_name(self) -> str:
         if not self._cuts_itself():
-            return f"by {type(self.sampler if self.batch_size is not None else self.batch_sampler).__name__}"
+            name = type(self.sampler if self.batch_size is not None else self.batch_sampler).__name__
+            asked = "" if self._reads_ahead() else ", asked for one batch at a time; with num_workers= given, ahead"
+            return f"by {name}{asked}"
         if type(self.sampler) is SequentialSampler:
             return "in sequence"
         if self.seed is not None:
             return f"shuffled by (seed {self.seed}, epoch), any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
 
+    def again(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
+        """Return a loader of other samples (dataset, batch_size, sampler, batch_sampler, drop_last), else as this one.
+
+        It counts its epochs on from this one's.
+        """
+        arguments = {name: getattr(self, name) for name in (*_READING, *_OWN)}
+        if self.num_workers == self._chosen_workers:
+            arguments["num_workers"] = None
+        if not self._prefetch_given:
+            del arguments["prefetch_factor"]
+        twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
+        twin._epochs.number = self._epochs.number
+        return twin
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """What Accelerator.prepare asks before it copies torch's arguments, and no others, into a torch loader.
+
+        Raises:
+            InvalidOption: an argument of our own is in use, and would be lost.
+        """
+        given = {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
+        if given:
+            raise InvalidOption(
+                f"Accelerator.prepare builds a torch loader in this one's place, without "
+                f"{', '.join(f'{name}={value!r}' for name, value in given.items())}; "
+                f"give the Accelerator to penstock.frameworks.keep_loaders(...) first"
+            )
+        if isinstance(self._plan, NativePlan):
+            warnings.warn(
+                "Accelerator.prepare builds a torch loader in this one's place, which reads without native threads; "
+                "give the Accelerator to penstock.frameworks.keep_loaders(...) first",
+                stacklevel=6,  # the caller of prepare
+            )
+        if self._chosen_workers:  # native threads; torch's loader would start as many processes
+            self.num_workers, self.prefetch_factor = 0, None
+        return False
+
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""
         return self._counters.snapshot((0, 0, 0) if self._buffers is None else self._buffers.counts())
 
 
-def _default_workers(chosen: Plan) -> int:
-    return usable_cpus() if isinstance(chosen, NativePlan) else 0
+_THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
+# The arguments that say how samples are read, not which: attributes of the same name.
+_READING = [name for name in _THEIRS if name not in _CHOOSING]
+# Our own arguments, attributes of the same name too, and their defaults.
+_OWN = {name: p.default for name, p in inspect.signature(DataLoader).parameters.items() if name not in _THEIRS}
+
+
+def _index_batches_of(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Any]:
+    return loader._index_batches(seed, epoch)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _order(in_sequence: bool, keyed: bool, size: int, seed: int, epoch: int) -> Order:
+    """Return the order of an epoch whose samplers are torch's own."""
+    if in_sequence:
+        return InSequence()
+    if keyed:
+        return KeyedShuffle(size, seed, epoch)
+    return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def _default_workers(chosen: Plan, method: Method | None) -> int:
+    return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
 
 
 def _checked_seed(seed: object) -> int:
@@ -267,41 +501,3 @@ def _checked_seed(seed: object) -> int:
     if not -(1 << 63) <= number < 1 << 64:
         raise InvalidOption(f"seed={number} is out of range: 64 bits are used, -2**63 to 2**64 - 1")
     return number
-
-
-def _length(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except TypeError:
-        return None
-
-
-def _cut(order: Callable[[], Order], size: int, batch_size: int, drop_last: bool) -> Iterator[Indices]:
-    """Yield the indices of each batch of an epoch; the order is drawn when the first is asked for, as torch does."""
-    positions = order()
-    end = size - size % batch_size if drop_last else size
-    for begin in range(0, end, batch_size):
-        yield positions.take(begin, min(batch_size, end - begin))
-
-
-def _from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:
-    """Yield what a sampler of batches yields: as an array where it is indices, else as the list that it is."""
-    for batch in batches:
-        given = list(batch)  # it may be a generator, to be read once
-        try:
-            indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
-        except (TypeError, OverflowError):
-            yield given
-        else:
-            yield indices if len(indices) else []
-
-
-def _scalar(index: Any) -> Any:
-    """Return a tensor without dimensions as a number. Raises TypeError for other tensors, and bool: they are masks."""
-    if isinstance(index, bool):
-        raise TypeError("a mask")
-    if isinstance(index, torch.Tensor):
-        if index.ndim:
-            raise TypeError("a tensor with dimensions")
-        return _scalar(index.item())
-    return index

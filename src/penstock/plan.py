@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
+from penstock.assist import Assisted, assist
 from penstock.order import Indices
 from penstock.recipe import Refusal
 from penstock.recognise import Leaf
@@ -94,16 +95,20 @@ def _collate(labels: list[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class TorchPlan:
-    """torch's own iterator reads the dataset."""
+class PythonPlan:
+    """Python calls the dataset: in the caller's thread, in torch's worker processes or in threads of this process."""
 
     reason: Refusal
+    assisted: Assisted | None = None
+    """Reads the samples in place of the dataset, natively as far as its transform."""
 
 
-Plan = NativePlan | TorchPlan
+Plan = NativePlan | PythonPlan
 
 
-def plan(dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: object) -> Plan:
+def plan(
+    dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: object, processes: bool = False
+) -> Plan:
     """Decide who reads a dataset.
 
     Args:
@@ -111,13 +116,16 @@ def plan(dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: 
         batched: the loader makes batches (batch_size or batch_sampler is not None).
         collate_fn: None or torch's default_collate for the native core.
         worker_init_fn: None for the native core, which has no worker process to call it in.
+        processes: worker processes were asked for by name.
     """
     refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
+    if refusal is None and processes:
+        refusal = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
     if refusal is not None:
-        return TorchPlan(refusal)
+        return PythonPlan(refusal)
     tree = build(dataset)
     if isinstance(tree, Refusal):
-        return TorchPlan(tree)
+        return PythonPlan(tree, assist(dataset))
     root, leaves = tree
     program = _native.Program([list(leaf.fillers) for leaf in leaves])
     return NativePlan(dataset, root, tuple(leaves), program)
@@ -136,9 +144,22 @@ def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_i
         return Refusal(
             "default_collate_fn_map", "a function of one's own collates tensors or tuples", "torch's own map"
         )
-    if worker_init_fn is not None:
+    if worker_init_fn is not None and not _only_seeds(worker_init_fn):
         return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
     return None
+
+
+def _only_seeds(worker_init_fn: object) -> bool:
+    """Return whether it is what Lightning sets after seed_everything(workers=True).
+
+    It seeds the global generators of a worker process; the native core has none, and draws from none.
+    """
+    function = worker_init_fn.func if isinstance(worker_init_fn, partial) else worker_init_fn
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    return name in (
+        "lightning.fabric.utilities.seed.pl_worker_init_function",
+        "lightning_fabric.utilities.seed.pl_worker_init_function",
+    )
 
 
 def _same(a: _native.Spec | None, b: _native.Spec | None) -> bool:
@@ -153,17 +174,25 @@ class Setting:
     batch_size: int | None
     order: str
     pinned: bool
+    threads: bool
+    """Where Python reads: in threads of this process."""
+    remarks: tuple[str, ...] = ()
+    """What else there is to say of it, a line each."""
 
 
 def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
     """Return the plan as lines of text: each step, who does it, and what would make the rest native."""
-    if isinstance(plan, TorchPlan):
+    if isinstance(plan, PythonPlan):
         reason = plan.reason
+        steps = () if plan.assisted is None else plan.assisted.steps
         return "\n".join(
             [
-                f"plan     torch's own iterator, {_processes(setting.workers)}",
+                f"plan     {_readers(setting)}",
+                *(f"{step.who:<8} {step.what}" for step in steps),
                 f"because  {reason.what}: {reason.why}",
                 f"native   with {reason.remedy}",
+                *setting.remarks,
+                *_so_far(stats),
             ]
         )
     who = "the caller's thread fills"
@@ -177,17 +206,30 @@ def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
         lines += [f"{step.who:<8} {step.what}" for step in leaf.steps]
     memory = "page-locked, from torch's host allocator" if setting.pinned else "pageable, recycled when you let go"
     lines.append(f"buffers  {memory}")
-    if stats.samples:
-        lines.append(
-            f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
-            f"your loop waited {stats.wait_seconds:.2f} s for them"
-        )
+    lines += _so_far(stats)
     lines += _by_python(stats.read_by_python)
-    return "\n".join(lines)
+    return "\n".join(lines + list(setting.remarks))
 
 
-def _processes(workers: int) -> str:
-    return f"{workers} worker process{'es' * (workers > 1)}" if workers else "in the caller's process"
+def _so_far(stats: Stats) -> list[str]:
+    if not stats.samples:
+        return []
+    return [
+        f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
+        f"your loop waited {stats.wait_seconds:.2f} s for them"
+    ]
+
+
+def _readers(setting: Setting) -> str:
+    if not setting.workers:
+        return "Python reads the dataset in the caller's thread" + (
+            ", each sample into its row" if setting.threads else " by torch's own iterator"
+        )
+    if setting.threads:
+        return (
+            f"Python reads the dataset in {_count(setting.workers, 'thread')} of this process, each sample into its row"
+        )
+    return f"torch's own iterator, {setting.workers} worker process{'es' * (setting.workers > 1)}"
 
 
 def _by_python(reasons: Mapping[str, int]) -> list[str]:

@@ -67,6 +67,24 @@ class Recipe:
     """For explain()."""
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """The leading part of a transform that the native core does, up to the PIL image for the rest."""
+
+    native: _native.Recipe
+    """Gives the pixels of that image: uint8, (height, width, channels)."""
+    mode: str
+    """Of that image, 'RGB' or 'L'."""
+    keeps_info: bool
+    """The image has the info of its file, unless something was padded to it."""
+    rest: tuple[Callable[[Any], Any], ...]
+    """What is called with that image, and then with what the one before returned."""
+    ends: Refusal | None
+    """Why the first of the rest is Python's; None: there is no rest."""
+    steps: tuple[Step, ...]
+    """Of the native part, for explain()."""
+
+
 class _Refused(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal)
@@ -86,6 +104,9 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -
     """
     if mode not in ("RGB", "L"):
         raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
+    if transform is None:
+        why = "PIL images cannot be collated into a batch"
+        return Refusal("transform=None", why, "a transform that ends in a tensor")
     try:
         reader = _Reader(mode)
         for step in _flatten(transform):
@@ -95,15 +116,57 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -
         return refused.refusal
 
 
+def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
+    """Return as much of a transform as the native core does on PIL images, and what is left of it.
+
+    Called in turn, the rest does what the transform itself would do: a Compose passes on one value.
+
+    Args:
+        transform: anything that is called with a PIL image; None for the image itself.
+        mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
+
+    Raises:
+        ValueError: another mode.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
+    reader = _Reader(mode)
+    steps: list[Any] = [] if transform is None else list(_flatten(transform))
+    known, ends = 0, None
+    try:
+        for step in steps:
+            reader.add_to_picture(step)
+            known += 1
+    except _Refused as refused:
+        # A conversion is Python's because of what follows it, where that is not known.
+        ends = next((_unknown(step) for step in steps[known:] if type(step) not in _handlers()), refused.refusal)
+    native, result = reader.finish_picture()
+    return Prefix(native, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
+
+
 def _flatten(transform: object) -> Iterator[object]:
-    if transform is None:
-        why = "PIL images cannot be collated into a batch"
-        raise _Refused(Refusal("transform=None", why, "a transform that ends in a tensor"))
-    if type(transform) in _classes("Compose"):
+    if _is_plain_compose(transform):
         for step in transform.transforms:  # type: ignore[attr-defined]
             yield from _flatten(step)
     else:
         yield transform
+
+
+def _is_plain_compose(transform: object) -> bool:
+    """Return whether calling a transform is calling its parts in turn."""
+    if type(transform) not in _classes("Compose") or _changed(transform) is not None:
+        return False
+    parts = transform.transforms  # type: ignore[attr-defined]
+    return isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0
+
+
+def _changed(transform: object) -> str | None:
+    """Return what makes a transform object do otherwise than its class, or None."""
+    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
+        return "it carries forward hooks"
+    if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
+        return "a method was replaced on the object"
+    return None
 
 
 def _classes(name: str, *modules: str) -> list[type]:
@@ -132,17 +195,28 @@ class _Reader:
         self.values: list[Any] = [_ramp(mode)]
         self.fill_pixels: list[bytes] = []
         self.pointwise_names: list[str] = []
+        self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
 
     def add(self, transform: Any) -> None:
         handler = _handlers().get(type(transform))
         if handler is None:
-            _refuse_unknown(transform)
-        if isinstance(transform, torch.nn.Module):
-            if transform._forward_hooks or transform._forward_pre_hooks:
-                _refuse(transform, "it carries forward hooks", "the transform without hooks")
-            if _OVERRIDES & vars(transform).keys():
-                _refuse(transform, "a method was replaced on the object", "the class as it is")
+            raise _Refused(_unknown(transform))
+        changed = _changed(transform)
+        if changed is not None:
+            _refuse(transform, changed, "the class as it is")
         handler(self, transform)
+
+    def add_to_picture(self, transform: Any) -> None:
+        """Add a step that makes a PIL image of a PIL image."""
+        if _handlers().get(type(transform)) is _Reader.pointwise:
+            _refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
+        self.add(transform)
+
+    def finish_picture(self) -> tuple[_native.Recipe, str]:
+        """Return the recipe of the pixels of the picture, interleaved, and its mode."""
+        colours = [(pixel, _bytes(value)) for pixel, value in zip(self.fill_pixels, self.values[1:], strict=True)]
+        native = _native.Recipe(self.source_channels, self.operations, "uint8", "hwc", None, colours)
+        return native, self.values[0].mode
 
     def finish(self, size: tuple[int, int] | None) -> Recipe:
         ramp = self.values[0]
@@ -252,11 +326,13 @@ class _Reader:
             pad_if_needed=bool(transform.pad_if_needed),
             pad_once=second,
         )
+        self.keeps_info &= second or padding is None  # the first generation pads by 0, too
 
     def pad(self, transform: Any) -> None:
         padding, mode = _margins(transform, transform.padding), transform.padding_mode
         fill = self._fill(self._padded(transform))
         self._operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
+        self.keeps_info = False
 
     def flip(self, transform: Any) -> None:
         if not isinstance(transform.p, int | float):
@@ -274,6 +350,7 @@ class _Reader:
         self._operation(transform, "grey", op="Grayscale", channels=wanted)
         # From here on a value of the grey picture means itself; paddings so far are in the picture.
         mode = "L" if wanted == 1 else "RGB"
+        self.keeps_info &= wanted == 1
         self.values = [_ramp(mode), *(Image.new(mode, (1, 1)) for _ in self.values[1:])]
 
     def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
@@ -370,12 +447,17 @@ def _handlers() -> dict[type, _Handler]:
     return {kind: handler for name, handler in _HANDLERS.items() for kind in _classes(name)}
 
 
-def _refuse_unknown(transform: object) -> NoReturn:
+def _unknown(transform: object) -> Refusal:
+    name = type(transform).__name__
+    if type(transform) in _classes("Compose"):
+        why = _changed(transform) or "its transforms are no list of them"
+        return Refusal(name, why, "the class as it is")
     for base in type(transform).__mro__[1:]:
         if base in _handlers() or base in _classes("Compose"):
-            _refuse(transform, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
+            return Refusal(name, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
     known = ", ".join(_HANDLERS)
-    _refuse(transform, "the native core does not know it", f"torchvision's {known}, on their own or in a Compose")
+    remedy = f"torchvision's {known}, on their own or in a Compose"
+    return Refusal(name, "the native core does not know it", remedy)
 
 
 def _run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:

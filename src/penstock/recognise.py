@@ -62,7 +62,7 @@ def recognise(dataset: object) -> Leaf | Refusal:
     """Return how the native core reads a dataset that is neither Subset nor ConcatDataset, or why it cannot."""
     reader = _readers().get(type(dataset))
     if reader is not None:
-        if _replaced(dataset):
+        if replaced(dataset):
             return Refusal(_name(dataset), "its __getitem__ was replaced", "the class as it is")
         try:
             return reader(dataset)
@@ -78,7 +78,7 @@ def recognise(dataset: object) -> Leaf | Refusal:
     )
 
 
-def _replaced(dataset: object) -> bool:
+def replaced(dataset: object) -> bool:
     """Return whether a program has put a __getitem__ of its own on the object or its class."""
     method: Any = getattr(type(dataset), "__getitem__")  # noqa: B009  object has none, says mypy
     home = method.__module__.partition(".")[0]
@@ -157,7 +157,7 @@ def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
     dataset.paths.refresh()
     return Leaf(
         size=len(dataset),
-        fillers=(_native.ImageFileFiller(dataset.paths, recipe.native, _max_pixels()),),
+        fillers=(_native.ImageFileFiller(dataset.paths, recipe.native, max_pixels()),),
         specs=(_spec(recipe),),
         pair=True,
         identify=lambda position: (dataset.samples[position][0],) * 2,
@@ -168,7 +168,8 @@ def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
     )
 
 
-def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
+def foreign_loader(dataset: Any) -> Refusal | None:
+    """Return why a torchvision ImageFolder's images are not those that Pillow gives by default, or None."""
     folder = sys.modules["torchvision.datasets.folder"]
     loaders = (folder.default_loader, folder.pil_loader)
     if dataset.loader is not loaders[0] or any(loader.__module__ != folder.__name__ for loader in loaders):
@@ -177,6 +178,13 @@ def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
         return Refusal(
             "torchvision's image backend", "only PIL's pixels are reproduced", "torchvision.set_image_backend('PIL')"
         )
+    return None
+
+
+def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
+    refusal = foreign_loader(dataset)
+    if refusal is not None:
+        return refusal
     recipe = read_recipe(dataset.transform, mode="RGB")
     if isinstance(recipe, Refusal):
         return recipe
@@ -187,7 +195,7 @@ def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
 
     return Leaf(
         size=len(samples),
-        fillers=(_native.ImageFileFiller(None, recipe.native, _max_pixels()),),
+        fillers=(_native.ImageFileFiller(None, recipe.native, max_pixels()),),
         specs=(_spec(recipe),),
         pair=True,
         identify=lambda position: (samples[position][0],) * 2,
@@ -199,7 +207,7 @@ def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
     )
 
 
-def _max_pixels() -> int:
+def max_pixels() -> int:
     return Image.MAX_IMAGE_PIXELS or 0
 
 

@@ -28,7 +28,7 @@ from penstock.tree import LeafNumbers
 JOIN_SECONDS = 2.0
 
 
-class NativeWorker:
+class ThreadWorker:
     """What torch's iterator calls a worker, for code that waits for its end: a thread that a pass holds.
 
     It does not keep the pass alive.
@@ -53,7 +53,7 @@ class NativeWorker:
         return 0 if self._ended.is_set() else None
 
     def __repr__(self) -> str:
-        return f"<NativeWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
+        return f"<ThreadWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
 
 
 @dataclass(slots=True)
@@ -61,6 +61,8 @@ class InFlight:
     """A batch that was submitted, or the error that came in its place."""
 
     indices: Indices
+    wanted: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
     leaves: LeafNumbers | None = None
     local: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     names: bytes | None = None
@@ -90,6 +92,7 @@ class Workers:
         self.ended = threading.Event()  # the pool is closed and its threads are gone
         self._plan = plan
         self._threads: list[threading.Thread] = []
+        self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
 
     def start(self, count: int) -> None:
         """Start serving; with no threads of its own the caller serves by serve_here."""
@@ -127,9 +130,15 @@ class Workers:
             with contextlib.suppress(BaseException):  # it is raised where the batch is handed out
                 self._rescue(job)
 
+    def busy(self) -> list[tuple[int, int, float]]:
+        """Return (batch, position in it, seconds since it began) of each sample that a Python thread reads now."""
+        now = time.monotonic()
+        return [(batch, position, now - since) for batch, position, since in list(self._reading.values())]
+
     def _rescue(self, job: _native.PythonJob) -> None:
         with self.lock:
             batch = self.batches[job.batch]
+        self._reading[threading.get_ident()] = (job.batch, job.position, time.monotonic())
         try:
             batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
             leaf, local = self._plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
@@ -144,6 +153,8 @@ class Workers:
             self.pool.fail_python(job)
             if not isinstance(error, Exception):
                 raise  # Ctrl-C in the caller's thread
+        finally:
+            self._reading.pop(threading.get_ident(), None)
 
     def _finish_tensor(self, job: _native.PythonJob, tensor: torch.Tensor, sample_id: str, path: str | None) -> None:
         name = str(tensor.dtype).removeprefix("torch.")

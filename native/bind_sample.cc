@@ -1,0 +1,131 @@
+// One sample read by itself, in the calling thread: for code of the user's own that goes on with it in Python.
+//
+// Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it reads.
+// Memory: pixels belong to the array that is returned; a tensor's elements are written where the caller wants them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bind.h"
+#include "filler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace penstock {
+namespace {
+
+// Larger working memory is not kept from one sample to the next.
+constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
+
+// Working memory between calls, as many as were in use at once. Never waits for its lock: in a process that was forked
+// off another thread may seem to hold it for ever, and new memory serves as well.
+class Idle {
+ public:
+  // Never destroyed: threads may be reading still when the process ends.
+  static Idle& instance() {
+    static Idle& idle = *new Idle;
+    return idle;
+  }
+
+  std::unique_ptr<Scratch> take() {
+    const std::unique_lock hold(lock_, std::try_to_lock);
+    return hold && count_ > 0 ? std::move(idle_[--count_]) : std::make_unique<Scratch>();
+  }
+  void give_back(std::unique_ptr<Scratch>& scratch) {
+    const std::unique_lock hold(lock_, std::try_to_lock);
+    if (hold && count_ < idle_.size()) idle_[count_++] = std::move(scratch);
+  }
+
+ private:
+  std::mutex lock_;
+  std::array<std::unique_ptr<Scratch>, 64> idle_;
+  std::size_t count_ = 0;
+};
+
+// Working memory for one sample.
+class OwnScratch {
+ public:
+  OwnScratch() : scratch_(Idle::instance().take()) {}
+  ~OwnScratch() {
+    if (scratch_->file.capacity() + scratch_->recipe.held() <= kKeptBytes) Idle::instance().give_back(scratch_);
+  }
+  OwnScratch(const OwnScratch&) = delete;
+  OwnScratch& operator=(const OwnScratch&) = delete;
+
+  Scratch& operator*() const { return *scratch_; }
+
+ private:
+  std::unique_ptr<Scratch> scratch_;
+};
+
+// What is left to Python is read there again: its error, if any, says more than this.
+nb::object reason(const Outcome& outcome) {
+  const bool file = outcome.code == Code::io || outcome.code == Code::escapes;
+  return nb::cast(file ? "the file cannot be opened or read" : outcome.reason);
+}
+
+nb::object read_image(const ImageFileFiller& filler, std::size_t local, const std::optional<nb::bytes>& path,
+                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
+  std::string names;
+  if (path) {
+    names.assign(path->c_str(), path->size());
+    if (names.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
+    names.push_back('\0');
+    local = 0;
+  }
+  Picture picture;
+  Outcome outcome;
+  {
+    const nb::gil_scoped_release released;
+    const PathTable paths({}, std::move(names), {}, false);
+    const OwnScratch scratch;
+    outcome = filler.read({local, sample, seed, epoch}, &paths, picture, *scratch);
+  }
+  if (!outcome.ok()) return reason(outcome);
+  const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
+  const std::size_t shape[3] = {extent(1), extent(2), extent(0)};
+  std::uint8_t* const raw = picture.pixels.get();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+  static_cast<void>(picture.pixels.release());  // the capsule's
+  return nb::make_tuple(nb::ndarray<nb::numpy, std::uint8_t>(raw, 3, shape, owner),
+                        nb::bytes(picture.head.data(), picture.head.size()), picture.padded);
+}
+
+// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const Bytes& out, const TensorSpec& spec) {
+  std::int64_t bytes = 0;
+  if (!checked_bytes(spec, bytes) || out.size() != static_cast<std::size_t>(bytes))
+    throw nb::value_error("out and spec do not agree");
+  TensorSpec got;
+  Outcome outcome;
+  bool in_order = false;
+  std::uint8_t* const row = out.data();
+  {
+    const nb::gil_scoped_release released;
+    const OwnScratch scratch;
+    outcome = filler.fill({local, 0, 0, 0}, nullptr, spec, row, got, *scratch);
+    in_order = (*scratch).tensors.in_order();
+  }
+  if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
+  if (!in_order) return nb::cast("its elements are not in C order");
+  return outcome.ok() ? nb::none() : nb::cast(got);
+}
+
+}  // namespace
+
+void bind_sample(nb::module_& m) {
+  m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a);
+  m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a);
+}
+
+}  // namespace penstock

@@ -1,0 +1,96 @@
+"""The indices of each batch, from an order or from a sampler of the user's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from penstock.order import Indices, Order
+
+
+class Epochs:
+    """The number of the epoch that comes next, and the seed."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.number = 0
+
+    def next(self, *, counted: bool) -> tuple[int | None, int]:
+        """Return (seed, epoch) of the pass that begins.
+
+        Without a seed each pass has a base seed of its own, and is epoch 0 of it, unless they are counted.
+        """
+        epoch, self.number = self.number, self.number + 1
+        return self.seed, epoch if counted or self.seed is not None else 0
+
+
+def settled_at_start(sampler: Any) -> bool:
+    """Return whether all that a sampler gives in a pass is settled when its first index is asked for.
+
+    Those of torch are, but for draws with replacement. Any other one may give something else when asked early.
+    """
+    if type(sampler) is BatchSampler:
+        return settled_at_start(sampler.sampler)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    return type(sampler) in _SETTLED
+
+
+_SETTLED = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple, range)
+
+
+def length(sampler: Any) -> int | None:
+    """Return the length of a sampler, None where it has none."""
+    try:
+        return len(sampler)
+    except TypeError:
+        return None
+
+
+def cut(order: Callable[[], Order], size: int, batch_size: int, drop_last: bool) -> Iterator[Indices]:
+    """Yield the indices of each batch of an epoch; the order is drawn when the first is asked for, as torch does."""
+    positions = order()
+    end = size - size % batch_size if drop_last else size
+    for begin in range(0, end, batch_size):
+        yield positions.take(begin, min(batch_size, end - begin))
+
+
+def from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:
+    """Yield what a sampler of batches yields: as an array where it is indices, else as the list that it is."""
+    for batch in batches:
+        given = list(batch)  # it may be a generator, to be read once
+        try:
+            indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
+        except (TypeError, OverflowError):
+            yield given
+        else:
+            yield indices if len(indices) else []
+
+
+def _scalar(index: Any) -> Any:
+    """Return a tensor without dimensions as a number. Raises TypeError for other tensors, and bool: they are masks."""
+    if isinstance(index, bool):
+        raise TypeError("a mask")
+    if isinstance(index, torch.Tensor):
+        if index.ndim:
+            raise TypeError("a tensor with dimensions")
+        return _scalar(index.item())
+    return index
+
+
+def as_list(indices: Indices) -> list[int]:
+    """Return indices as torch's samplers give them."""
+    listed: list[int] = indices.tolist()
+    return listed

@@ -1,0 +1,86 @@
+"""The command line: ``penstock VERB ...``. One file a verb; each adds its parser and returns an exit code.
+
+Exit codes: 0 done; 1 done, and what was looked at is not in order, or nobody reads the output; 2 an error, told in
+one line on stderr; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+import penstock
+from penstock.cli import quarantine
+from penstock.cli.terminal import say, shown
+from penstock.errors import PenstockError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong argument in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{self.prog}: {shown(message)} (see {self.prog} --help)")
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    top = _Parser(prog="penstock", description="Tools beside the Penstock DataLoader.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
+    quarantine.add_parser(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. None: the arguments of this process.
+
+    Raises SystemExit as argparse does: 0 after --help and --version, 2 after a wrong argument.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return 1
+    except KeyboardInterrupt:
+        say("penstock: interrupted")
+        return 130
+    except (PenstockError, OSError) as error:
+        say(f"penstock: {shown(_sentence(error))}")
+        _drop_output()
+        return 2
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    arguments = parser().parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"penstock: warning: {shown(str(message))}")
+        warnings.simplefilter("always", RuntimeWarning)
+        code: int = arguments.run(arguments)
+    return code
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, OSError) or isinstance(error, PenstockError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def _drop_output() -> None:
+    """Throw away what stdout does not take, so that Python's own flush at the end has nothing to complain of."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

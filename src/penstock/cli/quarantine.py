@@ -1,0 +1,227 @@
+"""``penstock quarantine list|retry|export``: the manifest of bad samples that on_error=Replace(manifest=) writes."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import errno
+import io
+import os
+import stat
+import warnings
+from typing import Any
+
+from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
+from penstock.errors import InvalidOption, SampleError, UnreadableSample
+from penstock.quarantine import BadSample, Manifest
+from penstock.sources.image_folder import IMG_EXTENSIONS
+from penstock.sources.reading import open_path, read_image, read_tensor, system_error
+
+_TENSORS = (".pt", ".pth", ".npy")
+_TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save
+
+_COLUMNS = ("id", "path", "error", "size", "time", "index")
+_LEAST_ERROR = 20  # columns that a narrow terminal still gives to the error
+
+
+def add_parser(verbs: Any) -> None:
+    """Add this verb to the command line."""
+    verb = verbs.add_parser(
+        "quarantine",
+        help="look after a manifest of bad samples",
+        description="Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps.",
+        allow_abbrev=False,
+    )
+    actions = verb.add_subparsers(required=True, metavar="ACTION", title="actions")
+
+    def action(name: str, run: Any, words: str, more: str = "") -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = actions.add_parser(
+            name, help=words, description=f"{words[0].upper()}{words[1:]}.{more}", allow_abbrev=False
+        )
+        added.add_argument("manifest", metavar="MANIFEST", help="the file of bad samples")
+        added.set_defaults(run=run)
+        return added
+
+    listing = action("list", _list, "print the bad samples as a table")
+    listing.add_argument("--json", action="store_true", help="print a JSON array instead")
+    retry = action(
+        "retry",
+        _retry,
+        "read each sample's file again and take the good ones out",
+        " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. What is good to read is tried "
+        "by the next run, which judges its shape and label too. Exit code 1: some are still bad.",
+    )
+    retry.add_argument("--dry-run", action="store_true", help="change nothing")
+    export = action("export", _export, "write the bad samples in another format")
+    export.add_argument("--format", choices=("csv", "json", "ids", "paths"), default="csv", help="default: csv")
+    export.add_argument("--null", action="store_true", help="end each of ids and paths by NUL, not by a newline")
+    export.add_argument("--output", metavar="FILE", default="-", help="default: -, which is stdout")
+    export.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def _read(path: str) -> list[BadSample]:
+    """Return the entries of a manifest. Raises InvalidOption, OSError."""
+    os.stat(path)  # to the library a manifest that does not exist is an empty one
+    manifest = Manifest(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        entries = list(manifest.read().values())
+    if caught and not entries:
+        raise InvalidOption(f"{path} holds no bad sample that can be read: {caught[0].message}")
+    for warning in caught:
+        warnings.warn(warning.message, warning.category, stacklevel=1)
+    return entries
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    entries = _read(arguments.manifest)
+    if arguments.json:
+        write(_json(entries))
+    elif not entries:
+        write_lines([f"no bad samples in {shown(arguments.manifest)}"])
+    else:
+        write_lines([*_table(entries), "", f"{_count(entries)} in {shown(arguments.manifest)}"])
+    return 0
+
+
+def _count(entries: list[BadSample]) -> str:
+    return f"{len(entries):,} bad sample{'s' if len(entries) != 1 else ''}"
+
+
+def _table(entries: list[BadSample]) -> list[str]:
+    """Return the lines of a table whose last column, the error, is cut to the terminal."""
+    rows = [["ID", "SIZE", "TIME", "PATH", "ERROR"]]
+    for bad in entries:
+        size = "-" if bad.size is None else f"{bad.size:,}"
+        path = "-" if bad.path is None else "" if bad.path == bad.id else bad.path
+        rows.append([*map(shown, (bad.id, size, bad.time, path, bad.error))])
+    if all(row[3] in ("", "-") for row in rows[1:]):
+        rows = [row[:3] + row[4:] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    columns, lines = width(), []
+    for row in rows:
+        cells = [cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
+        room = None if columns is None else max(_LEAST_ERROR, columns - sum(widths) - 2 * len(widths))
+        last = row[-1] if room is None or len(row[-1]) <= room else row[-1][: room - 1] + "…"
+        lines.append("  ".join([*cells, last]).rstrip())
+    return lines
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    entries = _read(arguments.manifest)
+    manifest = Manifest(arguments.manifest)
+    if not arguments.dry_run:
+        _check_writable(manifest)
+    good, still, left = [], [], []
+    for bad in progress(entries, "reading"):
+        if bad.path is None:
+            left.append((bad, "no file is known"))
+        elif bad.error.startswith("OutsideRoot:"):
+            left.append((bad, "it led out of its root folder, which only a run knows"))
+        elif (error := _try(bad.id, bad.path)) is None:
+            good.append((bad, f"was {bad.error}"))
+        else:
+            still.append((bad, BadSample.of(bad.id, bad.path, error).error))
+    taken = "they stay: a dry run"
+    if not arguments.dry_run:
+        taken = f"{manifest.remove(bad.id for bad, _ in good):,} taken out"
+    lines = [
+        f"{word:<10}  {shown(bad.id)}: {shown(why)}"
+        for word, found in (("good again", good), ("still bad", still), ("left", left))
+        for bad, why in found
+    ]
+    lines.append(
+        f"{len(good):,} good again ({taken}), {len(still):,} still bad, {len(left):,} left without a try, "
+        f"in {shown(arguments.manifest)}"
+    )
+    write_lines(lines)
+    return 1 if still else 0
+
+
+def _check_writable(manifest: Manifest) -> None:
+    """Raise InvalidOption now for what would fail after the work."""
+    manifest.check()
+    folder = os.path.dirname(os.path.realpath(manifest.path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidOption(
+            f"{manifest.path}: its folder cannot be written, so nothing can be taken out; try --dry-run"
+        )
+
+
+def _try(id: str, path: str) -> Exception | None:
+    """Read a sample's file by the reference; return what is wrong with it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe or a device would be read for ever
+            return UnreadableSample(f"sample {id!r} ({path}) is no regular file; replace it, or leave it out")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
+            if _is_tensor(path):
+                read_tensor(open_path(path), id, path)
+            else:
+                read_image(open_path(path), path)
+    except OSError as error:
+        return error if isinstance(error, SampleError) else system_error(error.errno or errno.EIO, id, path)
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_tensor(path: str) -> bool:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _TENSORS or suffix in IMG_EXTENSIONS:
+        return suffix in _TENSORS
+    with open_path(path) as file:
+        return file.read(6).startswith(_TENSOR_MAGIC)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    if arguments.null and arguments.format not in ("ids", "paths"):
+        raise InvalidOption(f"--null ends each of ids or paths; --format {arguments.format} has none")
+    entries = _read(arguments.manifest)
+    if arguments.format == "csv":
+        data = _csv(entries)
+    elif arguments.format == "json":
+        data = _json(entries)
+    else:
+        data = _names(entries, arguments.format, arguments.null)
+    if arguments.output == "-":
+        write(data)
+    else:
+        _write_file(arguments.output, data, arguments.manifest, arguments.force)
+    return 0
+
+
+def _json(entries: list[BadSample]) -> bytes:
+    return b"[" + b",".join(b"\n " + bad.line().rstrip() for bad in entries) + b"\n]\n"
+
+
+def _csv(entries: list[BadSample]) -> bytes:
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(_COLUMNS)
+    rows.writerows([getattr(bad, column) for column in _COLUMNS] for bad in entries)
+    return raw(text.getvalue())
+
+
+def _names(entries: list[BadSample], what: str, null: bool) -> bytes:
+    names = [bad.id if what == "ids" else bad.path for bad in entries]
+    if without := names.count(None):
+        say(f"penstock: note: {without:,} of {_count(entries)} have no path and are left out")
+    end = "\0" if null else "\n"
+    given = [name for name in names if name is not None]
+    for name in given:
+        if end in name:
+            remedy = "--format json" if null else "--null"
+            raise InvalidOption(f"{name!r} holds the character that ends each name; use {remedy}")
+    return raw("".join(name + end for name in given))
+
+
+def _write_file(path: str, data: bytes, manifest: str, force: bool) -> None:
+    """Write a new file, or over one when that is forced; what is no regular file (a pipe, a device) is written to."""
+    exists = os.path.lexists(path)
+    if exists and os.path.exists(path) and os.path.samefile(path, manifest):
+        raise InvalidOption(f"{path} is the manifest itself; name another file")
+    if os.path.isfile(path) and not force:
+        raise InvalidOption(f"{path} exists; give --force to overwrite it")
+    with open(path, "wb" if exists else "xb") as file:
+        file.write(data)

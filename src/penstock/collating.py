@@ -1,0 +1,239 @@
+"""Batches built in place: what torch's default_collate gives, without a list of all samples and a copy of it.
+
+The tensors and arrays of a few samples at a time are stacked into their rows of the batch as soon as they are there;
+numbers, strings and all else are kept, and collated by torch in the end. Where the samples of a batch do not agree,
+they are given back as they were, and torch's default_collate has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+from penstock import _native
+from penstock.buffers import Buffers, Field
+
+
+class _Differs(Exception):
+    """A sample is not like the first one of its batch."""
+
+
+class _Part(Protocol):
+    """A part of all samples of a batch: a field, or a container of parts."""
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        """Take in the values of the samples from a position on. Raises _Differs."""
+
+    def value(self, position: int) -> Any:
+        """Return what was taken in for a sample, equal to it."""
+
+    def batch(self, kind: type) -> Any:
+        """Return what default_collate gives for a list, or tuple, of the values. Raises what it raises."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a sample is made: the containers, and the fields that get rows."""
+
+    make: Callable[[Sequence[torch.Tensor], int], _Part]
+    """Returns the part for the rows of the fields and a number of samples."""
+    fields: tuple[Field, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample's rows."""
+        return sum(field.nbytes for field in self.fields)
+
+
+def collates_tensors_as_torch() -> bool:
+    """Return whether default_collate stacks tensors, as it does unless a program has changed its table."""
+    return default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn and not any(
+        isinstance((), kind) for kind in default_collate_fn_map
+    )
+
+
+def layout_of(sample: Any) -> Layout:
+    """Return the layout of a sample."""
+    fields: list[Field] = []
+    return Layout(_maker(sample, fields), tuple(fields))
+
+
+def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[torch.Tensor], int], _Part]:
+    kind: Any = type(value)
+    dtype = None
+    if kind is torch.Tensor and value.is_cpu and value.layout is torch.strided and not value.requires_grad:
+        dtype = str(value.dtype).removeprefix("torch.")
+    elif kind is np.ndarray and value.ndim:
+        dtype = _torch_name(value.dtype)
+    if dtype in _native.DTYPES and value.ndim <= _native.MAX_DIMS:
+        number = len(fields)
+        fields.append(Field(_native.Spec(dtype, list(value.shape))))
+        return lambda rows, samples: _Arrays(rows[number]) if kind is np.ndarray else _Tensors(rows[number])
+    if not any(isinstance(value, registered) for registered in default_collate_fn_map):
+        if kind is tuple or kind is list or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            makers = [_maker(item, fields) for item in value]
+            return lambda rows, samples: _Items(kind, [make(rows, samples) for make in makers])
+        if kind is dict:
+            named = {key: _maker(item, fields) for key, item in value.items()}
+            return lambda rows, samples: _Entries({key: make(rows, samples) for key, make in named.items()})
+    return lambda rows, samples: _Kept(samples)
+
+
+def _torch_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name of the dtype that torch gives an array, or None where it takes none."""
+    try:
+        return str(torch.from_numpy(np.empty(0, dtype)).dtype).removeprefix("torch.")
+    except (TypeError, ValueError):
+        return None
+
+
+class Build:
+    """One batch while its samples come in.
+
+    `take` may be called by several threads at once, for different positions; `finish` once, after all of them.
+    """
+
+    def __init__(self, layout: Layout, samples: int, buffers: Buffers) -> None:
+        self._samples = samples
+        self._part = layout.make([buffers.rows(samples, field).tensor for field in layout.fields], samples)
+        self._differing: dict[int, Any] = {}
+
+    def take(self, samples: Sequence[Any], begin: int) -> None:
+        """Take in the samples from a position on."""
+        try:
+            self._part.take(samples, begin)
+        except _Differs:
+            if len(samples) == 1:
+                self._differing[begin] = samples[0]
+                return
+            for position, sample in enumerate(samples, begin):
+                self.take([sample], position)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all samples so far were like the first."""
+        return not self._differing
+
+    def finish(self) -> Any:
+        """Return what default_collate gives for the samples. Raises what it raises."""
+        if not self._differing:
+            return self._part.batch(list)
+        return default_collate(
+            [
+                self._differing[position] if position in self._differing else self._part.value(position)
+                for position in range(self._samples)
+            ]
+        )
+
+
+class _Tensors:
+    """Tensors that are stacked."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+        self._alike = {(torch.Tensor, rows.dtype)}
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        if {(type(value), getattr(value, "dtype", None)) for value in values} != self._alike:
+            raise _Differs
+        rows = self._rows[begin : begin + len(values)]
+        if values[0].shape != rows.shape[1:]:  # or stack resizes
+            raise _Differs
+        try:
+            torch.stack(values, out=rows)  # type: ignore[arg-type]
+        except (RuntimeError, ValueError):  # of another shape, not on the CPU, sparse, or with a gradient
+            raise _Differs from None
+
+    def value(self, position: int) -> Any:
+        return self._rows[position]
+
+    def batch(self, kind: type) -> Any:
+        return self._rows
+
+
+class _Arrays:
+    """NumPy arrays that are stacked."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._tensor = rows
+        self._rows = rows.numpy()
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        rows = self._rows
+        for position, value in enumerate(values, begin):
+            if type(value) is not np.ndarray or value.dtype != rows.dtype or value.shape != rows.shape[1:]:
+                raise _Differs
+            if min(value.strides) < 0:  # which torch refuses
+                raise _Differs
+            rows[position] = value
+
+    def value(self, position: int) -> Any:
+        return self._rows[position]
+
+    def batch(self, kind: type) -> Any:
+        return self._tensor
+
+
+class _Kept:
+    """Numbers, strings, and whatever else torch collates as it is."""
+
+    def __init__(self, samples: int) -> None:
+        self._values: list[Any] = [None] * samples
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        self._values[begin : begin + len(values)] = values
+
+    def value(self, position: int) -> Any:
+        return self._values[position]
+
+    def batch(self, kind: type) -> Any:
+        return default_collate(kind(self._values))
+
+
+class _Items:
+    """Tuples, named ones too, and lists, of as many parts each."""
+
+    def __init__(self, kind: Any, parts: Sequence[_Part]) -> None:
+        self._kind = kind
+        self._parts = parts
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        for value in values:  # len() only of what is sure to have one
+            if type(value) is not self._kind or len(value) != len(self._parts):
+                raise _Differs
+        for part, column in zip(self._parts, zip(*values, strict=True), strict=True):
+            part.take(column, begin)
+
+    def value(self, position: int) -> Any:
+        values = [part.value(position) for part in self._parts]
+        return values if self._kind is list else tuple(values) if self._kind is tuple else self._kind(*values)
+
+    def batch(self, kind: type) -> Any:
+        batches = [part.batch(tuple) for part in self._parts]
+        return batches if self._kind in (tuple, list) else self._kind(*batches)
+
+
+class _Entries:
+    """Dicts with equal keys in one order."""
+
+    def __init__(self, parts: dict[Any, _Part]) -> None:
+        self._parts = parts
+        self._keys = tuple(parts)
+
+    def take(self, values: Sequence[Any], begin: int) -> None:
+        if any(type(value) is not dict or tuple(value) != self._keys for value in values):
+            raise _Differs
+        for key, part in self._parts.items():
+            part.take([value[key] for value in values], begin)
+
+    def value(self, position: int) -> Any:
+        return {key: part.value(position) for key, part in self._parts.items()}
+
+    def batch(self, kind: type) -> Any:
+        return {key: part.batch(list) for key, part in self._parts.items()}

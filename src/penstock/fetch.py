@@ -1,0 +1,188 @@
+"""Fetching in Python: the only place that calls a user's dataset and collate_fn.
+
+`Fetch.load` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
+torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from penstock.quarantine import BadSample
+from penstock.randomness import kept, sample_number, seed_globals
+
+Note = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a sampler gave for one batch (for one sample, with batch_size=None), and the pass it belongs to."""
+
+    given: Any
+    seed: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class Delivered:
+    """A batch with news for the loader: samples that were bad."""
+
+    batch: Any
+    bad: list[BadSample] = field(default_factory=list)
+
+    def pin_memory(self) -> Delivered:
+        """Pin the batch, where torch's pinning thread meets this."""
+        return Delivered(pin_memory(self.batch), self.bad)  # type: ignore[no-untyped-call]
+
+
+class Replacing(Protocol):
+    """How bad samples are replaced; picklable, for it goes to worker processes."""
+
+    def is_bad(self, index: Any) -> bool:
+        """Return whether a sample is known as bad."""
+
+    def found_bad(self, index: Any, error: Exception) -> None:
+        """Take note of a bad sample."""
+
+    def candidates(self, task: Task, index: Any) -> Iterator[Any]:
+        """Yield the indices of samples that may stand in, the same ones in any process."""
+
+    def take_news(self) -> list[BadSample]:
+        """Return what was found bad since the last call."""
+
+
+def no_note(stage: str, index: Any) -> None:
+    """Take no note of what is being done."""
+
+
+class Fetch:
+    """Fetches a task's samples and collates them. Picklable where the dataset and the collate_fn are.
+
+    Args:
+        dataset: the user's, map-style.
+        batched: a task holds the indices of a batch; False: it is one index.
+        collate_fn: the loader's.
+        read: reads a sample in place of dataset[index]: called with (index, seed, epoch).
+        seeded: the global generators are set for each sample; the caller must own them (a worker process does).
+        replacing: how bad samples are replaced; None raises their errors.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batched: bool,
+        collate_fn: Callable[[Any], Any],
+        read: Callable[[Any, int, int], Any] | None = None,
+        seeded: bool = False,
+        replacing: Replacing | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.batched = batched
+        self.collate_fn = collate_fn
+        self.replacing = replacing
+        self.note: Note = no_note
+        self._read = read
+        self._seeded = seeded
+
+    @property
+    def plain(self) -> bool:
+        """Whether this does no more than torch's own fetcher."""
+        return self._read is None and not self._seeded and self.replacing is None
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the batches are those of torch's default_collate."""
+        return self.collate_fn is default_collate
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch's samples are fetched by one call each."""
+        return self._read is not None or _whole_batches(self.dataset) is None
+
+    def load(self, task: Task) -> Any:
+        """Return the batch of a task, a Delivered where there is news."""
+        if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
+            task = replace(task, given=list(task.given))  # it is gone through more than once
+        if self.batched:
+            samples: Any = self.samples(task)
+        else:
+            samples = self.sample(task, task.given)
+        batch = self.collate(task, samples)
+        news = self.replacing.take_news() if self.replacing is not None else []
+        return Delivered(batch, news) if news else batch
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Return what keeps the global generators, in a process where they belong to somebody else too."""
+        return kept() if self._seeded else nullcontext()
+
+    def samples(self, task: Task) -> list[Any]:
+        """Return the samples of a batch."""
+        whole = None if self._read is not None else _whole_batches(self.dataset)
+        if whole is None:
+            return [self.sample(task, index) for index in task.given]
+        if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
+            self.note("getitem", task.given)
+            if self._seeded:
+                seed_globals(task.seed, task.epoch, sample_number(tuple(task.given)))
+            try:
+                return whole(task.given)
+            except Exception:
+                if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
+                    raise
+        return [self.sample(task, index) for index in task.given]
+
+    def sample(self, task: Task, index: Any) -> Any:
+        """Return one sample, or the one that replaces it."""
+        replacing = self.replacing
+        if replacing is None:
+            return self._fetch(task, index)
+        if not replacing.is_bad(index):
+            try:
+                return self._fetch(task, index)
+            except Exception as error:
+                replacing.found_bad(index, error)
+                last = error
+        else:
+            last = None
+        for candidate in replacing.candidates(task, index):
+            if replacing.is_bad(candidate):
+                continue
+            try:
+                return self._fetch(task, candidate)
+            except Exception as error:
+                replacing.found_bad(candidate, error)
+                last = error
+        raise last or LookupError(f"no good sample can stand in for sample {index!r}, which the manifest calls bad")
+
+    def collate(self, task: Task, samples: Any) -> Any:
+        """Return the collated samples."""
+        self.note("collate", None)
+        if self._seeded:
+            given = tuple(task.given) if self.batched else task.given
+            seed_globals(task.seed, task.epoch, sample_number(("collate", given)))
+        return self.collate_fn(samples)
+
+    def _fetch(self, task: Task, index: Any) -> Any:
+        self.note("getitem", index)
+        if self._seeded:
+            seed_globals(task.seed, task.epoch, sample_number(index))
+        if self._read is not None:
+            return self._read(index, task.seed, task.epoch)
+        return self.dataset[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "note": no_note}
+
+
+def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:
+    """Return the dataset's __getitems__, where torch's fetcher calls it and it does more than one by one."""
+    if type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None)):
+        return None
+    return getattr(dataset, "__getitems__", None) or None

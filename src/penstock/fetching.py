@@ -1,0 +1,165 @@
+"""One pass over a dataset that Python threads of this process read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Any
+
+from penstock.collating import collates_tensors_as_torch
+from penstock.errors import InvalidOption, WorkerStuck
+from penstock.fetch import Fetch, Task
+from penstock.passing import IN_FLIGHT, IN_FLIGHT_BYTES, Course, Means, Pass, pinned
+from penstock.workers.threads import Init, Loading, Threads
+
+
+class Fetching(Pass):
+    """One pass over a dataset whose samples Python threads fetch into the rows of the batch.
+
+    Args:
+        fetch: calls the user's dataset.
+        course: what the sampler gives.
+        means: the threads are Python's.
+        init: the loader's worker_init_fn, called in each thread when it starts.
+        iterable: each thread goes through the dataset on its own, as torch's worker processes do.
+        in_order: batches are handed out in the sampler's order.
+        drop_last: of an iterable dataset, a last batch that is not full is left out.
+        eager: start fetching now, not when the first batch is asked for.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        course: Course,
+        means: Means,
+        *,
+        init: Init | None = None,
+        iterable: bool = False,
+        in_order: bool = True,
+        drop_last: bool = False,
+        eager: bool = True,
+    ) -> None:
+        super().__init__(means)
+        self._in_order = in_order
+        self._iterable = iterable
+        self._queue: deque[Loading] = deque()
+        in_place = fetch.batched and fetch.stacks and collates_tensors_as_torch()
+        try:
+            self._crew = Threads(
+                fetch,
+                means.workers,
+                buffers=means.buffers if in_place else None,
+                iterable=iterable,
+                drop_last=drop_last,
+                init=init,
+                seed=course.seed,
+            )
+        except RuntimeError as error:
+            raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error
+        self._hold(self._crew)
+        self._pid = os.getpid()
+        self.begin(fetch, course, eager=eager)
+
+    def begin(self, fetch: Fetch, course: Course, *, eager: bool = True) -> None:
+        """Begin a pass with the same threads."""
+        self._crew.begin(fetch)
+        self._queue.clear()
+        self._fetch = fetch
+        self._exhausted = False
+        self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
+        self._start(course)
+        if eager:
+            self._refill()
+
+    def _next_data(self) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
+        started = time.perf_counter()
+        while True:
+            self._refill()
+            if not self._queue:
+                self._end_pass()
+                raise StopIteration
+            batch = self._wait()
+            self._queue.remove(batch)
+            if not batch.ended:
+                break
+            if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
+                self._owners.remove(batch.owner)
+        if batch.failed is not None:
+            (_, error), batch.failed = (
+                batch.failed,
+                None,
+            )  # or the error's traceback, which holds the batch, holds itself
+            try:
+                raise error
+            finally:
+                del error
+        out = self._means.deliver(batch.result)
+        if self._means.buffers.pinned:
+            out = pinned(out)
+        if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
+            self._refill()
+        samples = 1 if batch.indices is None else len(batch.indices)
+        self._means.counters.delivered(samples, time.perf_counter() - started, ())
+        return out
+
+    def close(self) -> None:
+        super().close()
+        self._queue.clear()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return (
+            f"<Fetching: {state}, {self._num_workers} threads, {self._crew.pace.active} at a time, "
+            f"{len(self._queue)} batches in flight>"
+        )
+
+    def _end_pass(self) -> None:
+        if self._persistent_workers:
+            self._open = False
+        else:
+            self.close()
+
+    def _refill(self) -> None:
+        target = self._in_flight()
+        while not self._exhausted and len(self._queue) < target:
+            if self._owners is not None and not self._owners:
+                return
+            try:
+                given = next(self._course.batches)
+            except StopIteration:
+                self._exhausted = True
+                return
+            owner = None
+            if self._owners is not None:
+                owner = self._owners[0]
+                self._owners.rotate(-1)
+            task = Task(given, self._course.seed, self._course.epoch)
+            self._queue.append(self._crew.submit(task, owner))
+
+    def _in_flight(self) -> int:
+        """Return how many batches to keep in flight."""
+        workers = self._num_workers
+        if workers == 0 or not self._means.ahead:
+            return 1
+        if self._means.in_flight is not None:
+            return max(1, self._means.in_flight)
+        if self._iterable or self._crew.sample_bytes is None or not self._queue:
+            return 2 * workers + 1
+        samples = max(1, len(self._queue[0].indices or ()))
+        size = samples * self._crew.sample_bytes
+        fitting = IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+        return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
+
+    def _wait(self) -> Loading:
+        batches = [self._queue[0]] if self._in_order else list(self._queue)
+        batch = self._crew.wait(batches, self._timeout)
+        if batch is None:
+            doing = "\n".join(self._crew.doing()) or "No worker thread is at work."
+            raise WorkerStuck(
+                f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._num_workers} worker "
+                f"threads. Raise timeout= if samples may take as long.\n{doing}"
+            )
+        return batch

@@ -1,0 +1,109 @@
+"""Accelerate, told to keep penstock loaders.
+
+Accelerate builds a torch loader in the place of each loader that it prepares, from a fixed list of torch's arguments.
+Here its own code decides everything (shards, even batches, devices, generators), and only then a penstock loader
+takes the place of that torch loader inside Accelerate's adapter. No module of Accelerate is imported or changed: the
+one object that is changed is the Accelerator that the caller gives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from penstock.errors import InvalidOption
+from penstock.loader import DataLoader
+
+AcceleratorT = TypeVar("AcceleratorT")
+
+
+def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
+    """Make an accelerate.Accelerator keep the penstock loaders that it prepares, with all their arguments.
+
+    Its `prepare`, `prepare_data_loader` and `skip_first_batches` then return Accelerate's own adapters with a
+    penstock.DataLoader inside. Loaders of other classes, those derived from penstock.DataLoader among them, are
+    treated as before.
+
+    Args:
+        accelerator: of Accelerate 1.8 or newer; it is changed in place and returned.
+
+    Raises:
+        InvalidOption: use_stateful_dataloader=True, which asks for torchdata's loader.
+    """
+    theirs: Any = accelerator
+    if theirs.use_stateful_dataloader:
+        raise InvalidOption(
+            "use_stateful_dataloader=True puts torchdata's StatefulDataLoader in the place of a penstock loader; "
+            "leave it False, and resume with accelerator.skip_first_batches(loader, number)"
+        )
+    if getattr(theirs.prepare_data_loader, "func", None) is not _prepare:
+        theirs.prepare_data_loader = functools.partial(_prepare, theirs.prepare_data_loader)
+        theirs.skip_first_batches = functools.partial(_skip, theirs.skip_first_batches)
+    return accelerator
+
+
+# In the place of Accelerator.prepare_data_loader: the same arguments, after the original.
+def _prepare(prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+    if type(data_loader) is not DataLoader:  # one of Accelerate's adapters with ours inside only says that it is one
+        return prepare(data_loader, *args, **kwargs)
+    return _with_ours(data_loader, prepare(_as_torchs(data_loader), *args, **kwargs))
+
+
+# In the place of Accelerator.skip_first_batches: the same arguments, after the original.
+def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+    if type(dataloader) is DataLoader:
+        return _with_ours(dataloader, skip(_as_torchs(dataloader), num_batches))
+    ours = vars(dataloader).get("base_dataloader")
+    if not isinstance(ours, DataLoader):
+        return skip(dataloader, num_batches)
+    guard = vars(dataloader).pop("timeout")
+    try:
+        return _with_ours(ours, skip(dataloader, num_batches))
+    finally:
+        dataloader.timeout = guard
+
+
+def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
+    """Return torch's loader with the attributes of ours, for Accelerate to copy."""
+    plain: torch.utils.data.DataLoader[Any] = object.__new__(torch.utils.data.DataLoader)
+    vars(plain).update(vars(loader))
+    return plain
+
+
+def _with_ours(loader: DataLoader[Any], made: Any) -> Any:
+    """Replace the torch loader that Accelerate made, bare or inside an adapter, by ours with `loader`'s arguments."""
+    if type(made) is torch.utils.data.DataLoader:
+        return _again(loader, made)
+    base = vars(made).get("base_dataloader")
+    if type(base) is not torch.utils.data.DataLoader:
+        raise InvalidOption(
+            f"a penstock loader cannot be kept inside {type(made).__module__}.{type(made).__name__}: "
+            f"Accelerate 1.8 or newer and a device other than a TPU are needed; else use torch.utils.data.DataLoader"
+        )
+    made.base_dataloader = _again(loader, base)
+    made.timeout = _NotToBeCopied(base.timeout)
+    made._is_accelerate_prepared = True
+    return made
+
+
+def _again(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> DataLoader[Any]:
+    """Return a penstock loader of the samples that a torch loader reads."""
+    if base.batch_size is None and base.batch_sampler is not None:
+        return loader.again(base.dataset, batch_sampler=base.batch_sampler)
+    sampler = None if isinstance(base.dataset, IterableDataset) else base.sampler
+    return loader.again(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
+
+
+class _NotToBeCopied(float):
+    """The timeout that an adapter shows. Nobody compares it but torch's constructor, when a copy is made of the
+    adapter's attributes without ours: accelerate.skip_first_batches, beside the Accelerator, does so."""
+
+    def __lt__(self, other: float) -> bool:
+        raise InvalidOption(
+            "a torch loader is being made from the attributes of a prepared penstock loader, which would lose its own; "
+            "call accelerator.skip_first_batches, of the Accelerator that was given to keep_loaders"
+        )

@@ -1,0 +1,90 @@
+"""worker_method=: who calls a dataset that only Python can read, and why "auto" took whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch.utils.data import IterableDataset
+
+from penstock.cpus import usable_cpus
+from penstock.errors import InvalidOption
+from penstock.fetch import Fetch, Task
+from penstock.measure import ENOUGH, Measured, draws_of, measure, some_indices
+
+
+class Method(Enum):
+    """Who calls the dataset."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+    AUTO = "auto"
+
+
+def method_of(value: object) -> Method | None:
+    """Return the method of a worker_method= argument; "multiprocessing", torch's word, is "process".
+
+    Raises InvalidOption.
+    """
+    if value is None:
+        return None
+    try:
+        return Method("process" if value == "multiprocessing" else value)
+    except ValueError:
+        raise InvalidOption(
+            f"worker_method={value!r}: it is 'process', 'thread', 'auto', or None for torch's processes"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What "auto" came to."""
+
+    method: Method
+    why: str
+
+
+def choose(measured: Measured, workers: int, cpus: int, *, seeded: bool) -> Choice:
+    """Return the method that is foretold to be the faster, and the figures behind it.
+
+    seeded: the loader has a seed, and global generators must be functions of the sample, which threads cannot give.
+    """
+    threads, processes = measured.threads(workers, cpus), measured.processes(workers, cpus)
+    figures = (
+        f"one thread fetches {measured.one:,.0f} samples/s and two {measured.two:,.0f}; foretold for {workers}: "
+        f"{threads:,.0f} in threads, {processes:,.0f} in processes"
+    )
+    if seeded and measured.draws:
+        return Choice(
+            Method.PROCESS,
+            f"processes: with seed= the draws from {and_join(measured.draws)} must follow the sample; {figures}",
+        )
+    if threads >= ENOUGH * processes:
+        return Choice(Method.THREAD, f"threads: {figures}")
+    return Choice(Method.PROCESS, f"processes: {figures}")
+
+
+def try_out(fetch: Fetch, batch_size: int, workers: int, *, seeded: bool) -> Choice:
+    """Return the method for a dataset, after fetching a few of its samples on one thread and on two."""
+    if isinstance(fetch.dataset, IterableDataset):
+        return Choice(Method.PROCESS, "processes: an iterable dataset cannot be tried without going through it")
+    if workers == 0:
+        return Choice(Method.THREAD, "the caller's thread, as num_workers=0 says")
+    try:
+        measured = measure(fetch, Task(None, 0, 0), some_indices(len(fetch.dataset)), batch_size)
+    except Exception as error:  # the dataset's own, or it has no length, or takes other indices
+        return Choice(Method.PROCESS, f"processes: trying a few samples raised {type(error).__name__}: {error}")
+    return choose(measured, workers, usable_cpus(), seeded=seeded)
+
+
+def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
+    """Return which global generators a dataset draws from, as its first sample shows."""
+    try:
+        return draws_of(fetch, Task(None, 0, 0), 0)
+    except Exception:  # whatever ails the dataset is raised where its batch is
+        return ()
+
+
+def and_join(names: tuple[str, ...]) -> str:
+    """Return names as in a sentence."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,146 @@
+"""A pass over the data as torch's programs know it: what the iterators over threads have in common."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock.buffers import Buffers
+from penstock.stats import Counters
+from penstock.workers.native import ThreadWorker
+
+#: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
+#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
+IN_FLIGHT_BYTES = 16 << 20
+#: Batches in flight at the most, unless prefetch_factor= says otherwise.
+IN_FLIGHT = 8
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a pass goes through, and the key of its random draws."""
+
+    batches: Iterator[Any]
+    """What the sampler gives for each batch."""
+    length: int | None
+    """Of the sampler, for len()."""
+    seed: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a pass works with, from its loader."""
+
+    workers: int
+    """Threads; 0 does everything in the caller's thread, when it is asked for."""
+    in_flight: int | None
+    """Batches in flight; None: chosen by their size."""
+    buffers: Buffers
+    counters: Counters
+    deliver: Callable[[Any], Any]
+    """Takes the news out of a batch that has any, and returns the batch as the user gets it."""
+    timeout: float = 0
+    """Seconds to wait for a batch, 0 for ever."""
+    ahead: bool = True
+    """Batches may be asked of the sampler before the user asks for them."""
+    persistent: bool = False
+    """The iterator is used for the next pass too."""
+
+
+class Crew(Protocol):
+    """The threads of a pass. They never hold the pass itself, so that an abandoned one can be collected."""
+
+    ended: threading.Event
+
+    def close(self) -> None:
+        """End the threads."""
+
+
+class Pass(_BaseDataLoaderIter):
+    """One pass over the data: an iterator of batches.
+
+    For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
+    next(): each gets whole batches. After an error it goes on with the next batch. It ends its threads when it is
+    exhausted (unless it is persistent), closed or dropped.
+    """
+
+    def __init__(self, means: Means) -> None:  # not torch's: this draws and starts other things
+        self._means = means
+        self._num_workers = means.workers
+        self._persistent_workers = means.persistent
+        self._timeout = means.timeout
+        self._num_yielded = 0
+        self._course = Course(iter(()), None, 0, 0)
+        self._open = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()  # set when the threads are gone
+        self._end: Callable[[], object] | None = None
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+
+    @abstractmethod
+    def _next_data(self) -> Any:
+        """Return the next batch. Raises StopIteration at the end."""
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Go through the data of a loader again, as torch's loader asks of a persistent iterator."""
+        with self._lock:
+            loader._begin(self)
+
+    def _hold(self, crew: Crew) -> None:
+        """Make a crew this pass's own: it ends with it."""
+        self.close()
+        self._ended = crew.ended
+        self._end = weakref.finalize(self, crew.close)
+
+    def _start(self, course: Course) -> None:
+        self._course = course
+        self._num_yielded = 0
+        self._open = True
+
+    def close(self) -> None:
+        """End the threads and the pass. Batches in flight are dropped."""
+        if self._end is not None:
+            self._end()
+        self._open = False
+
+    def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
+        self.close()
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if not self._open:
+                raise StopIteration
+            if torch._C._autograd._profiler_enabled():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    batch = self._next_data()
+            else:
+                batch = self._next_data()
+            self._num_yielded += 1
+            return batch
+
+    def __len__(self) -> int:
+        if self._course.length is None:
+            raise TypeError("the batch sampler of this loader has no length")
+        return self._course.length
+
+    @property
+    def _workers(self) -> list[ThreadWorker]:
+        """The threads, under the name that torch's iterator gives its workers."""
+        return [ThreadWorker(f"thread-{number}", self._ended) for number in range(self._num_workers)]
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
+    return pin_memory(batch)  # type: ignore[no-untyped-call]

@@ -1,0 +1,130 @@
+"""Random generators as functions of (seed, epoch, sample): the global ones of a process, and those of one thread.
+
+The generators' states are derived from BLAKE2b of the key, so that equal keys give equal draws in any process and
+on any machine, and nothing has to be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def sample_number(index: Any) -> int:
+    """Return the number, of 64 bits, that stands for a sampler's index: itself, or a hash of its repr."""
+    try:
+        return operator.index(index) & _MASK
+    except TypeError:
+        return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=8).digest(), "little")
+
+
+def digest(*key: int) -> bytes:
+    """Return 32 bytes that are a function of a few numbers of 64 bits. Source: BLAKE2b, RFC 7693."""
+    packed = struct.pack(f"<{len(key)}Q", *(part & _MASK for part in key))
+    return hashlib.blake2b(packed, digest_size=32).digest()
+
+
+def seed_globals(seed: int, epoch: int, sample: int) -> None:
+    """Set the global generators of ``random``, ``numpy.random`` and torch (CPU) for one sample."""
+    key = digest(seed, epoch, sample)
+    random.seed(int.from_bytes(key[:16], "little"))
+    np.random.seed(int.from_bytes(key[16:20], "little"))
+    torch.default_generator.manual_seed(int.from_bytes(key[24:], "little"))
+
+
+#: The global generators' states at some time: of random, numpy.random and torch.
+States = tuple[Any, Any, torch.Tensor]
+
+
+def states() -> States:
+    """Return the states of the global generators."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Give the global generators back as they were."""
+    before = states()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def drawn_from(before: States) -> tuple[str, ...]:
+    """Return the names of the global generators whose states are not those from before."""
+    now = states()
+    same = (
+        now[0] == before[0],
+        now[1][2:] == before[1][2:] and np.array_equal(now[1][1], before[1][1]),
+        torch.equal(now[2], before[2]),
+    )
+    names = ("random", "numpy.random", "torch")
+    return tuple(name for name, unchanged in zip(names, same, strict=True) if not unchanged)
+
+
+class Where(Protocol):
+    """Where among its samples a thread is."""
+
+    def position(self) -> int: ...
+
+    def sample(self) -> Any: ...
+
+
+class Generators:
+    """The generators of one worker thread, under the names that torch's WorkerInfo.rng gives them.
+
+    They are functions of (seed, epoch, sample), and set when first asked for after `turn_to`. One thread uses them.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random()
+        self._torch = torch.Generator()
+        self._numpy = np.random.Generator(np.random.Philox(key=0))
+        self._seed = self._epoch = 0
+        self._where: Where | None = None
+        self._set_at: dict[str, int] = {}  # which generators are set, for the sample at which position
+
+    def turn_to(self, seed: int, epoch: int, where: Where) -> None:
+        """Say which samples come now; nothing is done for those that do not draw."""
+        self._seed, self._epoch, self._where = seed, epoch, where
+        self._set_at = {}
+
+    def _begin(self, name: str) -> bytes | None:
+        """Return the key's bytes for a generator that the present sample asks for the first time, else None."""
+        position = -1 if self._where is None else self._where.position()
+        if self._set_at.get(name) == position:
+            return None
+        self._set_at[name] = position
+        sample = 0 if self._where is None else sample_number(self._where.sample())
+        return digest(self._seed, self._epoch, sample)
+
+    @property
+    def random_generator(self) -> random.Random:
+        if (key := self._begin("random")) is not None:
+            self._random.seed(int.from_bytes(key[:16], "little"))
+        return self._random
+
+    @property
+    def torch_generator(self) -> torch.Generator:
+        if (key := self._begin("torch")) is not None:
+            self._torch.manual_seed(int.from_bytes(key[24:], "little"))
+        return self._torch
+
+    @property
+    def numpy_generator(self) -> np.random.Generator:
+        if (key := self._begin("numpy")) is not None:
+            self._numpy = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+        return self._numpy

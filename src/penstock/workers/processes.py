@@ -1,0 +1,510 @@
+"""One pass in worker processes: torch's own iterator and worker loop, around a `Fetch`, and watched.
+
+The worker's end: torch's loop runs as it is; for a map-style dataset it is given a stand-in that hands each task to
+`Fetch.load`. The parent's end: torch's iterator, which waits here for batches and for the ends of processes at once.
+A worker that dies, or does not deliver within timeout=, becomes an error that says at which sample, in what and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import multiprocessing.queues
+import multiprocessing.reduction
+import multiprocessing.util
+import os
+import queue
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch.multiprocessing
+from torch._utils import ExceptionWrapper
+from torch.utils.data import MapDataPipe, _utils
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import (
+    _get_distributed_settings,
+    _MultiProcessingDataLoaderIter,
+    _sharding_worker_init_fn,
+)
+
+from penstock.cgroup import memory
+from penstock.errors import WorkerDied, WorkerStuck
+from penstock.fetch import Fetch, Task
+from penstock.workers.progress import Board, Death, Identify, Stage, clear_away, end, reap, why_died, why_stuck
+
+Key = Callable[[], tuple[int | None, int]]
+Batches = Callable[[int, int], Iterator[Any]]
+
+_PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
+_DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
+
+
+class Processes(_MultiProcessingDataLoaderIter):
+    """torch's iterator over worker processes, with a Fetch in them and an eye on them.
+
+    After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
+    finished. After WorkerStuck next() waits anew, as torch's iterator does. Where `reusable` is False a loader with
+    persistent_workers makes a new iterator.
+
+    Args:
+        loader: a torch DataLoader with num_workers > 0.
+        fetch: calls its map-style dataset and collate_fn; None for an iterable dataset, which stays all torch's.
+        key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
+        batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then; None: iter().
+        identify: returns (ID, path) of a sample's index; for messages only.
+        deliver: called with each batch, returns what the user gets.
+
+    Raises:
+        WorkerDied: from next() and from the start of a pass.
+        WorkerStuck: the same, after timeout= seconds.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        fetch: Fetch | None,
+        *,
+        key: Key,
+        batches: Batches | None = None,
+        identify: Identify = lambda index: (str(index), None),
+        deliver: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self._owner = os.getpid()
+        self._key, self._identify, self._deliver = key, identify, deliver
+        self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
+        self._grace: int | None = None  # batches that may still be taken from the queue after a death
+        self._failure = ""  # the first sentence of what ended all workers
+        self._stuck = False  # the last wait for a batch took too long
+        self._one_at_a_time = threading.Lock()
+        self._clear_away: multiprocessing.util.Finalize | None = None
+        self._sentinels = select.poll()
+        self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
+        self._kills_before = memory().oom_kills
+        self._board = Board(loader.num_workers)
+        self._context = _Context(loader.multiprocessing_context or torch.multiprocessing)
+        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches)
+        super().__init__(self._view(loader, fetch))
+        if fetch is not None:
+            self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
+
+    def _view(self, loader: Any, fetch: Fetch | None) -> _View:
+        """Return the loader as torch's iterator and its workers are to see it."""
+        init = loader.worker_init_fn
+        replaced: dict[str, Any] = {"multiprocessing_context": self._context}
+        if fetch is not None:
+            if isinstance(loader.dataset, MapDataPipe):  # torch would do this for the dataset that it is given
+                settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
+                init = functools.partial(_sharding_worker_init_fn, init, *settings)
+            replaced["dataset"] = _Tasked(fetch, loader.dataset)
+            replaced["collate_fn"] = _collated
+            replaced["_index_sampler"] = self._tasks
+        replaced["worker_init_fn"] = _Start(self._board, init)
+        return _View(loader, replaced)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another pass can be made with these workers."""
+        return not (self._failure or self._stuck or self._shutdown)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            # torch's SIGCHLD handler would raise wherever the program is; here a death is noticed by next().
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+            # At exit it comes after multiprocessing has ended the workers.
+            self._clear_away = multiprocessing.util.Finalize(
+                None, clear_away, (self._board, self._pids()), exitpriority=-1
+            )
+            self._worker_of = {process.sentinel: worker for worker, process in enumerate(self._workers)}
+            for sentinel in self._worker_of:
+                self._sentinels.register(sentinel, select.POLLIN)
+            self._context.results.watch([] if self._pin_memory else self._worker_of)
+        seed, epoch = self._key()
+        if self._tasks is not None:
+            self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
+        super()._reset(loader, first_iter)
+
+    def _next_data(self) -> Any:
+        with self._one_at_a_time:
+            if self._failure:
+                raise WorkerDied(f"{self._failure} This iterator ended then: make a new one.")
+            return super()._next_data()  # type: ignore[no-untyped-call]
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        return self._deliver(super()._process_data(data, worker_idx))  # type: ignore[no-untyped-call]
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        self._unwatch(self._workers[worker_id].sentinel)  # it is told to end now
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+
+    def _get_data(self) -> Any:
+        if self._timeout <= 0:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        success, data = self._try_get_data(self._timeout)
+        if not success and self._pin_memory and not self._pin_memory_thread.is_alive():
+            raise RuntimeError("Pin memory thread exited unexpectedly")
+        if not success:
+            self._stuck = True
+            raise WorkerStuck(why_stuck(self._timeout, self._owing(), self._board, self._identify))
+        return data
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        """Wait for a batch, or for a worker's end. Raises WorkerDied."""
+        deadline = time.monotonic() + timeout
+        while True:
+            dead = self._notice_deaths()
+            if dead and self._grace is None:
+                self._grace = self._tasks_outstanding
+            if self._grace == 0:
+                raise self._died()
+            left = 0.0 if dead else max(0.0, deadline - time.monotonic())
+            error: Exception | None
+            try:
+                data = self._data_queue.get(timeout=min(left, _PINNED_SLICE) if self._pin_memory else left)
+            except queue.Empty:
+                error = self._context.results.take_error()
+            except Exception as caught:
+                error = caught
+            else:
+                self._stuck = False
+                self._grace = None if self._grace is None else self._grace - 1
+                return True, data
+            over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
+            if error is not None or over:
+                # Whose batch cannot be fetched from it is dying. A dead worker's children may hold its sentinel open.
+                dying = isinstance(error, (OSError, EOFError)) and not dead
+                dead = self._notice_deaths(_DYING if dying else 0.0, by_pid=True)
+            if dead:
+                raise self._died() from error
+            if error is not None:
+                return self._as_torch_says(error)
+            if over:
+                return False, None
+
+    def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
+        """Let torch explain an error of its queue while all workers live."""
+        given, self._data_queue = self._data_queue, _Failing(error)  # type: ignore[assignment]
+        try:
+            return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
+        finally:
+            self._data_queue = given
+
+    def _notice_deaths(self, seconds: float = 0.0, *, by_pid: bool = False) -> dict[int, Death]:
+        """Return the workers that have ended before their time, after waiting for one up to so long."""
+        ended = [sentinel for sentinel, _ in self._sentinels.poll(seconds * 1000)]
+        if by_pid and not ended:
+            ended = [fd for fd, worker in self._worker_of.items() if not self._workers[worker].is_alive()]
+        for sentinel in ended:
+            worker = self._worker_of[sentinel]
+            self._unwatch(sentinel)
+            death = reap(self._workers[worker])
+            if death is not None:
+                self._deaths[worker] = death
+        return self._deaths
+
+    def _unwatch(self, sentinel: int) -> None:
+        if self._worker_of.pop(sentinel, None) is not None:
+            self._sentinels.unregister(sentinel)
+            self._context.results.unwatch(sentinel)
+
+    def _died(self) -> WorkerDied:
+        """Return the error for the workers that have ended, and end the others."""
+        text = why_died(self._deaths, self._board, self._identify, self._kills_before)
+        self._failure = next(iter(self._deaths.values())).as_torch_says()
+        self._shutdown_workers()
+        return WorkerDied(text)
+
+    def _pids(self) -> list[int]:
+        return [process.pid or 0 for process in self._workers]
+
+    def _owing(self) -> dict[int, int]:
+        """Return the pids, by worker, of those that the awaited batch is to come from."""
+        awaited = self._task_info.get(self._rcvd_idx, ()) if self._in_order else ()
+        waiting = {info[0] for info in self._task_info.values() if len(info) == 1}
+        owing = set(awaited[:1]) or waiting or set(self._worker_of.values())
+        pids = self._pids()
+        return {worker: pids[worker] for worker in sorted(owing)}
+
+    def _shutdown_workers(self) -> None:
+        """End the workers: by torch's protocol, or by signals where one is dead or stuck. No hang, no orphan."""
+        if getattr(_utils, "python_exit_status", None) is not False or os.getpid() != self._owner:
+            return  # Python ends, and multiprocessing ends them; or this is a forked child's copy
+        if getattr(self, "_shutdown", True):  # there are none, or no more
+            if hasattr(self, "_board"):
+                self._board.close()
+            return
+        try:
+            if self._is_sound():
+                super()._shutdown_workers()
+            else:
+                self._abandon()
+        finally:
+            end(self._workers)
+            if self._clear_away is None:
+                clear_away(self._board, self._pids())
+            else:
+                self._clear_away()
+            self._board.close()
+
+    def _is_sound(self) -> bool:
+        """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
+        if self._failure or self._stuck or self._notice_deaths() or not hasattr(self, "_workers_status"):
+            return False
+        if any(map(_is_ending, self._index_queues)):
+            return False  # the iterator was in a cycle: torch would wait 5 s for each worker and then end it
+        lock = self._workers_done_event._cond  # type: ignore[attr-defined]
+        return bool(lock.acquire(True, _DYING)) and lock.release() is None
+
+    def _abandon(self) -> None:
+        """End the workers by signals alone: any lock that they share may be held by a dead one."""
+        self._shutdown = True
+        end(self._workers)
+        results = self._context.results
+        if hasattr(self, "_pin_memory_thread"):
+            self._pin_memory_thread_done_event.set()
+            results.hang_up()
+            self._pin_memory_thread.join(MP_STATUS_CHECK_INTERVAL)
+        for index_queue in self._index_queues:
+            _close_unread(index_queue)
+        results.cancel_join_thread()
+        results.close()
+
+
+class _View:
+    """A loader with some attributes replaced."""
+
+    def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Context:
+    """A multiprocessing context whose first queue, which torch takes for the batches, is a _Results."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.results: _Results
+
+    def Queue(self) -> Any:
+        if "results" in self.__dict__:
+            return self._context.Queue()
+        self.results = _Results(ctx=self._context.get_context())
+        return self.results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class _Tasks:
+    """A sampler of batches (or indices) that yields tasks."""
+
+    def __init__(self, sampler: Any, batches: Batches | None) -> None:
+        self._sampler = sampler
+        self._batches = batches
+        self.seed = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        given = iter(self._sampler) if self._batches is None else self._batches(self.seed, self.epoch)
+        return map(self._task, given)
+
+    def _task(self, given: Any) -> Task:
+        return Task(given, self.seed, self.epoch)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class _Tasked:
+    """What torch's worker takes for the dataset: indexed by tasks, it returns batches."""
+
+    def __init__(self, fetch: Fetch, dataset: Any) -> None:
+        self.fetch = fetch
+        self.dataset = dataset
+        self.begin: Callable[[str, Any], None]  # in a worker
+
+    def __getitem__(self, task: Task) -> Any:
+        try:
+            batch = self.fetch.load(task)
+        except Exception:  # which torch sends; what else is raised ends the process here
+            self.begin(Stage.DONE, None)
+            raise
+        self.begin(Stage.DONE, None)
+        return batch
+
+    __getitems__ = __getitem__
+
+
+def _collated(batch: Any) -> Any:
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
+
+    board: Board
+    init: Callable[[int], Any] | None
+
+    def __call__(self, worker: int) -> None:
+        begin = self.board.report(worker)
+        begin(Stage.INIT, None)
+        tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
+        if isinstance(tasked, _Tasked):
+            tasked.begin = tasked.fetch.note = begin
+            torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
+        if self.init is not None:
+            self.init(worker)
+        begin(Stage.DONE if isinstance(tasked, _Tasked) else Stage.ITERATING, None)
+
+
+def _with_dataset(info: Any, dataset: Any) -> Any:
+    """Return torch's WorkerInfo with another dataset."""
+    if dataclasses.is_dataclass(info):
+        return dataclasses.replace(info, dataset=dataset)  # type: ignore[type-var]
+    return type(info)(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=dataset)  # torch before 2.11
+
+
+def _is_ending(indices: Any) -> bool:
+    """Return whether a queue's feeder thread has been told to end, as the garbage collector does."""
+    return indices._close is not None and not indices._close.still_active()
+
+
+def _close_unread(indices: Any) -> None:
+    """Close a queue whose reader is gone, and end its feeder thread, which may be writing to a full pipe."""
+    indices.cancel_join_thread()
+    if indices._thread is None or _is_ending(indices):
+        indices.close()
+        return
+    pipe = os.dup(indices._reader.fileno())  # the thread closes its own
+    try:
+        indices.close()
+        os.set_blocking(pipe, False)
+        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
+        while indices._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                os.read(pipe, 1 << 16)
+            indices._thread.join(0.001)
+    finally:
+        os.close(pipe)
+
+
+class _Failing:
+    """A queue that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def get(self, timeout: float) -> Any:
+        raise self._error
+
+
+class _Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
+    """The queue of batches, whose get() ends in time even if a worker died in the middle of a message.
+
+    Processes: workers put; the parent gets. A message is as multiprocessing.connection sends it: its length as a
+    big-endian int32, or -1 and a uint64, and then so many bytes.
+    """
+
+    _reader: Any
+    _writer: Any
+    _sem: Any
+
+    def __init__(self, *, ctx: Any) -> None:
+        super().__init__(ctx=ctx)
+        self._poller = select.poll()
+        self._watched: set[int] = set()
+        self._keeps_errors = False
+        self._error: Exception | None = None
+        os.set_blocking(self._reader.fileno(), False)
+        self._poller.register(self._reader.fileno(), select.POLLIN)
+        self._expect("!i", 4)
+
+    def watch(self, sentinels: Iterable[int]) -> None:
+        """Have get() raise Empty at once when one of these becomes readable.
+
+        Without any it is torch's pinning thread that gets: it would end at an error, which is kept instead.
+        """
+        self._watched = set(sentinels)
+        self._keeps_errors = not self._watched
+        for sentinel in self._watched:
+            self._poller.register(sentinel, select.POLLIN)
+
+    def unwatch(self, sentinel: int) -> None:
+        if sentinel in self._watched:
+            self._watched.remove(sentinel)
+            self._poller.unregister(sentinel)
+
+    def take_error(self) -> Exception | None:
+        """Return the error that was kept, once."""
+        error, self._error = self._error, None
+        return error
+
+    def hang_up(self) -> None:
+        """Give up this process's end for writing: when all workers are gone, get() raises Empty at once."""
+        self._writer.close()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._receive():
+            left = 0.0 if not block else math.inf if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise queue.Empty
+            ready = [fd for fd, _ in self._poller.poll(None if deadline is None else math.ceil(left * 1000))]
+            if not self._watched.isdisjoint(ready) and self._reader.fileno() not in ready:
+                raise queue.Empty
+        message = self._bytes
+        self._expect("!i", 4)
+        self._sem.release()
+        try:
+            return multiprocessing.reduction.ForkingPickler.loads(message)
+        except Exception as error:
+            if not self._keeps_errors:
+                raise
+            self._error = error
+            raise queue.Empty from error
+
+    def _expect(self, head: str, size: int) -> None:
+        self._head = head  # the format of the length that is being read; empty: the message itself is
+        self._bytes = bytearray(size)
+        self._missing = memoryview(self._bytes)
+
+    def _receive(self) -> bool:
+        """Read what there is of a message; return whether it is whole. Raises Empty where nobody is left to write."""
+        while True:
+            while self._missing:
+                try:
+                    count = os.readv(self._reader.fileno(), [self._missing])
+                except BlockingIOError:
+                    return False
+                if not count:
+                    raise queue.Empty
+                self._missing = self._missing[count:]
+            if not self._head:
+                return True
+            (size,) = struct.unpack(self._head, self._bytes)
+            self._expect(*(("!Q", 8) if size == -1 else ("", size)))
+
+    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:
+        """Send the error in the place of a batch that cannot be pickled; torch's parent would wait for ever."""
+        if not isinstance(obj, tuple):
+            super()._on_queue_feeder_error(e, obj)  # type: ignore[misc]
+            return
+        number, data = obj
+        info = torch_worker._worker_info
+        where = f"in DataLoader worker process {'' if info is None else info.id}".rstrip()
+        error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        if isinstance(data, ExceptionWrapper):  # whose class cannot be pickled
+            error.exc_type, error.exc_msg = RuntimeError, data.exc_msg
+        with contextlib.suppress(ValueError):  # the queue has been closed
+            self.put((number, error))

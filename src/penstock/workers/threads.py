@@ -1,0 +1,444 @@
+"""Python worker threads: they fetch samples in this process, each into its row of the batch.
+
+Batches in flight form one queue. A thread takes a few samples of the oldest batch that has any left, so that all
+threads share one batch; batches of an iterable dataset belong to one thread each, as torch's worker processes have
+it. How many threads work at a time is measured while samples cost little: where each holds Python's lock most of
+the time, more of them only hand it to and fro.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from threadpoolctl import ThreadpoolController
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+from penstock.buffers import Buffers
+from penstock.collating import Build, Layout, layout_of
+from penstock.errors import InvalidOption
+from penstock.fetch import Fetch, Task
+from penstock.randomness import Generators
+from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+
+Init = Callable[[int], object]
+
+#: How long closing waits for threads that are fetching a sample, in seconds.
+JOIN_SECONDS = 2.0
+#: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
+GRAIN_SECONDS = 1e-3
+#: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
+CHEAP_SECONDS = 1e-3
+
+
+@dataclass(slots=True)
+class Loading:
+    """A batch in flight."""
+
+    task: Task
+    indices: list[Any] | None
+    """Of the samples, to be fetched one by one; None: the task is done in one go."""
+    owner: int | None = None
+    """The thread that must do it; None: any."""
+    taken: int = 0
+    unfinished: int = 0
+    build: Build | None = None
+    samples: list[Any] = field(default_factory=list)
+    result: Any = None
+    failed: tuple[int, BaseException] | None = None
+    """The first sample's error, and its position in the batch."""
+    ended: bool = False
+    """An iterable dataset had nothing left for it."""
+    done: bool = False
+
+
+@dataclass(slots=True)
+class At:
+    """What a thread is doing."""
+
+    stage: str = ""
+    part: Sequence[Any] = ()
+    """The indices of the samples that it fetches now."""
+    left: Any = field(default_factory=lambda: iter(()))
+    """A list's iterator over them: it knows how far it is, at no cost to the thread."""
+    since: float = 0.0
+
+    def position(self) -> int:
+        """Return which of them it is at."""
+        return max(0, len(self.part) - operator.length_hint(self.left) - 1)
+
+    def sample(self) -> Any:
+        """Return the index of the sample that it is at."""
+        return self.part[self.position()] if self.part else None
+
+
+class Pace:
+    """How many threads work at a time: the fewest that do as much as any number does.
+
+    Rates are measured over windows in which nobody waited for work, for 1, 2, 4, ... threads, until more do not
+    help; and again later, for the work may have changed. Guarded by the crew's lock.
+    """
+
+    WINDOW_SECONDS = 0.02
+    WINDOWS_TILL_NEXT = 500
+    GAIN = 1.1  # by which more threads must be faster
+
+    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.active = threads
+        self._threads = threads
+        self._clock = clock
+        self._best: tuple[float, int] | None = None  # of this round of trials
+        self._trying = False
+        self._windows = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._begin = self._clock()
+        self._samples = 0
+        self._chunks = 0
+
+    def idle(self) -> None:
+        """Take note that a thread found nothing to do: this window tells nothing."""
+        self._restart()
+
+    def did(self, samples: int, seconds: float) -> None:
+        """Count a chunk of work."""
+        if self._threads == 1:
+            return
+        self._samples += samples
+        self._chunks += 1
+        elapsed = self._clock() - self._begin
+        if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
+            return
+        self._window(self._samples / elapsed, cheap=seconds / samples < CHEAP_SECONDS)
+        self._restart()
+
+    def _window(self, rate: float, *, cheap: bool) -> None:
+        if not self._trying:
+            self._windows += 1
+            if not cheap:
+                self.active = self._threads
+            elif self._windows == 1 or self._windows % self.WINDOWS_TILL_NEXT == 0:
+                self._trying, self._best, self.active = True, None, 1
+            return
+        if self._best is None or rate > self.GAIN * self._best[0]:
+            self._best = (rate, self.active)
+            if self.active < self._threads:
+                self.active = min(2 * self.active, self._threads)
+                return
+        self._trying, self.active = False, self._best[1]
+
+
+class Threads:
+    """The Python worker threads of a loader. They hold the fetch, never the iterator, which can be collected.
+
+    Args:
+        fetch: calls the user's dataset.
+        count: threads; 0: `work_here` does everything in the caller's thread.
+        buffers: where batches are built; None: collate_fn makes them from a list of samples.
+        iterable: the dataset is iterable; each thread goes through it on its own.
+        init: called in each thread with its number when it starts, as worker_init_fn.
+        seed: of worker 0, for get_worker_info().
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        count: int,
+        *,
+        buffers: Buffers | None,
+        iterable: bool = False,
+        drop_last: bool = False,
+        init: Init | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._fetch = fetch
+        self._buffers = buffers
+        self._iterable = iterable
+        self._drop_last = drop_last
+        self._init = init
+        self._seed = seed
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
+        self._done = threading.Condition(self._lock)
+        self._open: deque[Loading] = deque()
+        self._layout: Layout | None = None
+        self._sample_seconds = GRAIN_SECONDS
+        self._closed = False
+        self._round = 0  # of an iterable dataset: each thread goes through it anew
+        self.pace = Pace(max(1, count))
+        self.at = [At() for _ in range(max(1, count))]
+        self.ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, count), name=f"penstock-worker-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """Bytes of a sample's rows, once one is known."""
+        return None if self._layout is None else self._layout.nbytes
+
+    # --- the caller's side --------------------------------------------------------------------------------------
+
+    def submit(self, task: Task, owner: int | None = None) -> Loading:
+        """Queue a batch."""
+        fetch = self._fetch
+        split = fetch.batched and not self._iterable and fetch.one_by_one
+        indices = list(task.given) if split else None
+        batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
+        if indices is not None and self._buffers is None:
+            batch.samples = [None] * len(indices)
+        with self._lock:
+            self._open.append(batch)
+            if batch.unfinished == 0:
+                batch.unfinished, batch.indices = 1, None
+            self._work.notify_all()
+        return batch
+
+    def wait(self, batches: list[Loading], timeout: float) -> Loading | None:
+        """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
+        if not self._threads:
+            self._work_here(batches[0])
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while (found := next((batch for batch in batches if batch.done), None)) is None:
+                if self._closed:
+                    raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+                remaining = deadline - time.monotonic()
+                if timeout and remaining <= 0:
+                    return None
+                self._done.wait(remaining if timeout else None)
+        return found
+
+    def begin(self, fetch: Fetch) -> None:
+        """Begin a pass: batches in flight are forgotten, an iterable dataset begins anew."""
+        with self._lock:
+            self._fetch = fetch
+            self._open.clear()
+            self._round += 1
+
+    def doing(self) -> list[str]:
+        """Return what each thread that is at work does, for how long, and its stack."""
+        frames, now = sys._current_frames(), time.monotonic()
+        lines = []
+        for number, (thread, at) in enumerate(zip(self._threads, self.at, strict=False)):
+            frame = frames.get(thread.ident or 0)
+            if at.stage and frame is not None:
+                stack = "".join(traceback.format_stack(frame))
+                lines.append(f"thread {number} is in {_stage(at)} since {now - at.since:.1f} s:\n{stack}")
+        return lines
+
+    def close(self) -> None:
+        """End the threads. In a forked child they do not exist, and nothing is done."""
+        if os.getpid() != self._pid:
+            self.ended.set()
+        elif threading.current_thread() in self._threads:
+            # The garbage collector runs in whatever thread allocates: in this one, which may hold the lock.
+            threading.Thread(target=self._close, name="penstock-closing", daemon=True).start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._open.clear()
+            for waiting in (self._work, self._parked, self._done):
+                waiting.notify_all()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.ended.set()
+
+    # --- the threads' side --------------------------------------------------------------------------------------
+
+    def _run(self, number: int, count: int) -> None:
+        info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
+        set_for_this_thread(info)
+        one_core_each()
+        failed: BaseException | None = None
+        try:
+            if self._init is not None:
+                self._init(number)
+        except BaseException as error:
+            failed = error  # raised at the first batch that this thread takes
+        fetcher: Any = None
+        gone_through = -1
+        while (work := self._take(number)) is not None:
+            batch, begin, end = work
+            if failed is not None:
+                self._failed(batch, begin, failed)
+                failed = None
+                self._finish(batch, end - begin)
+                continue
+            if self._iterable:
+                if gone_through != self._round:
+                    fetcher, gone_through = None, self._round
+                fetcher = self._go_on(batch, fetcher)
+                self._finish(batch, 1)
+                continue
+            started = time.perf_counter()
+            self._do(batch, begin, end, info.rng, self.at[number])
+            self._finish(batch, end - begin, time.perf_counter() - started)
+
+    def _take(self, number: int) -> tuple[Loading, int, int] | None:
+        """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
+        with self._lock:
+            while not self._closed:
+                if number >= self.pace.active and not self._iterable:
+                    self._parked.wait()
+                    continue
+                for batch in self._open:
+                    if batch.owner in (None, number):
+                        return self._take_from(batch)
+                self.pace.idle()
+                self._work.wait()
+        return None
+
+    def _take_from(self, batch: Loading) -> tuple[Loading, int, int]:
+        """Take a part of a batch; the lock is held."""
+        if batch.indices is None:
+            self._open.remove(batch)
+            return batch, 0, 1
+        begin = batch.taken
+        count = max(1, int(GRAIN_SECONDS / self._sample_seconds))
+        batch.taken = end = min(len(batch.indices), begin + count)
+        if end == len(batch.indices):
+            self._open.remove(batch)
+        return batch, begin, end
+
+    def _do(self, batch: Loading, begin: int, end: int, generators: Generators | None, at: At) -> None:
+        """Fetch a part of a batch's samples."""
+        if batch.failed is not None or self._closed:
+            return
+        fetch, task = self._fetch, batch.task
+        at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
+        at.left = iter(at.part)
+        at.stage, at.since = "getitem", time.monotonic()
+        if generators is not None:
+            generators.turn_to(task.seed, task.epoch, at)
+        try:
+            if batch.indices is None:
+                next(at.left)
+                batch.result = fetch.load(task)
+                return
+            if fetch.plain:
+                dataset = fetch.dataset
+                samples = [dataset[index] for index in at.left]
+            else:
+                samples = [fetch.sample(task, index) for index in at.left]
+            at.stage = "collate"
+            if self._buffers is None:
+                batch.samples[begin:end] = samples
+            else:
+                self._build(batch, samples[0], self._buffers).take(samples, begin)
+        except BaseException as error:
+            what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
+            error.add_note(f"in {threading.current_thread().name}, {what}")
+            self._failed(batch, begin + at.position(), error)
+        finally:
+            at.stage = ""
+
+    def _build(self, batch: Loading, sample: Any, buffers: Buffers) -> Build:
+        """Return what takes in the samples of a batch, of which this is one."""
+        with self._lock:
+            if batch.build is None:
+                if self._layout is None:
+                    self._layout = layout_of(sample)
+                batch.build = Build(self._layout, len(batch.indices or ()), buffers)
+            return batch.build
+
+    def _go_on(self, batch: Loading, fetcher: Any) -> Any:
+        """Fetch a batch of an iterable dataset in the thread that owns it, and return the thread's fetcher."""
+        fetch = self._fetch
+        try:
+            if fetcher is None:
+                fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
+                if fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
+                    raise InvalidOption(
+                        f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
+                        "would go through at once: let it return an iterator of its own, or use worker_method='process'"
+                    )
+            batch.result = fetcher.fetch(batch.task.given)
+        except StopIteration:
+            batch.ended = True
+        except BaseException as error:
+            self._failed(batch, 0, error)
+        return fetcher
+
+    def _failed(self, batch: Loading, position: int, error: BaseException) -> None:
+        with self._lock:
+            if batch.failed is None or position < batch.failed[0]:
+                batch.failed = (position, error)
+
+    def _finish(self, batch: Loading, samples: int, seconds: float = 0.0) -> None:
+        """Count a part as done; whoever finishes the last one collates."""
+        with self._lock:
+            before = self.pace.active
+            if seconds:
+                self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
+                self.pace.did(samples, seconds)
+                if self.pace.active > before:
+                    self._parked.notify_all()
+            batch.unfinished -= samples
+            if batch.unfinished:
+                return
+        if batch.failed is None and batch.indices is not None:
+            try:
+                batch.result = self._collated(batch)
+            except BaseException as error:
+                self._failed(batch, 0, error)
+        batch.build, batch.samples = None, []
+        with self._lock:
+            batch.done = True
+            self._done.notify_all()
+
+    def _collated(self, batch: Loading) -> Any:
+        if batch.build is None:
+            return self._fetch.collate(batch.task, batch.samples)
+        if not batch.build.agrees:
+            self._layout = None  # the next batch may be of the other kind
+        return batch.build.finish()
+
+    def _work_here(self, batch: Loading) -> None:
+        """Do what is left of a batch in the calling thread."""
+        with self._fetch.guard():
+            while not batch.done:
+                with self._lock:
+                    _, begin, end = self._take_from(batch)
+                started = time.perf_counter()
+                self._do(batch, begin, end, None, self.at[0])
+                self._finish(batch, end - begin, time.perf_counter() - started)
+
+
+def one_core_each() -> None:
+    """Let torch's operations use no further threads, where the calling thread calls them; worker processes do so too.
+
+    torch.set_num_threads would change the whole process; OpenMP's own setting is each thread's.
+    """
+    torch.get_num_threads()  # torch sets the number once in each thread, at its first operation: now
+    _openmp().limit(limits=1)
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """Return the OpenMP libraries of this process; looking for them takes milliseconds."""
+    return ThreadpoolController().select(user_api="openmp")
+
+
+def _stage(at: At) -> str:
+    return f"__getitem__ of sample {at.sample()!r}" if at.stage == "getitem" else at.stage

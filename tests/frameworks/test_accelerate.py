@@ -1,0 +1,201 @@
+"""Accelerate, which builds a torch loader in the place of each it prepares: ours is kept when asked, else never lost
+unsaid."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as tud
+from torchvision import transforms
+
+import penstock
+from penstock.errors import InvalidOption
+from penstock.frameworks import keep_loaders
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+import accelerate
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
+
+SCRIPT = Path(__file__).with_name("run_accelerate.py")
+NUMBERS = tud.TensorDataset(torch.arange(22))
+CASES = [
+    *("plain", "threads", "shuffled", "seedable", "drop_last", "split", "uneven", "dispatched", "Python", "stream"),
+    "batches by sampler",
+]
+
+
+# ---------------------------------------------------------------- two ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this torch was built without gloo")
+    folder = tmp_path_factory.mktemp("accelerate")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *launch, str(SCRIPT), str(folder)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_script_sees_what_it_sees_with_torchs_loader(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert rank[case]["ours"]["seen"] == rank[case]["theirs"]["seen"]
+        assert all(rank[case]["ours"]["seen"]["epochs"]), "an empty comparison proves nothing"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_class_and_arguments_survive(ranks: list[dict[str, Any]], case: str) -> None:
+    wanted: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
+    for rank in ranks:
+        for each in rank[case]["with own"]["what"]:
+            own = {name: wanted[name] for name in each["own"]}
+            made: Any = penstock.DataLoader(NUMBERS, **own)
+            assert each["ours"] and each["as given"]
+            assert own["seed"] == 5
+            assert each["own"] == {name: repr(getattr(made, name)) for name in own}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("Python", "stream")])
+def test_native_threads_still_read(ranks: list[dict[str, Any]], case: str) -> None:
+    who = "2 native threads fill" if case in ("threads", "shuffled", "split") else "the caller's thread fills"
+    for rank in ranks:
+        assert [who in each["plan"] for each in rank[case]["ours"]["what"]] == [True, True]
+
+
+def test_ranks_share_a_shuffled_epoch_of_our_seed(ranks: list[dict[str, Any]]) -> None:
+    for epoch in (0, 1):
+        gathered = [rank["shuffled"]["with own"]["seen"]["gathered"][epoch] for rank in ranks]
+        assert sorted(gathered[0]) == list(range(27))
+        assert gathered[0] == gathered[1] != sorted(gathered[0])
+
+
+# ---------------------------------------------------------------- one process
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    yield accelerate.Accelerator(cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def test_unasked_our_arguments_are_refused(accelerator: Any) -> None:
+    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3)
+    with pytest.raises(InvalidOption, match=r"without seed=3; .*penstock.frameworks.keep_loaders"):
+        accelerator.prepare(loader)
+    with pytest.raises(InvalidOption, match="seed=3"):
+        accelerator.prepare_data_loader(loader)
+    assert next(batch.tolist() for (batch,) in loader) == [0, 1, 2, 3], "the loader itself is as it was"
+
+
+def test_unasked_a_drop_in_works_as_torchs_loader_and_says_what_is_lost(accelerator: Any) -> None:
+    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4)
+    with pytest.warns(UserWarning, match="reads without native threads; give the Accelerator to") as caught:
+        prepared = accelerator.prepare(loader)
+    assert caught[0].filename == __file__
+    assert type(prepared.base_dataloader) is tud.DataLoader
+    assert prepared.num_workers == 0, "torch's default, and not a process for each native thread"
+    assert [batch.tolist() for (batch,) in prepared][-1] == [20, 21]
+
+
+def test_unasked_a_dataset_that_python_reads_loses_nothing(accelerator: Any) -> None:
+    numbers: Any = list(range(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared = accelerator.prepare(penstock.DataLoader(numbers, batch_size=2))
+    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4]]
+
+
+def test_workers_that_the_loader_chose_stay_its_choice(accelerator: Any) -> None:
+    dataset = tud.TensorDataset(torch.arange(22))
+    loader: Any = penstock.DataLoader(dataset, batch_size=4)
+    prepared = keep_loaders(accelerator).prepare(loader)
+    assert prepared.explain().splitlines()[0] == loader.explain().splitlines()[0].replace(
+        "batches of 4", "batches by batch_sampler"
+    )
+    dataset.tensors = ()  # which only Python can read
+    prepared.explain()
+    assert prepared.num_workers == 0
+
+
+def test_random_transforms_follow_our_seed(tmp_path: Path, accelerator: Any) -> None:
+    (tmp_path / "only").mkdir()
+    to_image = transforms.ToPILImage()
+    for number in range(6):
+        noise = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(number))
+        to_image(noise).save(tmp_path / "only" / f"{number}.png")
+    augment = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+    dataset = penstock.ImageFolder(tmp_path, augment)
+    plain: Any = penstock.DataLoader(dataset, batch_size=2, seed=7)
+    prepared = keep_loaders(accelerator).prepare(penstock.DataLoader(dataset, batch_size=2, seed=7))
+    first, second = ([torch.cat([x for x, _ in loader]) for _ in range(2)] for loader in (plain, prepared))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(second[0], second[1])
+    # A third epoch from its second batch on.
+    rest = torch.cat([x for x, _ in accelerator.skip_first_batches(prepared, 1)])
+    assert torch.equal(rest, torch.cat([x for x, _ in plain])[2:])
+
+
+def test_asking_twice_changes_nothing(accelerator: Any) -> None:
+    assert keep_loaders(keep_loaders(accelerator)) is accelerator
+    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3))
+    assert accelerator.prepare(prepared) is prepared
+    assert accelerator._dataloaders == [prepared]
+
+
+def test_other_loaders_are_treated_as_before(accelerator: Any) -> None:
+    prepared = keep_loaders(accelerator).prepare(tud.DataLoader(NUMBERS, batch_size=4))
+    assert type(prepared.base_dataloader) is tud.DataLoader
+    skipped = accelerator.skip_first_batches(prepared, 5)
+    assert type(skipped.base_dataloader) is tud.DataLoader
+    assert [batch.tolist() for (batch,) in skipped] == [[20, 21]]
+
+
+def test_batches_are_skipped_of_a_loader_that_was_not_prepared(accelerator: Any) -> None:
+    loader = penstock.DataLoader(NUMBERS, batch_size=4, seed=3)
+    skipped = keep_loaders(accelerator).skip_first_batches(loader, 5)
+    assert (type(skipped), skipped.seed) == (penstock.DataLoader, 3)
+    assert [batch.tolist() for (batch,) in skipped] == [[20, 21]]
+
+
+def test_a_copy_that_would_lose_ours_is_refused(accelerator: Any) -> None:
+    prepared = keep_loaders(accelerator).prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3))
+    with pytest.raises(InvalidOption, match=r"call accelerator\.skip_first_batches"):
+        accelerate.skip_first_batches(prepared, 1)
+    assert len(list(accelerator.skip_first_batches(prepared, 1))) == len(prepared) - 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchdata") is not None, reason="torchdata is installed")
+def test_a_stateful_loader_is_refused(accelerator: Any) -> None:
+    accelerator.dataloader_config = DataLoaderConfiguration()
+    accelerator.dataloader_config.use_stateful_dataloader = True
+    with pytest.raises(InvalidOption, match="use_stateful_dataloader=True puts torchdata's"):
+        keep_loaders(accelerator)
+
+
+def test_an_adapter_of_another_kind_is_refused(accelerator: Any) -> None:
+    class Wrapper:
+        pass
+
+    accelerator.prepare_data_loader = lambda loader, *args, **kwargs: Wrapper()
+    with pytest.raises(InvalidOption, match=r"cannot be kept inside .*Wrapper: Accelerate 1\.8"):
+        keep_loaders(accelerator).prepare_data_loader(penstock.DataLoader(NUMBERS))

@@ -1,0 +1,104 @@
+"""Lightning's Trainer with two gloo ranks: it makes our loaders anew, and puts a DistributedSampler into them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import penstock
+
+SCRIPT = Path(__file__).with_name("run_lightning.py")
+SAMPLES, BATCH, EPOCHS = 26, 4, 2  # as there
+NATIVE = ["workers None", "workers 0", "workers 2", "persistent", "hooks", "seeded workers"]
+FITTED = [*NATIVE, "Python"]
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install lightning"
+    ),
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("lightning")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)], cwd=folder, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[int]]:
+    """Return the batches of the sampler that Lightning documents."""
+    dataset = TensorDataset(torch.arange(SAMPLES))
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, rank, shuffle=shuffle, seed=seed)
+    sampler.set_epoch(epoch)
+    numbers = list(sampler)
+    return [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+@pytest.mark.parametrize("case", FITTED)
+def test_the_loader_made_anew_is_ours_with_its_options(ranks: list[dict[str, Any]], case: str, stage: str) -> None:
+    wanted: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
+    for rank in ranks:
+        loader = rank[case]["loaders"][stage]
+        own = {name: wanted[name] for name in loader["own"]}
+        assert own["seed"] == 5
+        made: Any = penstock.DataLoader(TensorDataset(torch.arange(2)), **own)
+        assert loader["kept"]
+        assert loader["own"] == {name: repr(getattr(made, name)) for name in own}
+        assert loader["sampler"] == "DistributedSampler"
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_native_threads_still_read(ranks: list[dict[str, Any]], case: str) -> None:
+    who = "the caller's thread fills" if case == "workers 0" else "native thread"
+    for rank in ranks:
+        for stage in ("train", "val"):
+            assert who in rank[case]["loaders"][stage]["plan"]
+
+
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [("workers 0", [0, False]), ("workers 2", [2, False]), ("persistent", [2, True]), ("Python", [1, False])],
+)
+def test_workers_are_as_they_were_given(ranks: list[dict[str, Any]], case: str, workers: list[Any]) -> None:
+    assert [rank[case]["loaders"][stage]["workers"] for rank in ranks for stage in ("train", "val")] == [workers] * 4
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_batches_are_those_of_the_sampler_in_every_epoch(ranks: list[dict[str, Any]], case: str) -> None:
+    seed = 3 if case == "seeded workers" else 0  # seed_everything(3)
+    for number, rank in enumerate(ranks):
+        seen = rank[case]["seen"]
+        assert seen["train"] == [expected(number, epoch, True, seed) for epoch in range(EPOCHS)]
+        assert seen["train"][0] != seen["train"][1]
+        assert seen["val"] == [expected(number, epoch, False) for epoch in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+@pytest.mark.parametrize("case", FITTED)
+def test_no_sample_is_seen_twice(ranks: list[dict[str, Any]], case: str, stage: str) -> None:
+    for epoch in range(EPOCHS):
+        seen = [number for rank in ranks for batch in rank[case]["seen"][stage][epoch] for number in batch]
+        assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[str, Any]]) -> None:
+    for number, rank in enumerate(ranks):
+        case = rank["predict"]
+        assert case["loaders"]["predict"]["kept"]
+        assert "native thread" in case["loaders"]["predict"]["plan"]
+        assert case["indices"] == case["seen"]["predict"][0] == expected(number, 0, False)

@@ -1,0 +1,60 @@
+"""examples/ddp.py as torchrun starts it: two gloo processes on this machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "ddp.py"
+SAMPLES = 26
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [sys.executable, *launch, str(SCRIPT), "--samples", str(SAMPLES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def seen(output: str, epoch: int, rank: int) -> list[int]:
+    found = re.findall(rf"epoch {epoch} rank {rank} saw ([\d ]+)$", output, re.MULTILINE)
+    assert len(found) == 1, output
+    return [int(number) for number in found[0].split()]
+
+
+def test_native_threads_read(output: str) -> None:
+    assert "plan     2 native threads fill batches of 4 in place, in order" in output
+    assert "order    by DistributedSampler" in output
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_ranks_share_the_epoch(output: str, epoch: int) -> None:
+    assert sorted(seen(output, epoch, 0) + seen(output, epoch, 1)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_sees_what_its_sampler_says(output: str, epoch: int, rank: int) -> None:
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(TensorDataset(torch.arange(SAMPLES)), 2, rank)
+    sampler.set_epoch(epoch)
+    assert seen(output, epoch, rank) == list(sampler)
+
+
+def test_set_epoch_shuffles_anew(output: str) -> None:
+    assert seen(output, 0, 0) != seen(output, 1, 0)

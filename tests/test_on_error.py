@@ -1,0 +1,189 @@
+"""on_error=: bad samples are replaced by good ones, the same for any number of workers, and written down once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from torchvision import transforms as v1
+
+import penstock
+from tests.same import assert_same
+
+ALL = penstock.Replace(max_share=1.0)
+METHODS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 1, "worker_method": "thread"},
+    {"num_workers": 2, "worker_method": "thread"},
+    {"num_workers": 1, "worker_method": "process"},
+    {"num_workers": 2, "worker_method": "process"},
+]
+
+
+class Numbers(tud.Dataset[Any]):
+    """i for sample i; those that are bad raise."""
+
+    def __init__(self, bad: set[int], size: int = 40) -> None:
+        self.bad = bad
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise ValueError(f"number {index} is bad")
+        return index
+
+
+def lines(manifest: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in manifest.read_text().splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "tensors"
+    root.mkdir()
+    for i in range(40):
+        torch.save(torch.full((3, 4), float(i)), root / f"{i:02}.pt")
+    (root / "05.pt").write_bytes(b"")
+    (root / "06.pt").unlink()
+    whole = (root / "07.pt").read_bytes()
+    (root / "07.pt").write_bytes(whole[: len(whole) // 2])
+    torch.save(torch.zeros(9, 9), root / "08.pt")
+    return root
+
+
+def tensors(folder: Path) -> penstock.TensorFolder:
+    names = [f"{i:02}" for i in range(40)]
+    return penstock.TensorFolder(folder, names, {name: i for i, name in enumerate(names)})
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("seed", [None, 3])
+def test_bad_files_are_replaced_the_same_for_any_number_of_workers(folder: Path, seed: int | None) -> None:
+    runs = []
+    for workers in (0, 1, 2, 8):
+        torch.manual_seed(0)
+        loader = penstock.DataLoader(tensors(folder), 8, shuffle=True, num_workers=workers, seed=seed, on_error=ALL)
+        runs.append([list(loader), list(loader)])
+        assert "4 bad samples" in loader.explain()
+    for run in runs[1:]:
+        assert_same(run, runs[0])
+    for epoch in runs[0]:
+        assert [len(x) for x, _ in epoch] == [8] * 5
+        seen = torch.cat([y for _, y in epoch])
+        for x, y in epoch:
+            assert torch.equal(x, y[:, None, None].float().expand(-1, 3, 4))  # each sample has its own label
+        assert not set(seen.tolist()) & {5, 6, 7, 8}
+        assert set(seen.tolist()) == set(range(40)) - {5, 6, 7, 8}
+
+
+@pytest.mark.native
+def test_the_manifest_has_each_once_and_a_later_run_skips_them(folder: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "bad.jsonl"
+    how = penstock.Replace(max_share=0.1, manifest=manifest)
+    loader = penstock.DataLoader(tensors(folder), 8, seed=1, shuffle=True, on_error=how)
+    first = [list(loader), list(loader)]
+    entries = {line["id"]: line for line in lines(manifest)}
+    assert len(lines(manifest)) == len(entries) == 4
+    assert set(entries) == {"05", "06", "07", "08"}
+    assert entries["06"]["path"] == str(folder / "06.pt") and entries["06"]["size"] is None
+    assert entries["06"]["error"].startswith("MissingSample: ")
+    assert entries["05"]["size"] == 0 and entries["05"]["error"].startswith("CorruptSample: ")
+    assert entries["08"]["error"].startswith("ShapeMismatch: ")
+    for i in range(5, 9):  # good again, but the manifest still says otherwise
+        torch.save(torch.full((3, 4), float(i)), folder / f"{i:02}.pt")
+    again = penstock.DataLoader(tensors(folder), 8, seed=1, shuffle=True, on_error=how)
+    assert_same([list(again), list(again)], first)
+    names = [f"{i:02}" for i in reversed(range(40))]  # an order in which the manifest's positions are not theirs
+    turned = penstock.DataLoader(penstock.TensorFolder(folder, names), 8, on_error=how)
+    assert not {int(x[0, 0]) for batch in turned for x in batch} & {5, 6, 7, 8}
+    assert len(lines(manifest)) == 4
+
+
+@pytest.mark.native
+def test_images(tmp_path: Path) -> None:
+    for i in range(12):
+        (tmp_path / f"c{i % 2}").mkdir(exist_ok=True)
+        Image.new("RGB", (20, 20), (20 * i, 0, 0)).save(tmp_path / f"c{i % 2}" / f"{i:02}.jpg")
+    (tmp_path / "c1" / "05.jpg").write_bytes(b"no image")
+    dataset = torchvision.datasets.ImageFolder(str(tmp_path), v1.Compose([v1.Resize(8), v1.ToTensor()]))
+    loader = penstock.DataLoader(dataset, 4, on_error=ALL)
+    assert [len(y) for _, y in loader] == [4, 4, 4]
+    with pytest.raises(penstock.CorruptSample):
+        list(penstock.DataLoader(dataset, 4))
+
+
+def test_more_than_the_share_aborts_with_the_list(folder: Path, tmp_path: Path) -> None:
+    how = penstock.Replace(max_share=0.05, manifest=tmp_path / "bad.jsonl")
+    with pytest.raises(penstock.TooManyBadSamples, match="05") as raised:
+        list(penstock.DataLoader(tensors(folder), 8, on_error=how))
+    assert "max_share" in str(raised.value)
+    with pytest.raises(penstock.TooManyBadSamples):  # by default one in a thousand
+        list(penstock.DataLoader(tensors(folder), 8, on_error="replace"))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_python_datasets(method: dict[str, Any], tmp_path: Path) -> None:
+    bad = {3, 17, 18}
+    reference = penstock.DataLoader(Numbers(bad), 5, shuffle=True, seed=2, num_workers=0, on_error=ALL)
+    manifest = tmp_path / "bad.jsonl"
+    how = penstock.Replace(max_share=0.1, manifest=manifest)
+    loader = penstock.DataLoader(Numbers(bad), 5, shuffle=True, seed=2, on_error=how, **method)
+    assert_same(list(loader), list(reference))
+    second = list(loader)
+    assert_same(second, list(reference))
+    assert len(second) == 8 and not set(torch.cat(second).tolist()) & bad
+    assert sorted(line["id"] for line in lines(manifest)) == ["17", "18", "3"]
+    assert lines(manifest)[0]["error"] == f"ValueError: number {lines(manifest)[0]['id']} is bad"
+    with pytest.raises(penstock.TooManyBadSamples, match="number"):
+        list(penstock.DataLoader(Numbers(bad), 5, on_error=penstock.Replace(max_share=0.05), **method))
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=str)
+def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(method: dict[str, Any]) -> None:
+    sampler = tud.SubsetRandomSampler(range(0, 40, 4))
+    batches = list(penstock.DataLoader(Numbers({8, 12}), 5, sampler=sampler, on_error=ALL, **method))
+    assert all(i % 4 == 0 for i in torch.cat(batches).tolist())
+    own: list[list[int]] = [[1, 2, 3], [20, 21, 22]]  # of a sampler nobody knows: from the same batch
+    got = [
+        set(batch.tolist())
+        for batch in penstock.DataLoader(Numbers({2, 22}), batch_sampler=own, on_error=ALL, **method)
+    ]
+    assert got == [{1, 3}, {20, 21}]
+    with pytest.raises(ValueError, match="number 2 is bad"):  # where there is no other, the error is raised
+        list(penstock.DataLoader(Numbers({2}), batch_sampler=[[2]], on_error=ALL, **method))
+
+
+class Whole(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_datasets_that_fetch_whole_batches(method: dict[str, Any]) -> None:
+    got = list(penstock.DataLoader(Whole({3, 30}), 5, seed=1, on_error=ALL, **method))
+    assert_same(got, list(penstock.DataLoader(Numbers({3, 30}), 5, seed=1, on_error=ALL)))
+
+
+def test_what_cannot_be_replaced_is_refused() -> None:
+    class Stream(tud.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    with pytest.raises(penstock.InvalidOption, match="map-style"):
+        penstock.DataLoader(Stream(), on_error="replace")
+    with pytest.raises(penstock.InvalidOption, match="on_error='skip'"):
+        penstock.DataLoader(Numbers(set()), on_error="skip")  # type: ignore[arg-type]
+
+
+def test_a_dataset_without_a_good_sample_raises_its_error() -> None:
+    with pytest.raises(ValueError, match="is bad"):
+        list(penstock.DataLoader(Numbers(set(range(40))), 5, on_error=ALL))

@@ -1,0 +1,497 @@
+"""worker_method="thread": the batches of torch's loader, from threads of this process."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+from torch.utils.data import get_worker_info as torchs_get_worker_info
+
+import penstock
+from penstock.buffers import Buffers
+from penstock.collating import Build, layout_of
+from penstock.workers.threads import Pace
+from tests.same import assert_same
+
+
+def get_worker_info() -> Any:
+    """torch's, as programs import it; of a type that a thread's may differ from."""
+    return torchs_get_worker_info()
+
+
+def live() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-worker")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_thread_outlives_its_loader() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not live()
+
+
+Point = namedtuple("Point", ["x", "y"])
+WORKERS = [0, 1, 2, 5]
+
+
+class Made(tud.Dataset[Any]):
+    """Samples that a function makes of their index."""
+
+    def __init__(self, make: Callable[[int], Any], size: int = 23) -> None:
+        self.make = make
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self.size <= index < self.size:
+            raise IndexError(index)
+        return self.make(index)
+
+
+def image(i: int) -> torch.Tensor:
+    return torch.arange(12, dtype=torch.float32).view(3, 4) + i
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "tensor": image,
+    "tensor and label": lambda i: (image(i), i),
+    "list": lambda i: [image(i), float(i), str(i)],
+    "dict": lambda i: {"x": image(i), "y": {"z": i % 2 == 0, "name": f"n{i}"}},
+    "named tuple": lambda i: Point(image(i), (i, image(2 * i))),
+    "arrays": lambda i: (np.full((2, 3), i, dtype=np.int16), np.float64(i), np.arange(4)[::-1]),
+    "0-d": lambda i: (torch.tensor(i), np.array(i, dtype=np.float32)),
+    "not contiguous": lambda i: image(i).t(),
+    "empty": lambda i: torch.empty(0, 3),
+    "bool and complex": lambda i: (torch.tensor([i % 2 == 0]), torch.tensor([complex(i, -i)]).conj()),
+    "bytes": lambda i: b"%d" % i,
+    "keys in another order": lambda i: {"a": i, "b": image(i)} if i % 3 else {"b": image(i), "a": i},
+    "promoted dtypes": lambda i: image(i) if i % 2 else image(i).double(),
+    "tensors and arrays": lambda i: image(i) if i < 8 else image(i).numpy(),
+    "with a gradient": lambda i: image(i).requires_grad_(),
+    "parameter": lambda i: torch.nn.Parameter(image(i), requires_grad=False),
+    "unlike batches": lambda i: image(i) if i < 8 else (image(i), i),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_are_those_of_torch(name: str, workers: int) -> None:
+    dataset = Made(SAMPLES[name])
+    options: dict[str, Any] = dict(batch_size=4, shuffle=name == "dict")
+    torch.manual_seed(0)
+    try:
+        wanted = list(tud.DataLoader(dataset, **options))
+    except Exception as error:
+        with pytest.raises(type(error)) as ours:
+            list(penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options))
+        assert str(ours.value) == str(error)
+        return
+    torch.manual_seed(0)
+    got = list(penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options))
+    assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": None},
+        {"batch_size": 5, "drop_last": True},
+        {"batch_size": 100},
+        {"batch_sampler": [[3, 1], [], [22, 0, 0], [-1]]},
+        {"sampler": [5, 3, 3, 1], "batch_size": 3},
+        {"batch_size": 4, "collate_fn": tuple},
+        {"batch_size": 4, "shuffle": True, "generator": torch.Generator()},
+    ],
+    ids=str,
+)
+def test_options_mean_what_they_mean_there(options: dict[str, Any], workers: int) -> None:
+    dataset = Made(lambda i: (image(i), i))
+    wanted: Any = None
+    for loader in (
+        tud.DataLoader(dataset, **options),
+        penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options),
+    ):
+        if "generator" in options:
+            options["generator"].manual_seed(3)
+        try:
+            got: Any = list(loader)
+        except Exception as error:  # an empty batch, which default_collate refuses
+            got = (type(error), str(error))
+        if wanted is None:
+            wanted = got
+    assert_same(got, wanted)
+
+
+class Whole(Made):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in reversed(indices)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_getitems_is_asked_for_whole_batches(workers: int) -> None:
+    dataset = Whole(image)
+    assert_same(
+        list(penstock.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method="thread")),
+        list(tud.DataLoader(dataset, batch_size=4)),
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_the_error_of_a_sample_is_raised_at_its_batch_and_the_rest_follows(workers: int) -> None:
+    def make(i: int) -> int:
+        if i == 9:
+            raise KeyError("nine")
+        return i
+
+    loader = penstock.DataLoader(Made(make), batch_size=4, num_workers=workers, worker_method="thread")
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(KeyError, match="nine") as raised:
+        next(batches)
+    assert any("sample 9" in note for note in raised.value.__notes__)
+    assert raised.traceback[-1].name == "make"  # the user's own line
+    assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+
+
+def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
+    later = threading.Event()
+
+    def make(i: int) -> int:
+        if i == 1:
+            later.wait(10)
+            raise ValueError("first")
+        if i == 3:
+            later.set()
+            raise ValueError("second")
+        return i
+
+    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread")
+    with pytest.raises(ValueError, match="first"):
+        next(iter(loader))
+
+
+def test_a_dataset_that_cannot_be_pickled_and_one_object_for_all() -> None:
+    here = threading.Lock()  # no lock can be pickled
+    seen: set[int] = set()
+
+    def make(i: int) -> int:
+        with here:
+            seen.add(id(get_worker_info().dataset))
+        return os.getpid()
+
+    dataset = Made(make)
+    assert {p for b in penstock.DataLoader(dataset, 4, num_workers=2, worker_method="thread") for p in b.tolist()} == {
+        os.getpid()
+    }
+    assert seen == {id(dataset)}
+
+
+def test_get_worker_info_is_of_the_thread() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def make(i: int) -> tuple[int, int, int, str]:
+        both.wait()
+        info: Any = tud.get_worker_info()
+        assert info is get_worker_info() is not None
+        return info.id, info.num_workers, info.seed, info.worker_method
+
+    torch.manual_seed(1)
+    loader = penstock.DataLoader(Made(make, 2), batch_size=None, num_workers=2, worker_method="thread")
+    infos = list(loader)
+    assert sorted(info[0] for info in infos) == [0, 1]
+    assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
+    assert {(info[1], info[3]) for info in infos} == {(2, "thread")}
+    assert get_worker_info() is None
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_threads_generators_draw_by_sample(seed: int | None) -> None:
+    thread_safe_generator = pytest.importorskip("torch.random").thread_safe_generator
+
+    def make(i: int) -> tuple[torch.Tensor, float, float]:
+        info = get_worker_info()
+        if info is None:
+            return torch.rand(2), random.random(), 0.0
+        return (
+            torch.rand(2, generator=thread_safe_generator()),
+            info.rng.random_generator.random(),
+            info.rng.numpy_generator.random(),
+        )
+
+    runs = []
+    for workers in (1, 2, 5):
+        torch.manual_seed(0)
+        loader = penstock.DataLoader(Made(make), 4, num_workers=workers, worker_method="thread", seed=seed)
+        runs.append([list(loader), list(loader)])
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2])
+    with pytest.raises(AssertionError):  # another epoch
+        assert_same(runs[0][0], runs[0][1])
+    drawn = torch.cat([batch[0] for batch in runs[0][0]])
+    assert len(drawn.unique()) == drawn.numel()
+    if seed is not None:  # in the caller's thread the global generators are set, and given back
+        before = torch.get_rng_state(), random.getstate()
+        here = list(penstock.DataLoader(Made(make), 4, num_workers=0, worker_method="thread", seed=seed))
+        assert_same([batch[:2] for batch in here], [batch[:2] for batch in runs[0][0]])
+        assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+def test_global_draws_in_threads_are_said() -> None:
+    def make(i: int) -> float:
+        return random.random() + float(np.random.rand())
+
+    state = random.getstate()
+    loader = penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread", seed=1)
+    text = loader.explain()
+    assert "draws from the global generators of random and numpy.random" in text
+    assert random.getstate() == state
+    quiet = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
+    assert "random " not in quiet.explain()
+
+
+def test_worker_init_fn_runs_once_in_each_thread() -> None:
+    seen: list[tuple[int, str, int]] = []
+
+    def init(number: int) -> None:
+        seen.append((number, threading.current_thread().name, get_worker_info().id))
+
+    options: dict[str, Any] = dict(num_workers=3, worker_method="thread", worker_init_fn=init)
+    list(penstock.DataLoader(Made(image), 4, **options))
+    assert sorted(seen) == [(n, f"penstock-worker-{n}", n) for n in range(3)]
+    loader = penstock.DataLoader(Made(image), 4, persistent_workers=True, **options)
+    seen.clear()
+    first = iter(loader)
+    assert len(list(first)) == 6
+    assert iter(loader) is first  # as torch's
+    assert len(list(first)) == len(list(loader)) == 6
+    first._shutdown_workers()
+    assert len(seen) == 3
+
+
+def test_an_error_of_worker_init_fn_is_raised() -> None:
+    def init(number: int) -> None:
+        raise RuntimeError("no licence")
+
+    with pytest.raises(RuntimeError, match="no licence"):
+        list(penstock.DataLoader(Made(image), 4, num_workers=1, worker_method="thread", worker_init_fn=init))
+
+
+class Counting(tud.IterableDataset[int]):
+    """0 to size - 1, shared out among the workers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(number, self.size, count))
+
+
+ITERABLE_OPTIONS: list[dict[str, Any]] = [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}]
+
+
+@pytest.mark.parametrize("options", ITERABLE_OPTIONS, ids=str)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_iterable_datasets_go_as_with_worker_processes(options: dict[str, Any], workers: int) -> None:
+    for size in (0, 1, 17):
+        dataset = Counting(size)
+        wanted = list(tud.DataLoader(dataset, num_workers=workers, **options))
+        loader = penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options)
+        assert_same(list(loader), wanted)
+        assert_same(list(loader), wanted)
+
+
+def test_an_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
+    class Shared(tud.IterableDataset[int]):
+        def __iter__(self) -> Shared:
+            return self
+
+        def __next__(self) -> int:
+            raise StopIteration
+
+    with pytest.raises(penstock.InvalidOption, match="__iter__ returns"):
+        list(penstock.DataLoader(Shared(), num_workers=2, worker_method="thread"))
+
+
+def test_in_order_false_hands_out_what_is_done() -> None:
+    first = threading.Event()
+
+    def make(i: int) -> int:
+        if i == 0:
+            first.wait(10)
+        return i
+
+    options: dict[str, Any] = dict(batch_size=1, num_workers=2, worker_method="thread", prefetch_factor=3)
+    batches = iter(penstock.DataLoader(Made(make, 6), in_order=False, **options))
+    got = [next(batches).item()]
+    first.set()
+    got += [batch.item() for batch in batches]
+    assert got[0] != 0
+    assert sorted(got) == list(range(6))
+
+
+def test_a_stuck_sample_is_named_with_its_stack() -> None:
+    forever = threading.Event()
+
+    def stuck_here(i: int) -> int:
+        if i == 6:
+            forever.wait()
+        return i
+
+    loader = penstock.DataLoader(Made(stuck_here), 4, num_workers=2, worker_method="thread", timeout=0.3)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
+        next(batches)
+    assert "sample 6" in str(raised.value)
+    assert "in stuck_here" in str(raised.value)
+    forever.set()
+    assert next(batches).tolist() == [4, 5, 6, 7]
+
+
+def test_nothing_is_left_behind() -> None:
+    gc.collect()
+    loader = penstock.DataLoader(Made(image, 1000), 4, num_workers=3, worker_method="thread")
+    for number, _ in enumerate(loader):
+        if number == 2:
+            break
+    del number, _
+    gc.collect()
+    assert not live()
+    batches = iter(loader)
+    next(batches)
+    assert len(live()) == 3
+    batches._shutdown_workers()
+    assert not live()
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert len(list(loader)) == 250 and not live()
+
+
+def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
+    def make(i: int) -> int:
+        if i > 20:
+            gc.collect()
+        return i
+
+    for _ in range(20):
+        batches = iter(penstock.DataLoader(Made(make, 1000), 4, num_workers=2, worker_method="thread"))
+        next(batches)
+        cycle: list[Any] = [batches]
+        cycle.append(cycle)
+        ended = batches._ended
+        del batches, cycle
+        assert ended.wait(10)
+
+
+def test_kept_batches_are_never_overwritten() -> None:
+    loader = penstock.DataLoader(Made(image, 100), 10, num_workers=2, worker_method="thread")
+    kept = [batch for _ in range(3) for batch in loader]
+    assert all(batch[:, 0, 0].tolist() == list(range(n % 10 * 10, n % 10 * 10 + 10)) for n, batch in enumerate(kept))
+    assert loader.stats().buffers_created >= 30
+    del kept
+    created = loader.stats().buffers_created
+    for _ in loader:
+        pass
+    assert loader.stats().buffers_created == created  # recycled
+
+
+def test_a_forked_child_says_where_the_threads_are() -> None:
+    batches = iter(penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread"))
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"worker_method": "fibre"}, "worker_method='fibre'"),
+        ({"worker_method": 3}, "worker_method=3"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match=message):
+        penstock.DataLoader(Made(image), **options)
+
+
+def test_explain_says_who_reads() -> None:
+    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
+    assert loader.explain().startswith("plan     Python reads the dataset in 2 threads of this process")
+    native = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="thread")
+    assert native.explain().startswith("plan     2 native threads")
+    asked = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="process")
+    assert "2 worker processes" in asked.explain() and "worker_method=None" in asked.explain()
+
+
+# --- how many threads work at a time --------------------------------------------------------------------------------
+
+
+def settled(rates: dict[int, float], threads: int, *, sample_seconds: float = 1e-5) -> int:
+    """Return how many threads a pace lets work, where so many at a time do so many samples a second."""
+    now = itertools.count()
+    clock = [0.0]
+    pace = Pace(threads, clock=lambda: clock[0])
+    for _ in range(2000):
+        clock[0] += 0.001
+        next(now)
+        pace.did(int(rates[pace.active] * 0.001), sample_seconds * int(rates[pace.active] * 0.001))
+    return pace.active
+
+
+def test_the_fewest_threads_that_do_as_much_as_any() -> None:
+    assert settled({1: 100e3, 2: 60e3, 4: 50e3}, 4) == 1
+    assert settled({1: 100e3, 2: 190e3, 4: 370e3}, 4) == 4
+    assert settled({1: 100e3, 2: 190e3, 4: 195e3}, 4) == 2
+    assert settled({1: 100e3, 2: 105e3}, 2) == 1
+    assert settled({1: 100e3, 2: 150e3, 3: 220e3}, 3) == 3
+    assert settled({1: 2e3, 2: 2e3}, 2, sample_seconds=2e-3) == 2  # slow samples: not worth a trial
+
+
+# --- batches in place ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_build_gives_what_default_collate_gives(name: str) -> None:
+    samples = [SAMPLES[name](i) for i in range(7)]
+    layout = layout_of(samples[0])
+    build = Build(layout, 7, Buffers(pinned=False, keep=0))
+    for begin, end in ((4, 7), (0, 1), (1, 4)):
+        build.take(samples[begin:end], begin)
+    try:
+        wanted = tud.default_collate(samples)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            build.finish()
+        return
+    assert_same(build.finish(), wanted)
+
+
+def test_samples_of_unlike_shapes_raise_what_torch_raises() -> None:
+    def make(i: int) -> torch.Tensor:
+        return torch.zeros(3 if i != 5 else 4)
+
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread"))
