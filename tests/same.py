@@ -1,15 +1,18 @@
-"""Equality of batches: structure, types, dtypes, shapes, strides and values."""
+"""Equality of samples and batches: structure, types, dtypes, shapes, strides and values; and of errors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Assert that two batches, or lists of batches, are equal in all that a program could see."""
+    """Assert that two samples or batches, or lists of them, are equal in all that a program could see."""
     assert type(ours) is type(theirs)
     if isinstance(theirs, torch.Tensor):
         assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
@@ -17,6 +20,12 @@ def assert_same(ours: Any, theirs: Any) -> None:
     elif isinstance(theirs, np.ndarray):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
+    elif isinstance(theirs, Image.Image):
+        assert (ours.mode, ours.size, ours.format) == (theirs.mode, theirs.size, theirs.format)
+        assert ours.info == theirs.info
+        assert vars(ours).keys() == vars(theirs).keys()
+        assert (ours.readonly, ours.palette) == (theirs.readonly, theirs.palette)
+        assert ours.tobytes() == theirs.tobytes()
     elif isinstance(theirs, (list, tuple)):
         assert len(ours) == len(theirs)
         for a, b in zip(ours, theirs, strict=True):
@@ -27,3 +36,15 @@ def assert_same(ours: Any, theirs: Any) -> None:
             assert_same(ours[key], theirs[key])
     else:
         assert ours == theirs
+
+
+def assert_same_outcome(ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
+    """Assert that two calls return the same, or raise errors of one type with the same words."""
+    try:
+        wanted = theirs()
+    except Exception as error:
+        with pytest.raises(type(error)) as caught:
+            ours()
+        assert (type(caught.value), str(caught.value)) == (type(error), str(error))
+    else:
+        assert_same(ours(), wanted)

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from torchvision.transforms import v2
 
 from penstock import Arrays, ImageFolder, TensorFolder, _native
 from penstock.assist import Assisted, assist
-from penstock.recipe import Recipe, Refusal, read, read_prefix
+from penstock.recipe import Recipe, read
+from penstock.recipe_prefix import read_prefix
+from penstock.steps import Refusal
+from tests.same import assert_same, assert_same_outcome
 
 pytestmark = pytest.mark.native
 
@@ -59,34 +63,11 @@ def assisted_by(dataset: Any) -> Assisted:
     return assisted
 
 
-def same(actual, expected):
-    """Compare two samples, or what their parts are."""
-    assert type(actual) is type(expected)
-    if isinstance(expected, tuple | list):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
-        assert torch.equal(actual, expected)
-    elif isinstance(expected, np.ndarray):
-        assert actual.dtype == expected.dtype
-        np.testing.assert_array_equal(actual, expected)
-    elif isinstance(expected, Image.Image):
-        assert (actual.mode, actual.size, actual.format) == (expected.mode, expected.size, expected.format)
-        assert actual.info == expected.info
-        assert vars(actual).keys() == vars(expected).keys()
-        assert (actual.readonly, actual.palette) == (expected.readonly, expected.palette)
-        assert actual.tobytes() == expected.tobytes()
-    else:
-        assert actual == expected
-
-
 def check(dataset):
     """Compare every sample, and return the assisted dataset."""
     assisted = assisted_by(dataset)
     for index in range(len(dataset)):
-        same(assisted(index, 1, 2), dataset[index])
+        assert_same(assisted(index, 1, 2), dataset[index])
     return assisted
 
 
@@ -116,7 +97,7 @@ class Sharpen:
 def test_the_image_itself(images, folder, monkeypatch):
     dataset = folder(images, transform=itself)
     assert natively(check(dataset), monkeypatch)
-    same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
+    assert_same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
 
 
 @FOLDERS
@@ -126,10 +107,10 @@ def test_functions_of_the_users_own(images, folder, transform):
     samples = [assisted_by(dataset)(index, 0, 0) for index in range(len(dataset))]
     for sample, expected in zip(samples, dataset, strict=True):
         if isinstance(transform, Sharpen):
-            same(sample[0]["image"], expected[0]["image"])
-            same(sample[1], expected[1])
+            assert_same(sample[0]["image"], expected[0]["image"])
+            assert_same(sample[1], expected[1])
         else:
-            same(sample, expected)
+            assert_same(sample, expected)
 
 
 @GENERATIONS
@@ -234,14 +215,7 @@ def test_bad_files_raise_what_the_dataset_raises(images, folder, monkeypatch):
     (images / "b/6.jpg").unlink()
     assisted = assisted_by(dataset)
     for index in range(len(dataset)):
-        try:
-            expected = dataset[index]
-        except Exception as error:
-            with pytest.raises(type(error)) as caught:
-                assisted(index, 0, 0)
-            assert str(caught.value) == str(error)
-        else:
-            same(assisted(index, 0, 0), expected)
+        assert_same_outcome(partial(assisted, index, 0, 0), partial(dataset.__getitem__, index))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(Exception, match="exceeds limit"):
         assisted_by(dataset)(0, 0, 0)
@@ -258,10 +232,10 @@ def test_errors_of_the_users_code_are_theirs(images):
 def test_a_transform_changed_during_a_pass(images):
     dataset = torchvision.datasets.ImageFolder(images, np.asarray)
     assisted = assisted_by(dataset)
-    same(assisted(0, 0, 0), dataset[0])
+    assert_same(assisted(0, 0, 0), dataset[0])
     dataset.transform = v1.Grayscale()
     dataset.target_transform = str
-    same(assisted(0, 0, 0), dataset[0])
+    assert_same(assisted(0, 0, 0), dataset[0])
 
 
 # ---- which datasets, and their indices ----
@@ -294,14 +268,7 @@ def test_indices_of_every_kind(images, folder):
         size = len(dataset)
         kinds = [np.int64(1), np.uint8(0), torch.tensor(1), torch.tensor(0, dtype=torch.int32), True, "1", None, 0.0]
         for index in (*range(-size - 2, size + 2), *kinds, 2**70, torch.tensor([1]), [0, 1], slice(2)):
-            try:
-                expected = dataset[index]
-            except Exception as error:
-                with pytest.raises(type(error)) as caught:
-                    assisted(index, 0, 0)
-                assert str(caught.value) == str(error)
-            else:
-                same(assisted(index, 0, 0), expected)
+            assert_same_outcome(partial(assisted, index, 0, 0), partial(dataset.__getitem__, index))
 
 
 def test_steps_of_several_parts(images):
@@ -323,7 +290,7 @@ def test_pickling(images, folder):
     assisted = assisted_by(Subset(folder(images, transform=transform), [0, 1, 6]))
     again = pickle.loads(pickle.dumps(assisted))
     for index in range(3):
-        same(again(index, 3, 4), assisted(index, 3, 4))
+        assert_same(again(index, 3, 4), assisted(index, 3, 4))
     assert again.steps == assisted.steps
 
 
@@ -435,7 +402,7 @@ def test_npy_and_bad_tensor_files(tmp_path):
     (tmp_path / "d.npy").unlink()
     assisted = assisted_by(dataset)
     for index in (0, 1):
-        same(assisted(index, 0, 0), dataset[index])
+        assert_same(assisted(index, 0, 0), dataset[index])
     for index in (2, 3, 4):
         with pytest.raises(Exception, match=r".") as expected:
             dataset[index]

@@ -22,7 +22,7 @@ from PIL import Image
 import penstock
 from penstock.cli import main, terminal
 from penstock.errors import CorruptSample
-from penstock.quarantine import BadSample, Manifest
+from penstock.manifest import BadSample, Manifest
 
 Captured = pytest.CaptureFixture[str]
 

@@ -32,6 +32,7 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Fetch
 from penstock.workers.processes import Processes
 from penstock.workers.progress import Board, Stage
+from tests.waiting import wait_until
 
 get_worker_info: Any = tud.get_worker_info
 SIZE = 24
@@ -113,13 +114,6 @@ def stuck(iterator: Processes, got: list[Any]) -> str:
         got.extend(iterator)
     assert isinstance(caught.value, RuntimeError)
     return str(caught.value)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def shared_memory() -> set[str]:

@@ -23,9 +23,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import quarantine
 from penstock.errors import CorruptSample, InvalidOption, TooManyBadSamples
-from penstock.quarantine import LINE_BYTES, MAX_LINE_BYTES, BadSample, Manifest, Quarantine, Replace
+from penstock.manifest import LINE_BYTES, MAX_LINE_BYTES, BadSample, Manifest
+from penstock.quarantine import Quarantine, Replace
+from tests.waiting import wait_until
 
 ODD_NAMES = {
     "newline": "a\nb\r\nc",
@@ -407,13 +408,6 @@ def test_full_disk_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.Mon
 # --- many at once -----------------------------------------------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.001)
-
-
 def open_here(inode: int) -> int:
     """Return how many descriptors of this process are of a file."""
     found = 0
@@ -438,7 +432,7 @@ def test_replaced_between_open_and_lock(act: str, path: Path, tmp_path: Path) ->
         inode = os.fstat(old.fileno()).st_ino
         thread = threading.Thread(target=lambda: results.append(acts[act]()))
         thread.start()
-        wait_for(lambda: open_here(inode) == 2)
+        wait_until(lambda: open_here(inode) == 2)
         (tmp_path / "next").write_bytes(bad("kept").line())
         os.replace(tmp_path / "next", path)
         fcntl.flock(old, fcntl.LOCK_UN)
@@ -449,7 +443,7 @@ def test_replaced_between_open_and_lock(act: str, path: Path, tmp_path: Path) ->
 
 
 def test_lock_that_is_never_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.manifest.LOCK_SECONDS", 0.0)
     kept = Quarantine(Replace(1, path), 10)
     with path.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -463,7 +457,7 @@ def test_lock_that_is_never_given_back(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_descriptor_that_a_fork_copied_holds_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.manifest.LOCK_SECONDS", 0.0)
     copies, flock = [], fcntl.flock
 
     def copying(descriptor: int, how: int) -> None:

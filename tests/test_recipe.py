@@ -17,7 +17,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as functional_v1
 
 from penstock import _native
-from penstock.recipe import Recipe, Refusal, read
+from penstock.recipe import Recipe, read
+from penstock.steps import Refusal
 
 pytestmark = pytest.mark.native
 

@@ -21,7 +21,7 @@ import penstock
 from penstock.buffers import Buffers
 from penstock.collating import Build, layout_of
 from penstock.workers.threads import Pace
-from tests.same import assert_same
+from tests.same import assert_same, assert_same_outcome
 
 
 def get_worker_info() -> Any:
@@ -89,18 +89,15 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_batches_are_those_of_torch(name: str, workers: int) -> None:
     dataset = Made(SAMPLES[name])
-    options: dict[str, Any] = dict(batch_size=4, shuffle=name == "dict")
-    torch.manual_seed(0)
-    try:
-        wanted = list(tud.DataLoader(dataset, **options))
-    except Exception as error:
-        with pytest.raises(type(error)) as ours:
-            list(penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options))
-        assert str(ours.value) == str(error)
-        return
-    torch.manual_seed(0)
-    got = list(penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options))
-    assert_same(got, wanted)
+
+    def batches(kind: Any, **options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        return list(kind(dataset, batch_size=4, shuffle=name == "dict", **options))
+
+    assert_same_outcome(
+        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
+        lambda: batches(tud.DataLoader),
+    )
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -120,20 +117,16 @@ def test_batches_are_those_of_torch(name: str, workers: int) -> None:
 )
 def test_options_mean_what_they_mean_there(options: dict[str, Any], workers: int) -> None:
     dataset = Made(lambda i: (image(i), i))
-    wanted: Any = None
-    for loader in (
-        tud.DataLoader(dataset, **options),
-        penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options),
-    ):
+
+    def batches(kind: Any, **more: Any) -> list[Any]:
         if "generator" in options:
             options["generator"].manual_seed(3)
-        try:
-            got: Any = list(loader)
-        except Exception as error:  # an empty batch, which default_collate refuses
-            got = (type(error), str(error))
-        if wanted is None:
-            wanted = got
-    assert_same(got, wanted)
+        return list(kind(dataset, **options, **more))
+
+    assert_same_outcome(  # an empty batch is an error: default_collate refuses it
+        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
+        lambda: batches(tud.DataLoader),
+    )
 
 
 class Whole(Made):

@@ -19,10 +19,11 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _native
-from penstock.recipe import Prefix, Step, read_prefix
+from penstock.recipe_prefix import Prefix, read_prefix
 from penstock.recognise import foreign_loader, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.sources.labels import transformed
+from penstock.steps import Step
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from penstock.quarantine import BadSample
+from penstock.manifest import BadSample
 from penstock.randomness import kept, sample_number, seed_globals
 
 Note = Callable[[str, Any], None]

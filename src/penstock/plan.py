@@ -19,10 +19,10 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from penstock import _native
 from penstock.assist import Assisted, assist
 from penstock.order import Indices
-from penstock.recipe import Refusal
 from penstock.recognise import Leaf
 from penstock.sources.labels import as_objects
 from penstock.stats import Stats
+from penstock.steps import Refusal
 from penstock.tree import LeafNumbers, Node, build
 
 

@@ -11,10 +11,9 @@ torchvision is not imported: whoever holds one of its transforms has imported it
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,33 +23,21 @@ from torch.utils.data import default_collate
 
 from penstock import _native
 from penstock.resampling import FILTERS, reproduced
-
-_V1 = "torchvision.transforms.transforms"
-_V2 = "torchvision.transforms.v2"
-# Methods that a transform object may carry as attributes of its own, over those of its class.
-_OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a plan, for its explanation."""
-
-    what: str
-    """The step, a verb first."""
-    who: str
-    """Who does it: 'native' or 'Python'."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why something is left to Python."""
-
-    what: str
-    """The dataset, option or transform."""
-    why: str
-    """Why the native core does not take it."""
-    remedy: str
-    """What would make it native; reads after 'native with'."""
+from penstock.steps import Refusal, Step
+from penstock.transforms import (
+    V2,
+    Refused,
+    changed,
+    classes,
+    flatten,
+    is_int,
+    is_v1,
+    low_high,
+    margins,
+    pair,
+    refuse,
+    run,
+)
 
 
 @dataclass(frozen=True)
@@ -65,30 +52,6 @@ class Recipe:
     """(channels, height, width) of the result; None when it depends on the image's size."""
     steps: tuple[Step, ...]
     """For explain()."""
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The leading part of a transform that the native core does, up to the PIL image for the rest."""
-
-    native: _native.Recipe
-    """Gives the pixels of that image: uint8, (height, width, channels)."""
-    mode: str
-    """Of that image, 'RGB' or 'L'."""
-    keeps_info: bool
-    """The image has the info of its file, unless something was padded to it."""
-    rest: tuple[Callable[[Any], Any], ...]
-    """What is called with that image, and then with what the one before returned."""
-    ends: Refusal | None
-    """Why the first of the rest is Python's; None: there is no rest."""
-    steps: tuple[Step, ...]
-    """Of the native part, for explain()."""
-
-
-class _Refused(Exception):
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal)
-        self.refusal = refusal
 
 
 def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -> Recipe | Refusal:
@@ -108,83 +71,15 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
     try:
-        reader = _Reader(mode)
-        for step in _flatten(transform):
+        reader = Reader(mode)
+        for step in flatten(transform):
             reader.add(step)
         return reader.finish(size)
-    except _Refused as refused:
+    except Refused as refused:
         return refused.refusal
 
 
-def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
-    """Return as much of a transform as the native core does on PIL images, and what is left of it.
-
-    Called in turn, the rest does what the transform itself would do: a Compose passes on one value.
-
-    Args:
-        transform: anything that is called with a PIL image; None for the image itself.
-        mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
-
-    Raises:
-        ValueError: another mode.
-    """
-    if mode not in ("RGB", "L"):
-        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
-    reader = _Reader(mode)
-    steps: list[Any] = [] if transform is None else list(_flatten(transform))
-    known, ends = 0, None
-    try:
-        for step in steps:
-            reader.add_to_picture(step)
-            known += 1
-    except _Refused as refused:
-        # A conversion is Python's because of what follows it, where that is not known.
-        ends = next((_unknown(step) for step in steps[known:] if type(step) not in _handlers()), refused.refusal)
-    native, result = reader.finish_picture()
-    return Prefix(native, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
-
-
-def _flatten(transform: object) -> Iterator[object]:
-    if _is_plain_compose(transform):
-        for step in transform.transforms:  # type: ignore[attr-defined]
-            yield from _flatten(step)
-    else:
-        yield transform
-
-
-def _is_plain_compose(transform: object) -> bool:
-    """Return whether calling a transform is calling its parts in turn."""
-    if type(transform) not in _classes("Compose") or _changed(transform) is not None:
-        return False
-    parts = transform.transforms  # type: ignore[attr-defined]
-    return isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0
-
-
-def _changed(transform: object) -> str | None:
-    """Return what makes a transform object do otherwise than its class, or None."""
-    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
-        return "it carries forward hooks"
-    if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
-        return "a method was replaced on the object"
-    return None
-
-
-def _classes(name: str, *modules: str) -> list[type]:
-    """Return the classes of this name in these modules (both generations), as far as they are imported."""
-    found = (sys.modules.get(module) for module in modules or (_V1, _V2))
-    return [vars(module)[name] for module in found if module is not None and name in vars(module)]
-
-
-def _first(transform: object) -> bool:
-    """Return whether a transform is one of the first generation."""
-    return type(transform).__module__ == _V1
-
-
-def _refuse(transform: object, why: str, remedy: str) -> NoReturn:
-    raise _Refused(Refusal(type(transform).__name__, why, remedy))
-
-
-class _Reader:
+class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
     def __init__(self, mode: str) -> None:
@@ -198,18 +93,18 @@ class _Reader:
         self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
 
     def add(self, transform: Any) -> None:
-        handler = _handlers().get(type(transform))
+        handler = handlers().get(type(transform))
         if handler is None:
-            raise _Refused(_unknown(transform))
-        changed = _changed(transform)
-        if changed is not None:
-            _refuse(transform, changed, "the class as it is")
+            raise Refused(unknown(transform))
+        why = changed(transform)
+        if why is not None:
+            refuse(transform, why, "the class as it is")
         handler(self, transform)
 
     def add_to_picture(self, transform: Any) -> None:
         """Add a step that makes a PIL image of a PIL image."""
-        if _handlers().get(type(transform)) is _Reader.pointwise:
-            _refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
+        if handlers().get(type(transform)) is Reader.pointwise:
+            refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
         self.add(transform)
 
     def finish_picture(self) -> tuple[_native.Recipe, str]:
@@ -222,11 +117,11 @@ class _Reader:
         ramp = self.values[0]
         if not isinstance(ramp, torch.Tensor):
             why = "the pipeline ends in a PIL image, which cannot be collated into a batch"
-            raise _Refused(Refusal("transform", why, "ToTensor(), or another conversion to a tensor, at its end"))
+            raise Refused(Refusal("transform", why, "ToTensor(), or another conversion to a tensor, at its end"))
         batch = default_collate([ramp, ramp])
         if type(batch) is not torch.Tensor or ramp.requires_grad:
             why = f"its results collate to {type(batch).__name__}, not to a plain tensor without gradient"
-            raise _Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
+            raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
         name = str(ramp.dtype).removeprefix("torch.")
         elements = [_bytes(value) for value in self.values]
         try:
@@ -239,7 +134,7 @@ class _Reader:
                 list(zip(self.fill_pixels, elements[1:], strict=True)),
             )
         except ValueError as error:
-            raise _Refused(Refusal("transform", str(error), "another one")) from error
+            raise Refused(Refusal("transform", str(error), "another one")) from error
         if self.pointwise_names:
             how = "bytes as they are" if self._raw() else f"one table of 256 {name} a channel"
             self.steps.append(Step(f"convert {', '.join(self.pointwise_names)}: {how}", "native"))
@@ -267,49 +162,47 @@ class _Reader:
 
     def pointwise(self, transform: Any) -> None:
         statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
-        if any(_run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
-            _refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
+        if any(run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
+            refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
         if isinstance(getattr(transform, "dtype", None), dict):
-            _refuse(transform, "a dtype for each type of input", "one dtype")
-        values = [_run(transform, transform, value) for value in self.values]
+            refuse(transform, "a dtype for each type of input", "one dtype")
+        values = [run(transform, transform, value) for value in self.values]
         for before, after in zip(self.values, values, strict=True):
             same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
             if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == _shape(before)):
-                _refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
+                refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
         self.values = values
         self.pointwise_names.append(repr(transform))
 
     # ---- transforms that move pixels ----
 
     def random_resized_crop(self, transform: Any) -> None:
-        scale, ratio = _numbers(transform, "scale"), _numbers(transform, "ratio")
+        scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
         if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
-            _refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
-        size = _pair(transform, transform.size)
+            refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
+        size = pair(transform, transform.size)
         sampling = self._sampling(transform)
         self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
 
     def resize(self, transform: Any) -> None:
         given, longest = transform.size, transform.max_size
         sizes = [given] if isinstance(given, int) else [] if given is None else list(given)
-        if not all(_is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
-            _refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
+        if not all(is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
+            refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
         if longest is not None and (len(sizes) == 2 or longest <= max(sizes, default=0)):
-            _refuse(
-                transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size"
-            )
+            refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
         size = tuple(sizes) if len(sizes) == 2 else None
         shorter = sizes[0] if len(sizes) == 1 else 0
         sampling = self._sampling(transform)
         self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
 
     def center_crop(self, transform: Any) -> None:
-        size = _pair(transform, transform.size)
-        corner = _run(transform, type(transform)((4, 4)), self._dot())
+        size = pair(transform, transform.size)
+        corner = run(transform, type(transform)((4, 4)), self._dot())
         self._operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
 
     def random_crop(self, transform: Any) -> None:
-        second = not _first(transform)
+        second = not is_v1(transform)
         padding = transform.padding
         if second and padding is not None:
             left, right, top, bottom = padding  # transforms.v2 keeps them in this order
@@ -319,8 +212,8 @@ class _Reader:
             transform,
             "crop",
             op="RandomCrop",
-            size=_pair(transform, transform.size),
-            padding=_margins(transform, padding) if padding is not None else (0, 0, 0, 0),
+            size=pair(transform, transform.size),
+            padding=margins(transform, padding) if padding is not None else (0, 0, 0, 0),
             mode=transform.padding_mode if pads else "constant",
             fill=self._fill(self._padded(transform) if pads else self._dot()),
             pad_if_needed=bool(transform.pad_if_needed),
@@ -329,15 +222,15 @@ class _Reader:
         self.keeps_info &= second or padding is None  # the first generation pads by 0, too
 
     def pad(self, transform: Any) -> None:
-        padding, mode = _margins(transform, transform.padding), transform.padding_mode
+        padding, mode = margins(transform, transform.padding), transform.padding_mode
         fill = self._fill(self._padded(transform))
         self._operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
         self.keeps_info = False
 
     def flip(self, transform: Any) -> None:
         if not isinstance(transform.p, int | float):
-            _refuse(transform, f"p={transform.p!r} is not a number", "a number")
-        horizontal = type(transform) in _classes("RandomHorizontalFlip")
+            refuse(transform, f"p={transform.p!r} is not a number", "a number")
+        horizontal = type(transform) in classes("RandomHorizontalFlip")
         self._operation(transform, "flip", op="RandomFlip", horizontal=horizontal, p=float(transform.p))
 
     def grayscale(self, transform: Any) -> None:
@@ -346,7 +239,7 @@ class _Reader:
             self.pointwise(transform)
             return
         if not self._pil() or wanted not in (1, 3):
-            _refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
+            refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
         self._operation(transform, "grey", op="Grayscale", channels=wanted)
         # From here on a value of the grey picture means itself; paddings so far are in the picture.
         mode = "L" if wanted == 1 else "RGB"
@@ -357,15 +250,15 @@ class _Reader:
         try:
             _native.Recipe(self.source_channels, [operation], "uint8", "chw", None, [(b"", b"")] * len(self.values))
         except (ValueError, TypeError, RuntimeError) as error:
-            _refuse(transform, str(error), "other parameters")
+            refuse(transform, str(error), "other parameters")
         self.operations.append(operation)
         self.steps.append(Step(f"{verb:<7} {transform!r}", "native"))
 
     def _sampling(self, transform: Any) -> dict[str, Any]:
         given = transform.interpolation
         name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-        if name not in {*FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and _first(transform)):
-            _refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
+        if name not in {*FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and is_v1(transform)):
+            refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
         antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
         if self._pil():
             # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
@@ -375,24 +268,24 @@ class _Reader:
             # torch's own vector code is reproduced, not what it does on other processors.
             if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
                 why = "torch's resize is not reproduced on this processor"
-                _refuse(transform, why, "the resize before the conversion")
+                refuse(transform, why, "the resize before the conversion")
             arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
         else:
-            _refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
+            refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
         if not reproduced(arithmetic, name, antialias):
             what = "Pillow" if self._pil() else "torch"
             why = f"the {name} resize of this {what} is not reproduced natively"
-            _refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
+            refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
         return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
 
     def _resizes_bytes(self, transform: Any, name: str) -> bool:
         """Return whether torchvision resizes uint8 tensors as such, rather than through float32, on this machine."""
-        if name not in ("bilinear", "bicubic") or _first(transform):
+        if name not in ("bilinear", "bicubic") or is_v1(transform):
             return False
         geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
         decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
         if decide is None:
-            _refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
+            refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
         return bool(decide(geometry.InterpolationMode(name)))
 
     # ---- the colour of padding ----
@@ -405,14 +298,14 @@ class _Reader:
     def _padded(self, transform: Any) -> Any:
         fill, mode = transform.fill, transform.padding_mode
         if isinstance(fill, dict):
-            _refuse(transform, "a fill for each type of input", "one fill")
+            refuse(transform, "a fill for each type of input", "one fill")
         if not self._pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
-            _refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
-        if _first(transform):
+            refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
+        if is_v1(transform):
             functional = sys.modules["torchvision.transforms.functional"]
-            return _run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self._dot())
-        (padder,) = _classes("Pad", _V2)
-        return _run(transform, padder(1, fill, mode), self._dot())
+            return run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self._dot())
+        (padder,) = classes("Pad", V2)
+        return run(transform, padder(1, fill, mode), self._dot())
 
     def _fill(self, picture: Any) -> int:
         """Add the upper left pixel as a colour of padding and return its number."""
@@ -422,53 +315,44 @@ class _Reader:
         return len(self.fill_pixels) - 1
 
 
-_Handler = Callable[[_Reader, Any], None]
+_Handler = Callable[[Reader, Any], None]
 _HANDLERS: dict[str, _Handler] = {
-    "RandomResizedCrop": _Reader.random_resized_crop,
-    "Resize": _Reader.resize,
-    "CenterCrop": _Reader.center_crop,
-    "RandomCrop": _Reader.random_crop,
-    "Pad": _Reader.pad,
-    "RandomHorizontalFlip": _Reader.flip,
-    "RandomVerticalFlip": _Reader.flip,
-    "Grayscale": _Reader.grayscale,
-    "ToTensor": _Reader.pointwise,
-    "PILToTensor": _Reader.pointwise,
-    "ToImage": _Reader.pointwise,
-    "ToPureTensor": _Reader.pointwise,
-    "ToDtype": _Reader.pointwise,
-    "ConvertImageDtype": _Reader.pointwise,
-    "Normalize": _Reader.pointwise,
-    "Identity": _Reader.pointwise,
+    "RandomResizedCrop": Reader.random_resized_crop,
+    "Resize": Reader.resize,
+    "CenterCrop": Reader.center_crop,
+    "RandomCrop": Reader.random_crop,
+    "Pad": Reader.pad,
+    "RandomHorizontalFlip": Reader.flip,
+    "RandomVerticalFlip": Reader.flip,
+    "Grayscale": Reader.grayscale,
+    "ToTensor": Reader.pointwise,
+    "PILToTensor": Reader.pointwise,
+    "ToImage": Reader.pointwise,
+    "ToPureTensor": Reader.pointwise,
+    "ToDtype": Reader.pointwise,
+    "ConvertImageDtype": Reader.pointwise,
+    "Normalize": Reader.pointwise,
+    "Identity": Reader.pointwise,
 }
 
 
-def _handlers() -> dict[type, _Handler]:
-    return {kind: handler for name, handler in _HANDLERS.items() for kind in _classes(name)}
+def handlers() -> dict[type, _Handler]:
+    """Return what reads each class of transform that is known and imported."""
+    return {kind: handler for name, handler in _HANDLERS.items() for kind in classes(name)}
 
 
-def _unknown(transform: object) -> Refusal:
+def unknown(transform: object) -> Refusal:
+    """Return why a transform of another class is left to Python."""
     name = type(transform).__name__
-    if type(transform) in _classes("Compose"):
-        why = _changed(transform) or "its transforms are no list of them"
+    if type(transform) in classes("Compose"):
+        why = changed(transform) or "its transforms are no list of them"
         return Refusal(name, why, "the class as it is")
     for base in type(transform).__mro__[1:]:
-        if base in _handlers() or base in _classes("Compose"):
+        if base in handlers() or base in classes("Compose"):
             return Refusal(name, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
     known = ", ".join(_HANDLERS)
     remedy = f"torchvision's {known}, on their own or in a Compose"
     return Refusal(name, "the native core does not know it", remedy)
-
-
-def _run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
-    """Return function(value), where torchvision's own errors become refusals of the transform."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user sees them where the transform is made or run
-            return function(value)
-    except Exception as error:
-        why = f"torchvision itself raises {type(error).__name__}: {error}"
-        _refuse(transform, why, "a pipeline that torchvision can run")
 
 
 def _channels(mode: str) -> int:
@@ -493,30 +377,3 @@ def _bytes(picture: Any) -> bytes:
         return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
     plain: torch.Tensor = picture.detach().as_subclass(torch.Tensor).reshape(-1).contiguous()
     return plain.view(torch.uint8).numpy().tobytes()
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _pair(transform: Any, size: Sequence[int]) -> tuple[int, int]:
-    """Return (height, width)."""
-    if len(size) != 2 or not all(_is_int(n) and n > 0 for n in size):
-        _refuse(transform, f"size={size!r}", "size=(height, width) in whole pixels")
-    return (size[0], size[1])
-
-
-def _numbers(transform: Any, name: str) -> tuple[float, float]:
-    values = getattr(transform, name)
-    if len(values) != 2 or not all(isinstance(value, int | float) for value in values):
-        _refuse(transform, f"{name}={values!r}", f"{name}=(low, high)")
-    return (float(values[0]), float(values[1]))
-
-
-def _margins(transform: Any, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """Return left, top, right, bottom of a torchvision padding."""
-    given = [padding] if isinstance(padding, int) else list(padding) if isinstance(padding, list | tuple) else []
-    if len(given) not in (1, 2, 4) or not all(_is_int(n) and n >= 0 for n in given):
-        _refuse(transform, f"padding={padding!r}", "one, two or four whole numbers that are not negative")
-    left, top, right, bottom = given if len(given) == 4 else given * (4 // len(given))
-    return (left, top, right, bottom)

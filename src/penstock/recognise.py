@@ -21,12 +21,13 @@ from torch.utils.data import TensorDataset
 
 from penstock import _native
 from penstock.order import Indices
-from penstock.recipe import Recipe, Refusal, Step
+from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
 from penstock.sources.labels import Labels as LabelColumn
 from penstock.sources.labels import transformed
 from penstock.sources.reading import open_path, read_image
+from penstock.steps import Refusal, Step
 
 Labels = NDArray[Any] | list[Any]
 Rescued = NDArray[np.uint8] | torch.Tensor

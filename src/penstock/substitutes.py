@@ -17,8 +17,9 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption
 from penstock.fetch import Delivered, Task
+from penstock.manifest import BadSample
 from penstock.naming import name_of
-from penstock.quarantine import BadSample, Quarantine, Replace
+from penstock.quarantine import Quarantine, Replace
 from penstock.randomness import digest, sample_number
 
 #: How many samples are tried in the place of a bad one, before its error is raised.

@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _native
 from penstock.order import Indices
-from penstock.recipe import Refusal
 from penstock.recognise import Leaf, recognise
+from penstock.steps import Refusal
 
 LeafNumbers = NDArray[np.int32]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
-from penstock.quarantine import BadSample, Manifest
+from penstock.manifest import BadSample, Manifest
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
 

@@ -10,21 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
-import multiprocessing.queues
-import multiprocessing.reduction
 import multiprocessing.util
 import os
 import queue
 import select
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.multiprocessing
-from torch._utils import ExceptionWrapper
 from torch.utils.data import MapDataPipe, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data._utils import worker as torch_worker
@@ -37,7 +32,9 @@ from torch.utils.data.dataloader import (
 from penstock.cgroup import memory
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Fetch, Task
-from penstock.workers.progress import Board, Death, Identify, Stage, clear_away, end, reap, why_died, why_stuck
+from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
+from penstock.workers.progress import Board, Stage
+from penstock.workers.results import Context
 
 Key = Callable[[], tuple[int | None, int]]
 Batches = Callable[[int, int], Iterator[Any]]
@@ -88,7 +85,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
         self._kills_before = memory().oom_kills
         self._board = Board(loader.num_workers)
-        self._context = _Context(loader.multiprocessing_context or torch.multiprocessing)
+        self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
         self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches)
         super().__init__(self._view(loader, fetch))
         if fetch is not None:
@@ -289,23 +286,6 @@ class _View:
         return getattr(self._loader, name)
 
 
-class _Context:
-    """A multiprocessing context whose first queue, which torch takes for the batches, is a _Results."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self.results: _Results
-
-    def Queue(self) -> Any:
-        if "results" in self.__dict__:
-            return self._context.Queue()
-        self.results = _Results(ctx=self._context.get_context())
-        return self.results
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-
 class _Tasks:
     """A sampler of batches (or indices) that yields tasks."""
 
@@ -407,104 +387,3 @@ class _Failing:
 
     def get(self, timeout: float) -> Any:
         raise self._error
-
-
-class _Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
-    """The queue of batches, whose get() ends in time even if a worker died in the middle of a message.
-
-    Processes: workers put; the parent gets. A message is as multiprocessing.connection sends it: its length as a
-    big-endian int32, or -1 and a uint64, and then so many bytes.
-    """
-
-    _reader: Any
-    _writer: Any
-    _sem: Any
-
-    def __init__(self, *, ctx: Any) -> None:
-        super().__init__(ctx=ctx)
-        self._poller = select.poll()
-        self._watched: set[int] = set()
-        self._keeps_errors = False
-        self._error: Exception | None = None
-        os.set_blocking(self._reader.fileno(), False)
-        self._poller.register(self._reader.fileno(), select.POLLIN)
-        self._expect("!i", 4)
-
-    def watch(self, sentinels: Iterable[int]) -> None:
-        """Have get() raise Empty at once when one of these becomes readable.
-
-        Without any it is torch's pinning thread that gets: it would end at an error, which is kept instead.
-        """
-        self._watched = set(sentinels)
-        self._keeps_errors = not self._watched
-        for sentinel in self._watched:
-            self._poller.register(sentinel, select.POLLIN)
-
-    def unwatch(self, sentinel: int) -> None:
-        if sentinel in self._watched:
-            self._watched.remove(sentinel)
-            self._poller.unregister(sentinel)
-
-    def take_error(self) -> Exception | None:
-        """Return the error that was kept, once."""
-        error, self._error = self._error, None
-        return error
-
-    def hang_up(self) -> None:
-        """Give up this process's end for writing: when all workers are gone, get() raises Empty at once."""
-        self._writer.close()
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._receive():
-            left = 0.0 if not block else math.inf if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise queue.Empty
-            ready = [fd for fd, _ in self._poller.poll(None if deadline is None else math.ceil(left * 1000))]
-            if not self._watched.isdisjoint(ready) and self._reader.fileno() not in ready:
-                raise queue.Empty
-        message = self._bytes
-        self._expect("!i", 4)
-        self._sem.release()
-        try:
-            return multiprocessing.reduction.ForkingPickler.loads(message)
-        except Exception as error:
-            if not self._keeps_errors:
-                raise
-            self._error = error
-            raise queue.Empty from error
-
-    def _expect(self, head: str, size: int) -> None:
-        self._head = head  # the format of the length that is being read; empty: the message itself is
-        self._bytes = bytearray(size)
-        self._missing = memoryview(self._bytes)
-
-    def _receive(self) -> bool:
-        """Read what there is of a message; return whether it is whole. Raises Empty where nobody is left to write."""
-        while True:
-            while self._missing:
-                try:
-                    count = os.readv(self._reader.fileno(), [self._missing])
-                except BlockingIOError:
-                    return False
-                if not count:
-                    raise queue.Empty
-                self._missing = self._missing[count:]
-            if not self._head:
-                return True
-            (size,) = struct.unpack(self._head, self._bytes)
-            self._expect(*(("!Q", 8) if size == -1 else ("", size)))
-
-    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:
-        """Send the error in the place of a batch that cannot be pickled; torch's parent would wait for ever."""
-        if not isinstance(obj, tuple):
-            super()._on_queue_feeder_error(e, obj)  # type: ignore[misc]
-            return
-        number, data = obj
-        info = torch_worker._worker_info
-        where = f"in DataLoader worker process {'' if info is None else info.id}".rstrip()
-        error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-        if isinstance(data, ExceptionWrapper):  # whose class cannot be pickled
-            error.exc_type, error.exc_msg = RuntimeError, data.exc_msg
-        with contextlib.suppress(ValueError):  # the queue has been closed
-            self.put((number, error))

@@ -1,0 +1,109 @@
+"""torchvision's transform objects: their classes, their parts and their parameters, as far as these are as expected.
+
+torchvision is not imported: whoever holds one of its transforms has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from penstock.steps import Refusal
+
+_V1 = "torchvision.transforms.transforms"
+V2 = "torchvision.transforms.v2"
+# Methods that a transform object may carry as attributes of its own, over those of its class.
+_OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
+
+
+class Refused(Exception):
+    """Ends the reading of a transform; carries why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def flatten(transform: object) -> Iterator[object]:
+    """Yield the parts of a transform in turn; a Compose is its parts."""
+    if _is_plain_compose(transform):
+        for step in transform.transforms:  # type: ignore[attr-defined]
+            yield from flatten(step)
+    else:
+        yield transform
+
+
+def _is_plain_compose(transform: object) -> bool:
+    """Return whether calling a transform is calling its parts in turn."""
+    if type(transform) not in classes("Compose") or changed(transform) is not None:
+        return False
+    parts = transform.transforms  # type: ignore[attr-defined]
+    return isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0
+
+
+def changed(transform: object) -> str | None:
+    """Return what makes a transform object do otherwise than its class, or None."""
+    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
+        return "it carries forward hooks"
+    if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
+        return "a method was replaced on the object"
+    return None
+
+
+def classes(name: str, *modules: str) -> list[type]:
+    """Return the classes of this name in these modules (both generations), as far as they are imported."""
+    found = (sys.modules.get(module) for module in modules or (_V1, V2))
+    return [vars(module)[name] for module in found if module is not None and name in vars(module)]
+
+
+def is_v1(transform: object) -> bool:
+    """Return whether a transform is one of the first generation."""
+    return type(transform).__module__ == _V1
+
+
+def refuse(transform: object, why: str, remedy: str) -> NoReturn:
+    """Raise Refused for a transform."""
+    raise Refused(Refusal(type(transform).__name__, why, remedy))
+
+
+def run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
+    """Return function(value), where torchvision's own errors become refusals of the transform."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user sees them where the transform is made or run
+            return function(value)
+    except Exception as error:
+        why = f"torchvision itself raises {type(error).__name__}: {error}"
+        refuse(transform, why, "a pipeline that torchvision can run")
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def pair(transform: Any, size: Sequence[int]) -> tuple[int, int]:
+    """Return (height, width)."""
+    if len(size) != 2 or not all(is_int(n) and n > 0 for n in size):
+        refuse(transform, f"size={size!r}", "size=(height, width) in whole pixels")
+    return (size[0], size[1])
+
+
+def low_high(transform: Any, name: str) -> tuple[float, float]:
+    """Return the two numbers that an attribute of a transform holds."""
+    values = getattr(transform, name)
+    if len(values) != 2 or not all(isinstance(value, int | float) for value in values):
+        refuse(transform, f"{name}={values!r}", f"{name}=(low, high)")
+    return (float(values[0]), float(values[1]))
+
+
+def margins(transform: Any, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """Return left, top, right, bottom of a torchvision padding."""
+    given = [padding] if isinstance(padding, int) else list(padding) if isinstance(padding, list | tuple) else []
+    if len(given) not in (1, 2, 4) or not all(is_int(n) and n >= 0 for n in given):
+        refuse(transform, f"padding={padding!r}", "one, two or four whole numbers that are not negative")
+    left, top, right, bottom = given if len(given) == 4 else given * (4 // len(given))
+    return (left, top, right, bottom)
