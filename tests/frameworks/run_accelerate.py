@@ -96,7 +96,7 @@ def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str,
 
 
 def main(folder: Path) -> None:
-    faulthandler.dump_traceback_later(100, exit=True)  # a rank that waits in vain for the other ends, and says where
+    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
     torch.set_num_threads(1)
     plain: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0}
     cases: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [

@@ -127,7 +127,7 @@ def trainer(folder: Path, **options: Any) -> lightning.Trainer:
 
 
 def main(folder: Path) -> None:
-    faulthandler.dump_traceback_later(100, exit=True)  # a rank that waits in vain for the other ends, and says where
+    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
     torch.set_num_threads(1)
     cases: dict[str, Any] = {}
     rank = 0

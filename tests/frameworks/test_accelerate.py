@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,10 @@ import accelerate
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
+from tests.frameworks.launching import TORCHRUN, run
+
+pytestmark = pytest.mark.timeout(600)  # see launching.run
+
 SCRIPT = Path(__file__).with_name("run_accelerate.py")
 NUMBERS = tud.TensorDataset(torch.arange(22))
 CASES = [
@@ -42,16 +44,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without gloo")
     folder = tmp_path_factory.mktemp("accelerate")
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(folder)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
+    run(*TORCHRUN, str(SCRIPT), str(folder), cwd=folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
+from tests.frameworks.launching import run
 
 SCRIPT = Path(__file__).with_name("run_lightning.py")
 SAMPLES, BATCH, EPOCHS = 26, 4, 2  # as there
@@ -22,6 +21,7 @@ NATIVE = ["workers None", "workers 0", "workers 2", "persistent", "hooks", "seed
 FITTED = [*NATIVE, "Python"]
 
 pytestmark = [
+    pytest.mark.timeout(600),  # see launching.run
     pytest.mark.skipif(
         importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install lightning"
     ),
@@ -32,10 +32,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("lightning")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)], cwd=folder, capture_output=True, text=True, check=False, timeout=110
-    )
-    assert done.returncode == 0, done.stderr
+    run(str(SCRIPT), str(folder), cwd=folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

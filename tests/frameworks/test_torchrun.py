@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,24 +10,20 @@ import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.frameworks.launching import TORCHRUN, run
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "ddp.py"
 SAMPLES = 26
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
+pytestmark = [
+    pytest.mark.timeout(600),  # see launching.run
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+]
 
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), "--samples", str(SAMPLES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run(*TORCHRUN, str(SCRIPT), "--samples", str(SAMPLES))
 
 
 def seen(output: str, epoch: int, rank: int) -> list[int]:
