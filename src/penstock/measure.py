@@ -2,15 +2,17 @@
 
 Threads of one process share Python's lock: how much of a sample's time holds it shows in how much faster two
 threads are than one (Amdahl's law). Worker processes share nothing, and pay for the way of each batch from one
-process to the other instead, which is measured with shared memory of a batch's size.
+process to the other instead, which is measured too: shared memory of a batch's size, and a connection for each tensor.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Client, Listener
 from statistics import median
 from typing import Any
 
@@ -79,7 +81,8 @@ def measure(fetch: Fetch, task: Task, indices: Sequence[Any], batch_size: int) -
     draws = draws_of(fetch, task, next(following))  # the first one also opens and imports what later ones need not
     with kept():
         began = time.perf_counter()
-        layout = layout_of(fetch.sample(task, next(following)))
+        sample = fetch.sample(task, next(following))
+        layout = layout_of(sample)
         seconds = time.perf_counter() - began
         share = BUDGET_SECONDS / (2 * ROUNDS)
         count = min(max(1, int(share / max(seconds, 1e-6))), 10_000)
@@ -90,7 +93,9 @@ def measure(fetch: Fetch, task: Task, indices: Sequence[Any], batch_size: int) -
             cpu.append(spent)
             count = min(max(1, int(share * rate)), 10_000)
             twos.append(_run(fetch, task, following, layout, count, threads=2)[0])
-    return Measured(median(ones), median(twos), median(cpu), _transport(layout.nbytes, batch_size), draws)
+        tensors = _tensors(fetch.collate_fn([sample] * batch_size if fetch.batched else sample))
+    way = _memory_seconds(layout.nbytes * batch_size) + len(tensors) * _connection_seconds()
+    return Measured(median(ones), median(twos), median(cpu), way / batch_size, draws)
 
 
 def _cycle(indices: Sequence[Any]) -> Iterator[Any]:
@@ -140,9 +145,17 @@ def _write(sample: Any, sink: list[torch.Tensor]) -> None:
             row.copy_(value)
 
 
-def _transport(sample_bytes: int, batch_size: int) -> float:
-    """Return the seconds that a sample's bytes cost on their way through new shared memory, as torch sends them."""
-    size = max(1, sample_bytes * batch_size)
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _memory_seconds(size: int) -> float:
+    """Return the seconds that so many bytes cost on their way through new shared memory, as torch sends them."""
+    size = max(1, size)
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -152,7 +165,30 @@ def _transport(sample_bytes: int, batch_size: int) -> float:
         received = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
         int(_touch(received)[::4096].sum())
         times.append(time.perf_counter() - began)
-    return median(times) / batch_size
+    return median(times)
+
+
+def _connection_seconds() -> float:
+    """Return the seconds of a connection such as torch makes for each tensor, to send its descriptor."""
+    key = os.urandom(16)
+    times = []
+    with Listener("\0penstock-" + key.hex(), authkey=key) as listener:
+
+        def serve() -> None:
+            for _ in range(ROUNDS):
+                with listener.accept() as connection:
+                    connection.send(connection.recv())
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            with Client(listener.address, authkey=key) as connection:
+                connection.send((0, 0))
+                connection.recv()
+            times.append(time.perf_counter() - began)
+        server.join()
+    return median(times)
 
 
 def _touch(storage: torch.UntypedStorage) -> torch.Tensor:
