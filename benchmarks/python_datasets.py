@@ -309,7 +309,7 @@ QUESTION = Question(
         Table(
             "tiny",
             "base + i of 3x64x64 float32, batch 64, 2 workers",
-            (PROCESSES, HERE, THREADS, THREADS_HERE, AUTO, BARE),
+            (PROCESSES, DEFAULT, HERE, THREADS, THREADS_HERE, AUTO, BARE),
             (Target("penstock thread", 7, "torch"), Target("penstock thread", 1, "torch, 0 workers")),
         ),
         Table(
@@ -326,7 +326,7 @@ QUESTION = Question(
         Table(
             "pure_python",
             "a millisecond of pure Python a sample, batch 64, 2 workers",
-            (PROCESSES, THREADS, AUTO),
+            (PROCESSES, DEFAULT, THREADS, AUTO),
             (Target("penstock auto", 0.97, "torch"),),
         ),
         Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,17 +80,17 @@ def test_measuring_leaves_the_generators_as_they_were() -> None:
     text = loader.explain()
     assert "chosen   processes: with seed= the draws from random, numpy.random and torch must follow" in text
     assert drawn_from(before) == ()
-    assert len(dataset.threads) >= 3  # this one, one alone, two together
+    assert not dataset.threads  # a child tried them: what a dataset opens or counts there ends there
 
 
 def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def fake(*given: Any) -> Measured:
+    def fake(*given: Any, **more: Any) -> Choice:
         calls.append(given)
-        return measured(100e3, 100e3, 10 * US, 40 * US)
+        return choose(measured(100e3, 100e3, 10 * US, 40 * US), 2, 2, seeded=False)
 
-    monkeypatch.setattr(penstock.method, "measure", fake)
+    monkeypatch.setattr("penstock.loader.try_out", fake)
     dataset: Any = list(range(40))
     loader: Any = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto")
     assert not calls  # not before somebody iterates or asks
@@ -97,6 +98,35 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     list(loader)
     assert "in 2 threads" in loader.explain() and "chosen   threads: one thread" in loader.explain()
     assert len(calls) == 1
+
+
+class Opening(tud.Dataset[Any]):
+    """Opens its file at the first sample, as is usual; two processes must not share the file's position."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Any:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        sum(range(2000))  # so that processes are chosen
+        return int.from_bytes(self.file.read(8), "little")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_file_that_the_dataset_opens_is_not_shared_by_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(np.arange(2000, dtype="<i8").tobytes())
+    dataset = Opening(tmp_path / "numbers")
+    loader = penstock.DataLoader(dataset, 50, num_workers=2, worker_method="auto")
+    loader.explain()
+    assert dataset.file is None
+    if loader._chosen().method is Method.PROCESS:
+        assert torch.cat(list(loader)).tolist() == list(range(2000))
 
 
 def test_a_real_measurement() -> None:
@@ -111,9 +141,10 @@ def test_a_real_measurement() -> None:
     [
         (list(range(9)), 0, "num_workers=0"),
         ({"a": 1, "b": 2}, 2, "KeyError"),
+        ([], 2, "empty"),
     ],
 )
 def test_what_cannot_be_tried_goes_as_torch_would(dataset: Any, workers: int, why: str) -> None:
     choice: Choice = penstock.DataLoader(dataset, num_workers=workers, worker_method="auto")._chosen()
     assert why in choice.why
-    assert choice.method is (Method.PROCESS if workers else Method.THREAD)
+    assert choice.method is (Method.PROCESS if "Error" in why else Method.THREAD)

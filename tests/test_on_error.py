@@ -187,3 +187,45 @@ def test_what_cannot_be_replaced_is_refused() -> None:
 def test_a_dataset_without_a_good_sample_raises_its_error() -> None:
     with pytest.raises(ValueError, match="is bad"):
         list(penstock.DataLoader(Numbers(set(range(40))), 5, on_error=ALL))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_too_many_stays_too_many(method: dict[str, Any], tmp_path: Path) -> None:
+    how = penstock.Replace(max_share=0.05, manifest=tmp_path / "bad.jsonl")
+    loader = penstock.DataLoader(Numbers({1, 2, 3, 4, 5}), 8, on_error=how, **method)
+    batches = iter(loader)
+    for _ in range(2):
+        with pytest.raises(penstock.TooManyBadSamples):
+            next(batches)
+    with pytest.raises(penstock.TooManyBadSamples):
+        next(iter(loader))
+    assert len(lines(tmp_path / "bad.jsonl")) == 5
+
+
+def test_memory_that_runs_out_is_no_bad_sample() -> None:
+    class Hungry(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                raise MemoryError
+            return index
+
+    with pytest.raises(MemoryError):
+        list(penstock.DataLoader(Hungry(set()), 5, on_error=ALL))
+
+
+def test_single_samples_of_a_users_sampler_raise_their_own_error() -> None:
+    class Backwards(tud.Sampler[int]):
+        def __iter__(self) -> Any:
+            return iter(range(9, 0, -1))
+
+    with pytest.raises(ValueError, match="number 4 is bad"):
+        list(penstock.DataLoader(Numbers({4}), batch_size=None, sampler=Backwards(), on_error=ALL))
+
+
+def test_a_dataset_without_a_length_is_refused() -> None:
+    class Endless(tud.Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(penstock.InvalidOption, match="Endless has no __len__"):
+        penstock.DataLoader(Endless(), sampler=[1, 2], on_error="replace")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -16,11 +19,12 @@ import pytest
 import torch
 import torch.utils.data as tud
 from torch.utils.data import get_worker_info as torchs_get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
 from penstock.buffers import Buffers
 from penstock.collating import Build, layout_of
-from penstock.workers.threads import Pace
+from penstock.workers.pace import Pace
 from tests.same import assert_same, assert_same_outcome
 
 
@@ -382,8 +386,8 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
             gc.collect()
         return i
 
-    for _ in range(20):
-        batches = iter(penstock.DataLoader(Made(make, 1000), 4, num_workers=2, worker_method="thread"))
+    for _ in range(8):
+        batches = iter(penstock.DataLoader(Made(make, 60), 4, num_workers=2, worker_method="thread"))
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
@@ -488,3 +492,97 @@ def test_samples_of_unlike_shapes_raise_what_torch_raises() -> None:
 
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         list(penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread"))
+
+
+# --- what an adversary found -----------------------------------------------------------------------------------------
+
+
+class Frozen(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_and_indices_that_resist_are_raised_all_the_same(workers: int) -> None:
+    def make(i: int) -> int:
+        raise Frozen("as it is")
+
+    with pytest.raises(Frozen, match="as it is"):
+        list(penstock.DataLoader(Made(make), num_workers=workers, worker_method="thread"))
+    dataset: Any = {}
+    with pytest.raises(KeyError):
+        list(penstock.DataLoader(dataset, sampler=[Unspeakable()], num_workers=workers, worker_method="thread"))
+
+
+@pytest.mark.parametrize("method", ["thread", "auto"])
+def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> None:
+    loader = penstock.DataLoader(Counting(10), batch_size=5, worker_method=method)
+    assert loader.num_workers == 0
+    assert torch.cat(list(loader)).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_on"),
+    [
+        (torch.no_grad, lambda: not torch.is_grad_enabled()),
+        (torch.inference_mode, torch.is_inference_mode_enabled),
+        (lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.is_autocast_enabled("cpu")),
+    ],
+)
+def test_threads_have_the_modes_of_who_starts_them(mode: Any, is_on: Callable[[], bool]) -> None:
+    dataset = Made(lambda i: is_on())
+    for entered in (False, True):
+        with mode() if entered else contextlib.nullcontext():
+            batches = list(penstock.DataLoader(dataset, 8, num_workers=2, worker_method="thread"))
+        assert set(torch.cat(batches).tolist()) == {entered}
+
+
+def test_an_iterator_of_the_parent_is_replaced_in_a_forked_child() -> None:
+    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread", persistent_workers=True)
+    assert len(list(loader)) == 6
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(list(loader)) == 6 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_single_samples_come_in_the_order_of_any_number_of_workers(seed: int | None) -> None:
+    def run(**options: Any) -> list[list[int]]:
+        torch.manual_seed(3)
+        loader: Any = penstock.DataLoader(Made(lambda i: i), batch_size=None, shuffle=True, seed=seed, **options)
+        return [list(loader), list(loader)]
+
+    wanted = run(num_workers=0)
+    assert run(num_workers=2) == wanted
+    assert run(num_workers=2, worker_method="thread") == wanted
+    assert wanted[0] != wanted[1] and sorted(wanted[0]) == list(range(23))
+
+
+def test_a_process_ends_as_it_should_with_a_thread_in_a_sample() -> None:
+    script = """
+import time, torch, penstock
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 9
+    def __getitem__(self, index):
+        for _ in range(400): time.sleep(0.01); torch.ones(3) + 1
+        return index
+iterator = iter(penstock.DataLoader(Slow(), num_workers=2, worker_method="thread"))
+raise SystemExit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_data_pipes_need_processes() -> None:
+    pipe: Any = IterableWrapper(range(3))
+    with pytest.raises(penstock.InvalidOption, match="DataPipes"):
+        penstock.DataLoader(pipe, worker_method="thread")

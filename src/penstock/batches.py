@@ -27,6 +27,12 @@ class Epochs:
         self.seed = seed
         self.number = 0
 
+    def again(self) -> Epochs:
+        """Return a copy that counts on by itself."""
+        twin = Epochs(self.seed)
+        twin.number = self.number
+        return twin
+
     def next(self, *, counted: bool) -> tuple[int | None, int]:
         """Return (seed, epoch) of the pass that begins.
 

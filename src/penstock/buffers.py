@@ -60,12 +60,12 @@ class Buffers:
         """Return uninitialised memory for a batch. Raises MemoryError."""
         nbytes = samples * field.nbytes
         if self.pinned:
-            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, pin_memory=True)
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu", pin_memory=True)
             memory: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy() if nbytes else np.empty(0, np.uint8)
             return Rows(tensor, memory)
         memory = self._blocks.lend(nbytes)
         if nbytes == 0:  # which frombuffer refuses
-            return Rows(torch.empty((samples, *field.shape), dtype=field.dtype), memory)
+            return Rows(torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu"), memory)
         return Rows(torch.frombuffer(memory, dtype=field.dtype).view(samples, *field.shape), memory)
 
     def counts(self) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
 from penstock.buffers import Buffers, Field
@@ -53,7 +53,8 @@ class Layout:
 
 def collates_tensors_as_torch() -> bool:
     """Return whether default_collate stacks tensors, as it does unless a program has changed its table."""
-    return default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn and not any(
+    torchs = ((torch.Tensor, collate_tensor_fn), (np.ndarray, collate_numpy_array_fn))
+    return all(default_collate_fn_map.get(kind) is function for kind, function in torchs) and not any(
         isinstance((), kind) for kind in default_collate_fn_map
     )
 
@@ -67,7 +68,13 @@ def layout_of(sample: Any) -> Layout:
 def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[torch.Tensor], int], _Part]:
     kind: Any = type(value)
     dtype = None
-    if kind is torch.Tensor and value.is_cpu and value.layout is torch.strided and not value.requires_grad:
+    if (
+        kind is torch.Tensor
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not value.requires_grad
+        and not value.is_nested
+    ):
         dtype = str(value.dtype).removeprefix("torch.")
     elif kind is np.ndarray and value.ndim:
         dtype = _torch_name(value.dtype)
@@ -169,7 +176,7 @@ class _Arrays:
         for position, value in enumerate(values, begin):
             if type(value) is not np.ndarray or value.dtype != rows.dtype or value.shape != rows.shape[1:]:
                 raise _Differs
-            if min(value.strides) < 0:  # which torch refuses
+            if any(stride < 0 or stride % value.itemsize for stride in value.strides):  # which torch refuses
                 raise _Differs
             rows[position] = value
 

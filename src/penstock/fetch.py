@@ -125,6 +125,12 @@ class Fetch:
     def samples(self, task: Task) -> list[Any]:
         """Return the samples of a batch."""
         whole = None if self._read is not None else _whole_batches(self.dataset)
+        if whole is None and self.plain:
+            note, dataset, samples = self.note, self.dataset, []
+            for index in task.given:
+                note("getitem", index)
+                samples.append(dataset[index])
+            return samples
         if whole is None:
             return [self.sample(task, index) for index in task.given]
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
@@ -133,6 +139,8 @@ class Fetch:
                 seed_globals(task.seed, task.epoch, sample_number(tuple(task.given)))
             try:
                 return whole(task.given)
+            except MemoryError:
+                raise
             except Exception:
                 if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
                     raise
@@ -146,6 +154,8 @@ class Fetch:
         if not replacing.is_bad(index):
             try:
                 return self._fetch(task, index)
+            except MemoryError:  # the machine's, not the sample's
+                raise
             except Exception as error:
                 replacing.found_bad(index, error)
                 last = error
@@ -156,6 +166,8 @@ class Fetch:
                 continue
             try:
                 return self._fetch(task, candidate)
+            except MemoryError:  # the machine's, not the sample's
+                raise
             except Exception as error:
                 replacing.found_bad(candidate, error)
                 last = error

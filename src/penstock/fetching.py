@@ -11,6 +11,7 @@ from penstock.collating import collates_tensors_as_torch
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
 from penstock.passing import IN_FLIGHT, IN_FLIGHT_BYTES, Course, Means, Pass, pinned
+from penstock.randomness import sample_number
 from penstock.workers.threads import Init, Loading, Threads
 
 
@@ -53,7 +54,8 @@ class Fetching(Pass):
                 iterable=iterable,
                 drop_last=drop_last,
                 init=init,
-                seed=course.seed,
+                # With a seed passes differ by their epoch alone.
+                seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
             )
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error
@@ -104,6 +106,11 @@ class Fetching(Pass):
         samples = 1 if batch.indices is None else len(batch.indices)
         self._means.counters.delivered(samples, time.perf_counter() - started, ())
         return out
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another pass can be made with these threads."""
+        return os.getpid() == self._pid
 
     def close(self) -> None:
         super().close()

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,6 +17,8 @@ from torch.utils.data import (
     BatchSampler,
     Dataset,
     IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
     RandomSampler,
     SequentialSampler,
 )
@@ -109,7 +112,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._register = register_of(on_error, dataset)
         self.worker_method = worker_method
         self._method = method_of(worker_method)
+        if self._method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
+            raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
         self._choice: Choice | None = None  # of "auto"
+        self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from, once looked for
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -120,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # What was chosen because num_workers was None; a program that sets the attribute has the last word.
         self._chosen_workers: int | None = None
         if num_workers is None:
-            num_workers = self._chosen_workers = _default_workers(self._plan, self._method)
+            num_workers = self._chosen_workers = _default_workers(dataset, self._plan, self._method)
         self._counters = Counters()
         self._buffers: Buffers | None = None
         super().__init__(
@@ -169,7 +175,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             processes=self._method is Method.PROCESS,
         )
         if self._chosen_workers is not None and self.num_workers == self._chosen_workers:
-            self.num_workers = self._chosen_workers = _default_workers(self._plan, self._method)
+            self.num_workers = self._chosen_workers = _default_workers(self.dataset, self._plan, self._method)
             if not self._prefetch_given:
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
@@ -183,6 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._buffers, self._counters, self._base_seed = None, Counters(), None
+        self._epochs = self._epochs.again()
         self._make_plan()
 
     def _kind(self) -> type:
@@ -254,6 +261,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._choice = try_out(self._fetch(here=False), self.batch_size or 1, self.num_workers, seeded=seeded)
         return self._choice
 
+    def _global_draws(self) -> tuple[str, ...]:
+        """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
+        if self._draws is None:
+            self._draws = draws_in_threads(self._fetch(here=False))
+        return self._draws
+
     def _fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self._plan, PythonPlan)
@@ -304,6 +317,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._buffers
 
     def _course(self) -> Course:
+        if self.seed is None and isinstance(self._plan, PythonPlan):
+            batches = iter(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
+            return Course(batches, length(self._index_sampler), *self._key())
         seed, epoch = self._key()
         return Course(self._index_batches(seed, epoch), length(self._index_sampler), seed, epoch)
 
@@ -350,6 +366,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if self.seed is not None and self._cuts_itself():
                 size = len(self.dataset)  # type: ignore[arg-type]
                 return map(as_list, self._cut(size, seed, epoch))
+            if self.seed is not None and self._own_order and self._index_sampler is self.sampler:
+                size, in_sequence = len(self.dataset), type(self.sampler) is SequentialSampler  # type: ignore[arg-type]
+                if in_sequence or type(self.sampler) is RandomSampler:  # batch_size=None: one index at a time
+                    parts = cut(partial(_order, in_sequence, True, size, seed, epoch), size, 1024, False)
+                    return chain.from_iterable(map(as_list, parts))
             return iter(self._index_sampler)
         if not self._cuts_itself():
             return from_sampler(self._index_sampler)
@@ -402,13 +423,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:
             yield f"chosen   {self._chosen().why}"
-        if self._in_threads() and self.num_workers and (draws := draws_in_threads(self._fetch(here=False))):
+        if self._in_threads() and self.num_workers and (draws := self._global_draws()):
             yield (
                 f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "
                 "depend on timing. torch.random.thread_safe_generator() or get_worker_info().rng draw by sample; so do "
                 "worker processes with seed="
             )
-        elif self.seed is not None:
+        elif (
+            self.seed is not None
+            and not isinstance(self.dataset, IterableDataset)
+            and not (self._in_threads() and self.num_workers)
+        ):
             yield "random   the global generators are functions of (seed, epoch, sample), set for each sample"
 
     def _order_name(self) -> str:
@@ -433,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not self._prefetch_given:
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
-        twin._epochs.number = self._epochs.number
+        twin._epochs = self._epochs.again()
         return twin
 
     @property
@@ -489,7 +514,9 @@ def _order(in_sequence: bool, keyed: bool, size: int, seed: int, epoch: int) -> 
     return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
-def _default_workers(chosen: Plan, method: Method | None) -> int:
+def _default_workers(dataset: object, chosen: Plan, method: Method | None) -> int:
+    if isinstance(dataset, IterableDataset):
+        return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
 
 

@@ -22,7 +22,7 @@ import torch
 from penstock.collating import Layout, layout_of
 from penstock.fetch import Fetch, Task
 from penstock.randomness import drawn_from, kept, states
-from penstock.workers.threads import one_core_each
+from penstock.workers.surroundings import one_core_each
 
 #: Time that measuring may take where the samples allow it, in seconds.
 BUDGET_SECONDS = 0.2
@@ -86,8 +86,13 @@ def measure(fetch: Fetch, task: Task, indices: Sequence[Any], batch_size: int) -
         seconds = time.perf_counter() - began
         share = BUDGET_SECONDS / (2 * ROUNDS)
         count = min(max(1, int(share / max(seconds, 1e-6))), 10_000)
-        ones, twos, cpu = [], [], []
+        ones: list[float] = []
+        twos: list[float] = []
+        cpu: list[float] = []
+        began = time.perf_counter()
         for _ in range(ROUNDS):
+            if ones and time.perf_counter() - began > BUDGET_SECONDS:
+                break  # samples so slow that a round tells enough
             rate, spent = _run(fetch, task, following, layout, count, threads=1)
             ones.append(rate)
             cpu.append(spent)

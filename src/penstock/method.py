@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing.connection
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import IterableDataset
 
 from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.measure import ENOUGH, Measured, draws_of, measure, some_indices
+
+T = TypeVar("T")
+
+#: How long trying a few samples may take before processes are chosen without, in seconds.
+PATIENCE_SECONDS = 60.0
 
 
 class Method(Enum):
@@ -71,16 +83,58 @@ def try_out(fetch: Fetch, batch_size: int, workers: int, *, seeded: bool) -> Cho
     if workers == 0:
         return Choice(Method.THREAD, "the caller's thread, as num_workers=0 says")
     try:
-        measured = measure(fetch, Task(None, 0, 0), some_indices(len(fetch.dataset)), batch_size)
+        size = len(fetch.dataset)
+        if size == 0:
+            return Choice(Method.THREAD, "threads: the dataset is empty")
+        measured = _apart(lambda: measure(fetch, Task(None, 0, 0), some_indices(size), batch_size))
     except Exception as error:  # the dataset's own, or it has no length, or takes other indices
-        return Choice(Method.PROCESS, f"processes: trying a few samples raised {type(error).__name__}: {error}")
+        return Choice(Method.PROCESS, f"processes: trying a few samples failed, {error}")
     return choose(measured, workers, usable_cpus(), seeded=seeded)
+
+
+def _apart(work: Callable[[], T]) -> T:
+    """Return what a function returns in a forked child: files it opens and what it counts end there.
+
+    A file that a dataset opens at its first sample would be shared, with its position, by all processes forked
+    later. Raises RuntimeError for what it raises, or if it takes too long.
+    """
+    reader, writer = multiprocessing.connection.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            torch.set_num_threads(1)  # OpenMP's threads do not exist in the child
+            try:
+                answer: Any = work()
+            except Exception as error:
+                answer = _Raised(f"{type(error).__name__}: {error}")
+            writer.send((isinstance(answer, _Raised), answer))
+        finally:
+            os._exit(0)
+    writer.close()
+    try:
+        if not reader.poll(PATIENCE_SECONDS):
+            raise RuntimeError(f"its samples took longer than {PATIENCE_SECONDS:.0f} s")
+        raised, answer = reader.recv()
+    except EOFError:
+        raise RuntimeError("the process that tried them ended without a word") from None
+    finally:
+        reader.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if raised:
+        raise RuntimeError(answer)
+    return answer  # type: ignore[no-any-return]
+
+
+class _Raised(str):
+    """What an exception said, in place of an answer."""
 
 
 def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
     """Return which global generators a dataset draws from, as its first sample shows."""
     try:
-        return draws_of(fetch, Task(None, 0, 0), 0)
+        return _apart(lambda: draws_of(fetch, Task(None, 0, 0), 0))
     except Exception:  # whatever ails the dataset is raised where its batch is
         return ()
 

@@ -94,22 +94,23 @@ class Quarantine:
         self._check_limit()
         return frozenset(theirs)
 
-    def report(self, bad: BadSample) -> None:
-        """Make a bad sample known and write it to the manifest; one that is known already changes nothing.
+    def report(self, *news: BadSample) -> None:
+        """Make bad samples known and write them to the manifest; those that are known already change nothing.
 
         A manifest that cannot be written now (a full disk) is a warning, and tried again at the next report.
-        Raises TooManyBadSamples when more are known than the limit.
+        Raises TooManyBadSamples while more are known than the limit, also where there is no news.
         """
-        with self._guard():
-            fresh = bad.id not in self._bad
-            if fresh:
-                self._bad[bad.id] = bad
-                self._known = None
-                self._found.append(bad)
-                self._unwritten.append(bad)
-            unwritten, self._unwritten = self._unwritten, []
-        if self.manifest is not None:
-            self._write(self.manifest, unwritten)
+        if news:
+            with self._guard():
+                for bad in news:
+                    if bad.id not in self._bad:
+                        self._bad[bad.id] = bad
+                        self._known = None
+                        self._found.append(bad)
+                        self._unwritten.append(bad)
+                unwritten, self._unwritten = self._unwritten, []
+            if self.manifest is not None:
+                self._write(self.manifest, unwritten)
         self._check_limit()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,13 +66,14 @@ class Substitutes:
         with self._lock:
             if _key(index) not in self._bad:
                 self._bad.add(_key(index))
-                self._news.append(BadSample.of(name, path, error, index if isinstance(index, int) else None))
+                self._news.append(BadSample.of(name, path, error, _whole(index)))
 
     def candidates(self, task: Task, index: Any) -> Iterator[Any]:
         """Yield the indices of samples that may stand in for one."""
         others = self.population
         if others is None:
-            others = [other for other in task.given if _key(other) != _key(index)]
+            given = task.given if isinstance(task.given, (list, tuple)) else ()  # one index, with batch_size=None
+            others = [other for other in given if _key(other) != _key(index)]
         for attempt in range(TRIES if others else 0):
             key = digest(task.seed, task.epoch, sample_number(index), attempt)
             yield others[int.from_bytes(key[:8], "little") % len(others)]
@@ -97,7 +99,14 @@ class Register:
     """
 
     def __init__(self, how: Replace, dataset: Any) -> None:
-        self.quarantine = Quarantine(how, len(dataset))
+        try:
+            size = len(dataset)
+        except TypeError:
+            raise InvalidOption(
+                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and what "
+                "share of its samples is bad cannot be told"
+            ) from None
+        self.quarantine = Quarantine(how, size)
         bad = places(dataset, self.quarantine.entries())
         self.quarantine.take_up(bad.values())
         self.substitutes = Substitutes(dataset, bad)
@@ -109,7 +118,7 @@ class Register:
             batch, news = batch.batch, batch.bad + news
         for bad in news:
             self.substitutes.learn(bad)
-            self.quarantine.report(bad)
+        self.quarantine.report(*news)
         return batch
 
     def explain(self) -> str:
@@ -138,7 +147,10 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
         return None
     if type(sampler) is SubsetRandomSampler:
         return sampler.indices
-    return range(size) if type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler) else None
+    if type(sampler) not in (SequentialSampler, RandomSampler, DistributedSampler):
+        return None
+    source: Any = sampler.dataset if type(sampler) is DistributedSampler else sampler.data_source
+    return range(min(size, len(source)))  # a sampler of fewer must not be given what it never draws
 
 
 def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
@@ -152,6 +164,14 @@ def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
         names = ((index, name_of(dataset, index)[0]) for index in range(len(dataset)))
         found |= {index: name for index, name in names if name in entries}
     return found
+
+
+def _whole(index: Any) -> int | None:
+    """Return an index as an int: NumPy's integers and tensors too."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
 
 
 def _key(index: Any) -> Any:

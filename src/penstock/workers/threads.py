@@ -8,6 +8,7 @@ the time, more of them only hand it to and fro.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import sys
@@ -17,11 +18,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import torch
-from threadpoolctl import ThreadpoolController
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.buffers import Buffers
@@ -29,6 +27,9 @@ from penstock.collating import Build, Layout, layout_of
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
+from penstock.workers.leaving import leave_behind
+from penstock.workers.pace import Pace
+from penstock.workers.surroundings import one_core_each, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
@@ -37,8 +38,6 @@ Init = Callable[[int], object]
 JOIN_SECONDS = 2.0
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 1e-3
-#: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
-CHEAP_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
@@ -80,63 +79,6 @@ class At:
     def sample(self) -> Any:
         """Return the index of the sample that it is at."""
         return self.part[self.position()] if self.part else None
-
-
-class Pace:
-    """How many threads work at a time: the fewest that do as much as any number does.
-
-    Rates are measured over windows in which nobody waited for work, for 1, 2, 4, ... threads, until more do not
-    help; and again later, for the work may have changed. Guarded by the crew's lock.
-    """
-
-    WINDOW_SECONDS = 0.02
-    WINDOWS_TILL_NEXT = 500
-    GAIN = 1.1  # by which more threads must be faster
-
-    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.active = threads
-        self._threads = threads
-        self._clock = clock
-        self._best: tuple[float, int] | None = None  # of this round of trials
-        self._trying = False
-        self._windows = 0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._begin = self._clock()
-        self._samples = 0
-        self._chunks = 0
-
-    def idle(self) -> None:
-        """Take note that a thread found nothing to do: this window tells nothing."""
-        self._restart()
-
-    def did(self, samples: int, seconds: float) -> None:
-        """Count a chunk of work."""
-        if self._threads == 1:
-            return
-        self._samples += samples
-        self._chunks += 1
-        elapsed = self._clock() - self._begin
-        if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
-            return
-        self._window(self._samples / elapsed, cheap=seconds / samples < CHEAP_SECONDS)
-        self._restart()
-
-    def _window(self, rate: float, *, cheap: bool) -> None:
-        if not self._trying:
-            self._windows += 1
-            if not cheap:
-                self.active = self._threads
-            elif self._windows == 1 or self._windows % self.WINDOWS_TILL_NEXT == 0:
-                self._trying, self._best, self.active = True, None, 1
-            return
-        if self._best is None or rate > self.GAIN * self._best[0]:
-            self._best = (rate, self.active)
-            if self.active < self._threads:
-                self.active = min(2 * self.active, self._threads)
-                return
-        self._trying, self.active = False, self._best[1]
 
 
 class Threads:
@@ -182,7 +124,12 @@ class Threads:
         self.at = [At() for _ in range(max(1, count))]
         self.ended = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(number, count), name=f"penstock-worker-{number}", daemon=True)
+            threading.Thread(
+                target=with_surroundings(self._run),
+                args=(number, count),
+                name=f"penstock-worker-{number}",
+                daemon=True,
+            )
             for number in range(count)
         ]
         for thread in self._threads:
@@ -200,6 +147,8 @@ class Threads:
         fetch = self._fetch
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
+        if indices is not None:
+            task = Task(indices, task.seed, task.epoch)  # what was given may be gone through only once
         batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
@@ -262,6 +211,7 @@ class Threads:
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        leave_behind(self._threads)
         self.ended.set()
 
     # --- the threads' side --------------------------------------------------------------------------------------
@@ -347,8 +297,9 @@ class Threads:
             else:
                 self._build(batch, samples[0], self._buffers).take(samples, begin)
         except BaseException as error:
-            what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
-            error.add_note(f"in {threading.current_thread().name}, {what}")
+            with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
+                what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
+                error.add_note(f"in {threading.current_thread().name}, {what}")
             self._failed(batch, begin + at.position(), error)
         finally:
             at.stage = ""
@@ -423,21 +374,6 @@ class Threads:
                 started = time.perf_counter()
                 self._do(batch, begin, end, None, self.at[0])
                 self._finish(batch, end - begin, time.perf_counter() - started)
-
-
-def one_core_each() -> None:
-    """Let torch's operations use no further threads, where the calling thread calls them; worker processes do so too.
-
-    torch.set_num_threads would change the whole process; OpenMP's own setting is each thread's.
-    """
-    torch.get_num_threads()  # torch sets the number once in each thread, at its first operation: now
-    _openmp().limit(limits=1)
-
-
-@cache
-def _openmp() -> ThreadpoolController:
-    """Return the OpenMP libraries of this process; looking for them takes milliseconds."""
-    return ThreadpoolController().select(user_api="openmp")
 
 
 def _stage(at: At) -> str:

@@ -1,0 +1,58 @@
+"""What a worker thread has around it: the modes and context of the thread that starts it, and one core."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+
+def with_surroundings(work: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that works in another thread as a forked worker process would: in the caller's surroundings.
+
+    They are the context variables, and what torch keeps for each thread: grad, inference and autocast modes, and the
+    default device.
+    """
+    modes = _modes()
+
+    def run(*arguments: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            work(*arguments)
+
+    return partial(contextvars.copy_context().run, run)
+
+
+def _modes() -> list[Callable[[], Any]]:
+    """Return context managers that give another thread the modes that torch keeps for each: grad, autocast, device."""
+    modes: list[Callable[[], Any]] = []
+    if torch.is_inference_mode_enabled():
+        modes.append(torch.inference_mode)
+    elif not torch.is_grad_enabled():
+        modes.append(torch.no_grad)
+    if torch.is_autocast_enabled("cpu"):
+        modes.append(partial(torch.autocast, "cpu", dtype=torch.get_autocast_dtype("cpu")))
+    if (device := torch.get_default_device()).type != "cpu":
+        modes.append(lambda: torch.device(device))  # a device is a context manager
+    return modes
+
+
+def one_core_each() -> None:
+    """Let torch's operations use no further threads, where the calling thread calls them; worker processes do so too.
+
+    torch.set_num_threads would change the whole process; OpenMP's own setting is each thread's.
+    """
+    torch.get_num_threads()  # torch sets the number once in each thread, at its first operation: now
+    _openmp().limit(limits=1)
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """Return the OpenMP libraries of this process; looking for them takes milliseconds."""
+    return ThreadpoolController().select(user_api="openmp")
