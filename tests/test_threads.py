@@ -467,6 +467,36 @@ def test_the_fewest_threads_that_do_as_much_as_any() -> None:
     assert settled({1: 2e3, 2: 2e3}, 2, sample_seconds=2e-3) == 2  # slow samples: not worth a trial
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = threading.get_ident()
+
+    def make(i: int) -> tuple[int, bool, int, float]:
+        info = get_worker_info()
+        return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
+
+    def run(share: float, *, go_on_with: float) -> list[Any]:
+        monkeypatch.setattr("penstock.workers.threads.IDLE_SHARE", share)
+        loader = penstock.DataLoader(Made(make, 400), 4, num_workers=workers, worker_method="thread", seed=1)
+        batches = iter(loader)
+        got = []
+        for number in range(100):
+            batches._crew.pace.active = 1  # as if it were settled that one thread does as much as two
+            if number == 50:
+                monkeypatch.setattr("penstock.workers.threads.IDLE_SHARE", go_on_with)
+            got.append(next(batches))
+        return got
+
+    never, always, changing = run(0, go_on_with=0), run(1e9, go_on_with=1e9), run(1e9, go_on_with=0)
+    for got in (always, changing):
+        assert_same([[i, x] for i, _, _, x in got], [[i, x] for i, _, _, x in never])
+    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in never)
+    assert all(bool(by_caller.all()) for _, by_caller, _, _ in always[20:])
+    assert all(not ids.any() for _, _, ids, _ in always[20:])  # as worker 0
+    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in changing[55:])
+    assert get_worker_info() is None
+
+
 # --- batches in place ------------------------------------------------------------------------------------------------
 
 

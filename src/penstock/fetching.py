@@ -105,6 +105,7 @@ class Fetching(Pass):
             self._refill()
         samples = 1 if batch.indices is None else len(batch.indices)
         self._means.counters.delivered(samples, time.perf_counter() - started, ())
+        self._crew.leave()
         return out
 
     @property

@@ -363,7 +363,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
         if isinstance(self._plan, PythonPlan):
-            if self.seed is not None and self._cuts_itself():
+            if self._cuts_itself():
                 size = len(self.dataset)  # type: ignore[arg-type]
                 return map(as_list, self._cut(size, seed, epoch))
             if self.seed is not None and self._own_order and self._index_sampler is self.sampler:

@@ -29,6 +29,11 @@ class Pace:
         self._windows = 0
         self._restart()
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is settled that one thread does as much as more would."""
+        return self._threads == 1 or (self.active == 1 and not self._trying)
+
     def _restart(self) -> None:
         self._begin = self._clock()
         self._samples = 0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.buffers import Buffers
@@ -38,6 +39,12 @@ Init = Callable[[int], object]
 JOIN_SECONDS = 2.0
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 1e-3
+#: The caller fetches in the threads' place where it is away for less than this share of a batch's cost,
+IDLE_SHARE = 0.25
+#: and a batch costs less than this, in seconds.
+CALLER_SECONDS = 0.05
+#: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
+HEAP_BYTES = 30 << 20
 
 
 @dataclass(slots=True)
@@ -123,6 +130,11 @@ class Threads:
         self.pace = Pace(max(1, count))
         self.at = [At() for _ in range(max(1, count))]
         self.ended = threading.Event()
+        self._at_work = 0  # threads that have taken a part of a batch
+        self._caller_works = False  # in the threads' place
+        self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
+        self._left: float | None = None  # when the caller went away
+        self._as_thread = ThreadWorkerInfo(0, count, seed, fetch.dataset)
         self._threads = [
             threading.Thread(
                 target=with_surroundings(self._run),
@@ -163,6 +175,12 @@ class Threads:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._threads:
             self._work_here(batches[0])
+        elif not timeout and self._caller_should_work(batches[0]):
+            set_for_this_thread(self._as_thread)
+            try:
+                self._work_here(batches[0], self._as_thread.rng)
+            finally:
+                set_for_this_thread(None)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -173,6 +191,34 @@ class Threads:
                     return None
                 self._done.wait(remaining if timeout else None)
         return found
+
+    def leave(self) -> None:
+        """Take note that the caller goes away with a batch."""
+        self._left = time.perf_counter()
+
+    def _caller_should_work(self, batch: Loading) -> bool:
+        """Return whether the caller fetches a batch itself, as worker 0, while all threads rest.
+
+        That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
+        next to nothing else. Not where worker_init_fn has prepared the threads, or the dataset is iterable.
+        """
+        if self._left is not None:
+            self._away_seconds += 0.3 * (time.perf_counter() - self._left - self._away_seconds)
+        cost = self._sample_seconds * len(batch.indices or ())
+        with self._lock:
+            before = self._caller_works
+            self._caller_works = (
+                self._init is None
+                and not self._iterable
+                and self.pace.alone
+                and self._away_seconds < IDLE_SHARE * cost
+                and cost < CALLER_SECONDS
+            )
+            if before and not self._caller_works:
+                self._parked.notify_all()
+            while self._caller_works and self._at_work and not self._closed:
+                self._done.wait()  # they take no more, and finish what they have
+            return self._caller_works and not batch.done and not self._closed
 
     def begin(self, fetch: Fetch) -> None:
         """Begin a pass: batches in flight are forgotten, an iterable dataset begins anew."""
@@ -234,26 +280,27 @@ class Threads:
                 self._failed(batch, begin, failed)
                 failed = None
                 self._finish(batch, end - begin)
-                continue
-            if self._iterable:
+            elif self._iterable:
                 if gone_through != self._round:
                     fetcher, gone_through = None, self._round
                 fetcher = self._go_on(batch, fetcher)
                 self._finish(batch, 1)
-                continue
-            started = time.perf_counter()
-            self._do(batch, begin, end, info.rng, self.at[number])
-            self._finish(batch, end - begin, time.perf_counter() - started)
+            else:
+                started = time.perf_counter()
+                self._do(batch, begin, end, info.rng, self.at[number])
+                self._finish(batch, end - begin, time.perf_counter() - started)
+            self._rest()
 
     def _take(self, number: int) -> tuple[Loading, int, int] | None:
         """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
         with self._lock:
             while not self._closed:
-                if number >= self.pace.active and not self._iterable:
+                if (number >= self.pace.active or self._caller_works) and not self._iterable:
                     self._parked.wait()
                     continue
                 for batch in self._open:
                     if batch.owner in (None, number):
+                        self._at_work += 1
                         return self._take_from(batch)
                 self.pace.idle()
                 self._work.wait()
@@ -310,6 +357,7 @@ class Threads:
             if batch.build is None:
                 if self._layout is None:
                     self._layout = layout_of(sample)
+                    _prepare_heap(self._layout.nbytes * len(batch.indices or ()))
                 batch.build = Build(self._layout, len(batch.indices or ()), buffers)
             return batch.build
 
@@ -335,6 +383,13 @@ class Threads:
         with self._lock:
             if batch.failed is None or position < batch.failed[0]:
                 batch.failed = (position, error)
+
+    def _rest(self) -> None:
+        """Take note that a thread has nothing in work."""
+        with self._lock:
+            self._at_work -= 1
+            if self._caller_works:
+                self._done.notify_all()
 
     def _finish(self, batch: Loading, samples: int, seconds: float = 0.0) -> None:
         """Count a part as done; whoever finishes the last one collates."""
@@ -365,15 +420,24 @@ class Threads:
             self._layout = None  # the next batch may be of the other kind
         return batch.build.finish()
 
-    def _work_here(self, batch: Loading) -> None:
+    def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
         with self._fetch.guard():
             while not batch.done:
                 with self._lock:
                     _, begin, end = self._take_from(batch)
                 started = time.perf_counter()
-                self._do(batch, begin, end, None, self.at[0])
+                self._do(batch, begin, end, generators, self.at[0])
                 self._finish(batch, end - begin, time.perf_counter() - started)
+
+
+def _prepare_heap(size: int) -> None:
+    """Let the C library keep as much freed memory as a batch's samples take, in place of asking for it anew each time.
+
+    glibc does so once a block of that size has been freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"), as happens with
+    each batch that torch's loader makes; here batches are recycled, and only samples come and go.
+    """
+    torch.empty(min(size, HEAP_BYTES), dtype=torch.uint8, device="cpu")
 
 
 def _stage(at: At) -> str:
