@@ -317,7 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._buffers
 
     def _course(self) -> Course:
-        if self.seed is None and isinstance(self._plan, PythonPlan):
+        if self.seed is None and isinstance(self._plan, PythonPlan) and not self._cuts_itself():
             batches = iter(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
             return Course(batches, length(self._index_sampler), *self._key())
         seed, epoch = self._key()

@@ -12,12 +12,12 @@ CHEAP_SECONDS = 1e-3
 class Pace:
     """How many threads work at a time: the fewest that do as much as any number does.
 
-    Rates are measured over windows in which nobody waited for work, for 1, 2, 4, ... threads, until more do not
-    help; and again later, for the work may have changed. Guarded by the crew's lock.
+    Rates are measured over windows, for 1, 2, 4, ... threads, until more do not help, be it that they hinder each other or
+    that the caller takes no more; and again later, for both may have changed. Guarded by the crew's lock.
     """
 
     WINDOW_SECONDS = 0.02
-    WINDOWS_TILL_NEXT = 500
+    WINDOWS_TILL_NEXT = 150
     GAIN = 1.1  # by which more threads must be faster
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,10 +38,6 @@ class Pace:
         self._begin = self._clock()
         self._samples = 0
         self._chunks = 0
-
-    def idle(self) -> None:
-        """Take note that a thread found nothing to do: this window tells nothing."""
-        self._restart()
 
     def did(self, samples: int, seconds: float) -> None:
         """Count a chunk of work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -38,7 +39,8 @@ def _modes() -> list[Callable[[], Any]]:
         modes.append(torch.no_grad)
     if torch.is_autocast_enabled("cpu"):
         modes.append(partial(torch.autocast, "cpu", dtype=torch.get_autocast_dtype("cpu")))
-    if (device := torch.get_default_device()).type != "cpu":
+    # The module comes with the first set_default_device; asking torch imports it, which takes long.
+    if "torch.utils._device" in sys.modules and (device := torch.get_default_device()).type != "cpu":
         modes.append(lambda: torch.device(device))  # a device is a context manager
     return modes
 
@@ -49,10 +51,10 @@ def one_core_each() -> None:
     torch.set_num_threads would change the whole process; OpenMP's own setting is each thread's.
     """
     torch.get_num_threads()  # torch sets the number once in each thread, at its first operation: now
-    _openmp().limit(limits=1)
+    find_openmp().limit(limits=1)
 
 
 @cache
-def _openmp() -> ThreadpoolController:
+def find_openmp() -> ThreadpoolController:
     """Return the OpenMP libraries of this process; looking for them takes milliseconds."""
     return ThreadpoolController().select(user_api="openmp")

@@ -30,7 +30,7 @@ from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import leave_behind
 from penstock.workers.pace import Pace
-from penstock.workers.surroundings import one_core_each, with_surroundings
+from penstock.workers.surroundings import find_openmp, one_core_each, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
@@ -38,7 +38,7 @@ Init = Callable[[int], object]
 #: How long closing waits for threads that are fetching a sample, in seconds.
 JOIN_SECONDS = 2.0
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
-GRAIN_SECONDS = 1e-3
+GRAIN_SECONDS = 3e-4
 #: The caller fetches in the threads' place where it is away for less than this share of a batch's cost,
 IDLE_SHARE = 0.25
 #: and a batch costs less than this, in seconds.
@@ -144,6 +144,8 @@ class Threads:
             )
             for number in range(count)
         ]
+        if count:
+            find_openmp()  # once, in place of once in each thread
         for thread in self._threads:
             thread.start()
 
@@ -302,7 +304,6 @@ class Threads:
                     if batch.owner in (None, number):
                         self._at_work += 1
                         return self._take_from(batch)
-                self.pace.idle()
                 self._work.wait()
         return None
 
