@@ -12,8 +12,8 @@ CHEAP_SECONDS = 1e-3
 class Pace:
     """How many threads work at a time: the fewest that do as much as any number does.
 
-    Rates are measured over windows, for 1, 2, 4, ... threads, until more do not help, be it that they hinder each other or
-    that the caller takes no more; and again later, for both may have changed. Guarded by the crew's lock.
+    Rates are measured over windows, for 1, 2, 4, ... threads, until more do not help, be it that they hinder each
+    other or that the caller takes no more; and again later, for both may have changed. Guarded by the crew's lock.
     """
 
     WINDOW_SECONDS = 0.02

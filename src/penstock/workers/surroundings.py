@@ -51,10 +51,10 @@ def one_core_each() -> None:
     torch.set_num_threads would change the whole process; OpenMP's own setting is each thread's.
     """
     torch.get_num_threads()  # torch sets the number once in each thread, at its first operation: now
-    find_openmp().limit(limits=1)
+    _openmp().limit(limits=1)
 
 
 @cache
-def find_openmp() -> ThreadpoolController:
+def _openmp() -> ThreadpoolController:
     """Return the OpenMP libraries of this process; looking for them takes milliseconds."""
     return ThreadpoolController().select(user_api="openmp")

@@ -30,7 +30,7 @@ from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import leave_behind
 from penstock.workers.pace import Pace
-from penstock.workers.surroundings import find_openmp, one_core_each, with_surroundings
+from penstock.workers.surroundings import one_core_each, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
@@ -39,6 +39,8 @@ Init = Callable[[int], object]
 JOIN_SECONDS = 2.0
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
+#: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
+SETTLING_SECONDS = 0.1
 #: The caller fetches in the threads' place where it is away for less than this share of a batch's cost,
 IDLE_SHARE = 0.25
 #: and a batch costs less than this, in seconds.
@@ -144,8 +146,6 @@ class Threads:
             )
             for number in range(count)
         ]
-        if count:
-            find_openmp()  # once, in place of once in each thread
         for thread in self._threads:
             thread.start()
 
@@ -267,7 +267,6 @@ class Threads:
     def _run(self, number: int, count: int) -> None:
         info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
         set_for_this_thread(info)
-        one_core_each()
         failed: BaseException | None = None
         try:
             if self._init is not None:
@@ -276,6 +275,7 @@ class Threads:
             failed = error  # raised at the first batch that this thread takes
         fetcher: Any = None
         gone_through = -1
+        begun, settled = time.monotonic(), False
         while (work := self._take(number)) is not None:
             batch, begin, end = work
             if failed is not None:
@@ -291,6 +291,9 @@ class Threads:
                 started = time.perf_counter()
                 self._do(batch, begin, end, info.rng, self.at[number])
                 self._finish(batch, end - begin, time.perf_counter() - started)
+            if not settled and time.monotonic() - begun > SETTLING_SECONDS:
+                one_core_each()
+                settled = True
             self._rest()
 
     def _take(self, number: int) -> tuple[Loading, int, int] | None:
