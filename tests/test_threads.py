@@ -470,6 +470,7 @@ def test_the_fewest_threads_that_do_as_much_as_any() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     here = threading.get_ident()
+    monkeypatch.setattr("penstock.workers.pace.Pace.alone", True)  # as if it were settled that one does as much as two
 
     def make(i: int) -> tuple[int, bool, int, float]:
         info = get_worker_info()
@@ -481,7 +482,6 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
         batches = iter(loader)
         got = []
         for number in range(100):
-            batches._crew.pace.active = 1  # as if it were settled that one thread does as much as two
             if number == 50:
                 monkeypatch.setattr("penstock.workers.threads.IDLE_SHARE", go_on_with)
             got.append(next(batches))
