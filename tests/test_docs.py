@@ -40,7 +40,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_readme_block(number: int, data: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     if "accelerate" in BLOCKS[number]:
-        pytest.importorskip("accelerate")
+        pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
     exec(compile(BLOCKS[number], f"README.md, block {number + 1}", "exec"), data)
     for name in ("loader", "threads", "seeded"):
         if name in data:

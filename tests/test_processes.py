@@ -53,7 +53,7 @@ def leave() -> None:
 
 def sleep_for_ever() -> None:
     while True:
-        time.sleep(1)
+        time.sleep(1)  # it is the stuck sample of the test, and ended by a signal
 
 
 class Numbers(tud.Dataset[torch.Tensor]):

@@ -217,7 +217,9 @@ def test_get_worker_info_is_of_the_thread() -> None:
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_threads_generators_draw_by_sample(seed: int | None) -> None:
-    thread_safe_generator = pytest.importorskip("torch.random").thread_safe_generator
+    if not hasattr(torch.random, "thread_safe_generator"):
+        pytest.skip("this torch has no thread_safe_generator")
+    thread_safe_generator = torch.random.thread_safe_generator
 
     def make(i: int) -> tuple[torch.Tensor, float, float]:
         info = get_worker_info()
@@ -603,7 +605,7 @@ import time, torch, penstock
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 9
     def __getitem__(self, index):
-        for _ in range(400): time.sleep(0.01); torch.ones(3) + 1
+        for _ in range(400): time.sleep(0.01); torch.ones(3) + 1  # outlives the process's patience
         return index
 iterator = iter(penstock.DataLoader(Slow(), num_workers=2, worker_method="thread"))
 raise SystemExit(7)

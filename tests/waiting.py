@@ -15,5 +15,5 @@ def wait_until(condition: Callable[[], Found]) -> Found:
     deadline = time.monotonic() + SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.001)
+        time.sleep(0.001)  # between looks at what another process does, which tells nobody
     return found

@@ -1,4 +1,4 @@
-"""The indices of each batch, from an order or from a sampler of the user's."""
+"""Which pass it is, and the indices of each of its batches: from an order, or from a sampler of the user's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from penstock.order import Indices, Order
+from penstock.errors import InvalidOption
+from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
 
 
 class Epochs:
@@ -55,6 +56,25 @@ def settled_at_start(sampler: Any) -> bool:
 
 
 _SETTLED = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple, range)
+
+
+def checked_seed(seed: object) -> int:
+    """Return a seed as torch.Generator.manual_seed takes it. Raises TypeError, InvalidOption."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer, not {seed!r}")
+    number = operator.index(seed)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise InvalidOption(f"seed={number} is out of range: 64 bits are used, -2**63 to 2**64 - 1")
+    return number
+
+
+def order_of(in_sequence: bool, keyed: bool, size: int, seed: int, epoch: int) -> Order:
+    """Return the order of an epoch whose samplers are torch's own."""
+    if in_sequence:
+        return InSequence()
+    if keyed:
+        return KeyedShuffle(size, seed, epoch)
+    return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
 def length(sampler: Any) -> int | None:

@@ -51,10 +51,12 @@ class Layout:
         return sum(field.nbytes for field in self.fields)
 
 
-def collates_tensors_as_torch() -> bool:
-    """Return whether default_collate stacks tensors, as it does unless a program has changed its table."""
-    torchs = ((torch.Tensor, collate_tensor_fn), (np.ndarray, collate_numpy_array_fn))
-    return all(default_collate_fn_map.get(kind) is function for kind, function in torchs) and not any(
+_TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+
+
+def collates_as_torch(*kinds: type) -> bool:
+    """Return whether default_collate treats these kinds, and tuples, as torch's own table says."""
+    return all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds) and not any(
         isinstance((), kind) for kind in default_collate_fn_map
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
@@ -151,17 +152,8 @@ class Fetch:
         replacing = self.replacing
         if replacing is None:
             return self._fetch(task, index)
-        if not replacing.is_bad(index):
-            try:
-                return self._fetch(task, index)
-            except MemoryError:  # the machine's, not the sample's
-                raise
-            except Exception as error:
-                replacing.found_bad(index, error)
-                last = error
-        else:
-            last = None
-        for candidate in replacing.candidates(task, index):
+        last: Exception | None = None
+        for candidate in chain([index], replacing.candidates(task, index)):
             if replacing.is_bad(candidate):
                 continue
             try:

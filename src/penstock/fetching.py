@@ -7,10 +7,13 @@ import time
 from collections import deque
 from typing import Any
 
-from penstock.collating import collates_tensors_as_torch
+import numpy as np
+import torch
+
+from penstock.collating import collates_as_torch
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
-from penstock.passing import IN_FLIGHT, IN_FLIGHT_BYTES, Course, Means, Pass, pinned
+from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.randomness import sample_number
 from penstock.workers.threads import Init, Loading, Threads
 
@@ -45,7 +48,7 @@ class Fetching(Pass):
         self._in_order = in_order
         self._iterable = iterable
         self._queue: deque[Loading] = deque()
-        in_place = fetch.batched and fetch.stacks and collates_tensors_as_torch()
+        in_place = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
         try:
             self._crew = Threads(
                 fetch,
@@ -90,10 +93,8 @@ class Fetching(Pass):
             if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
                 self._owners.remove(batch.owner)
         if batch.failed is not None:
-            (_, error), batch.failed = (
-                batch.failed,
-                None,
-            )  # or the error's traceback, which holds the batch, holds itself
+            error = batch.failed[1]
+            batch.failed = None  # or the error's traceback, which holds the batch, holds itself
             try:
                 raise error
             finally:
@@ -157,8 +158,7 @@ class Fetching(Pass):
         if self._iterable or self._crew.sample_bytes is None or not self._queue:
             return 2 * workers + 1
         samples = max(1, len(self._queue[0].indices or ()))
-        size = samples * self._crew.sample_bytes
-        fitting = IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+        fitting = batches_that_fit(samples * self._crew.sample_bytes)
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
     def _wait(self) -> Loading:

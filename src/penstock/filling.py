@@ -18,7 +18,7 @@ from penstock import _native
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Task
-from penstock.passing import IN_FLIGHT, IN_FLIGHT_BYTES, Course, Means, Pass, pinned
+from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan
 from penstock.sources.reading import outside_root, system_error
 from penstock.substitutes import Substitutes
@@ -127,8 +127,7 @@ class Filling(Pass):
             return 1  # with rows of unknown shape, the first batch tells
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
-        size = samples * sum(field.nbytes for field in known)
-        return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+        return batches_that_fit(samples * sum(field.nbytes for field in known))
 
     def _next_batch(self) -> InFlight | None:
         batch = InFlight(np.empty(0, dtype=np.int64))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeVar
@@ -24,7 +23,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from penstock.batches import Epochs, as_list, cut, from_sampler, length, settled_at_start
+from penstock.batches import Epochs, as_list, checked_seed, cut, from_sampler, length, order_of, settled_at_start
 from penstock.buffers import Buffers
 from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
@@ -33,7 +32,7 @@ from penstock.fetching import Fetching
 from penstock.filling import Filling
 from penstock.method import Choice, Method, and_join, draws_in_threads, method_of, try_out
 from penstock.naming import name_of
-from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
+from penstock.order import Indices, TorchShuffle
 from penstock.passing import IN_FLIGHT, Course, Means, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
 from penstock.quarantine import Replace
@@ -102,7 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
-            seed = _checked_seed(seed)
+            seed = checked_seed(seed)
         self.seed = seed
         self._own_order = sampler is None and batch_sampler is None
         self._prefetch_given = prefetch_factor is not None
@@ -235,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 # By a proxy, for the iterator must not keep the loader alive, which may hold it.
                 batches=partial(_index_batches_of, weakref.proxy(self)),
                 identify=partial(name_of, self.dataset),
-                deliver=_as_it_is if self._register is None else self._register.deliver,
+                deliver=self._deliver(),
             )
         self._epochs.next(counted=True)
         return super()._get_iterator()
@@ -287,6 +286,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._register.substitutes.population = drawn_from
         return self._register.substitutes
 
+    def _deliver(self) -> Callable[[Any], Any]:
+        """Return what takes the news of bad samples out of a batch."""
+        return _as_it_is if self._register is None else self._register.deliver
+
     def _means(self) -> Means:
         if self.num_workers == 0 and self.timeout:
             raise InvalidOption("timeout= needs num_workers > 0: the caller's thread cannot wait for itself")
@@ -295,7 +298,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_flight=self._in_flight(),
             buffers=self._memory(),
             counters=self._counters,
-            deliver=_as_it_is if self._register is None else self._register.deliver,
+            deliver=self._deliver(),
             timeout=self.timeout,
             ahead=self._reads_ahead(),
             persistent=self.persistent_workers,
@@ -369,7 +372,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if self.seed is not None and self._own_order and self._index_sampler is self.sampler:
                 size, in_sequence = len(self.dataset), type(self.sampler) is SequentialSampler  # type: ignore[arg-type]
                 if in_sequence or type(self.sampler) is RandomSampler:  # batch_size=None: one index at a time
-                    parts = cut(partial(_order, in_sequence, True, size, seed, epoch), size, 1024, False)
+                    parts = cut(partial(order_of, in_sequence, True, size, seed, epoch), size, 1024, False)
                     return chain.from_iterable(map(as_list, parts))
             return iter(self._index_sampler)
         if not self._cuts_itself():
@@ -379,7 +382,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _cut(self, size: int, seed: int, epoch: int) -> Iterator[Indices]:
         assert self.batch_size is not None
         # Not a method of this loader: an iterator that a loader holds must not hold the loader.
-        order = partial(_order, type(self.sampler) is SequentialSampler, self.seed is not None, size, seed, epoch)
+        order = partial(order_of, type(self.sampler) is SequentialSampler, self.seed is not None, size, seed, epoch)
         return cut(order, size, self.batch_size, self.drop_last)
 
     def _cuts_itself(self) -> bool:
@@ -505,26 +508,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _order(in_sequence: bool, keyed: bool, size: int, seed: int, epoch: int) -> Order:
-    """Return the order of an epoch whose samplers are torch's own."""
-    if in_sequence:
-        return InSequence()
-    if keyed:
-        return KeyedShuffle(size, seed, epoch)
-    return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
-
-
 def _default_workers(dataset: object, chosen: Plan, method: Method | None) -> int:
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
-
-
-def _checked_seed(seed: object) -> int:
-    """Return a seed as torch.Generator.manual_seed takes it. Raises TypeError, InvalidOption."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer, not {seed!r}")
-    number = operator.index(seed)
-    if not -(1 << 63) <= number < 1 << 64:
-        raise InvalidOption(f"seed={number} is out of range: 64 bits are used, -2**63 to 2**64 - 1")
-    return number

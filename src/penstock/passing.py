@@ -24,6 +24,11 @@ IN_FLIGHT_BYTES = 16 << 20
 IN_FLIGHT = 8
 
 
+def batches_that_fit(size: int) -> int:
+    """Return how many batches of so many bytes are kept in flight."""
+    return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+
+
 @dataclass(frozen=True)
 class Course:
     """What a pass goes through, and the key of its random draws."""

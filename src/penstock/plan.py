@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
 from penstock.assist import Assisted, assist
+from penstock.collating import collates_as_torch
 from penstock.order import Indices
 from penstock.recognise import Leaf
 from penstock.sources.labels import as_objects
@@ -138,9 +138,7 @@ def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_i
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
-    if default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn or any(
-        isinstance((), kind) for kind in default_collate_fn_map
-    ):
+    if not collates_as_torch(torch.Tensor):
         return Refusal(
             "default_collate_fn_map", "a function of one's own collates tensors or tuples", "torch's own map"
         )

@@ -95,7 +95,7 @@ class Threads:
 
     Args:
         fetch: calls the user's dataset.
-        count: threads; 0: `work_here` does everything in the caller's thread.
+        count: threads; 0: `wait` does everything in the caller's thread.
         buffers: where batches are built; None: collate_fn makes them from a list of samples.
         iterable: the dataset is iterable; each thread goes through it on its own.
         init: called in each thread with its number when it starts, as worker_init_fn.
