@@ -315,7 +315,7 @@ QUESTION = Question(
         Table(
             "pillow",
             "Image.open, RandomResizedCrop(224), flip, ToTensor, Normalize in a user's Dataset; batch 64, 2 workers",
-            (PROCESSES, THREADS, AUTO),
+            (PROCESSES, DEFAULT, THREADS, AUTO),
             (Target("penstock thread", 1.2, "torch"),),
         ),
         Table(

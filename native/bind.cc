@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
   penstock::bind_order(m);
   penstock::bind_pool(m);
   penstock::bind_sample(m);
+  penstock::bind_collate(m);
 }

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <iterator>
 #include <limits>
 #include <new>
 
@@ -41,7 +42,10 @@ Block BlockPool::lend(std::size_t bytes) {
     ++lent_;
     const auto found = free_.lower_bound(bytes);
     // A block more than twice as large as needed is left for the batches that it was made for.
-    if (found != free_.end() && found->first / 2 <= round_up(bytes)) return std::move(free_.extract(found).mapped());
+    if (found != free_.end() && found->first / 2 <= round_up(bytes)) {
+      // Of equal ones the last that came back: the caches may hold it still.
+      return std::move(free_.extract(std::prev(free_.upper_bound(found->first))).mapped());
+    }
     ++created_;
   }
   try {

@@ -281,6 +281,17 @@ void interleave(const ImagePart& part, std::ptrdiff_t plane_stride, int channels
   }
 }
 
+void close_up(const ImagePart& part, int spacing, Box box, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
+  const int width = box.x1 - box.x0;
+  for (int i = box.y0; i < box.y1; ++i, dst += dst_stride) {
+    const std::uint8_t* line = part.data + part.row_stride * (i - part.y0) + std::ptrdiff_t{spacing} * (box.x0 - part.x0);
+    std::uint8_t* pixel = dst;
+    // Four bytes at a time: the next pixel is written over the fourth.
+    for (int j = 0; j + 1 < width; ++j, line += spacing, pixel += 3) std::memcpy(pixel, line, 4);
+    std::memcpy(pixel, line, 3);
+  }
+}
+
 void materialise(const std::vector<Fill>& fills, const ImagePart& part, const AxisMap& x, const AxisMap& y, Box box,
                  std::uint8_t* dst, std::ptrdiff_t dst_stride) {
   const int channels = part.channels;

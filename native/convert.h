@@ -59,6 +59,10 @@ void write_planes(const Output& output, const ImagePart& part, std::ptrdiff_t pl
 void interleave(const ImagePart& part, std::ptrdiff_t plane_stride, int channels, Box box, std::uint8_t* dst,
                 std::ptrdiff_t dst_stride);
 
+// Copies `box` of a picture whose pixels lie `spacing` bytes apart, more than their three channels need, to dst without
+// the gaps.
+void close_up(const ImagePart& part, int spacing, Box box, std::uint8_t* dst, std::ptrdiff_t dst_stride);
+
 // Copies positions [box) of the mapped picture to dst, interleaved; fills give their `pixel`.
 void materialise(const std::vector<Fill>& fills, const ImagePart& part, const AxisMap& x, const AxisMap& y, Box box,
                  std::uint8_t* dst, std::ptrdiff_t dst_stride);

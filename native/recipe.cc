@@ -75,6 +75,12 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   const std::ptrdiff_t plane_stride = source.plane_stride();
   if (!covers(part, need, plane_stride != 0 ? 1 : recipe.channels))
     return Outcome::to_python("the decoder gave another part of the image");
+  if (source.spaced()) {
+    std::uint8_t* const copy = buffer(need, recipe.channels);
+    const std::ptrdiff_t stride = std::ptrdiff_t{need.x1 - need.x0} * recipe.channels;
+    close_up(part, SpacedSource::kSpacing, need, copy, stride);
+    part = part_at(copy, stride, need, {part.full_height, part.full_width}, recipe.channels);
+  }
   if (plane_stride != 0) {
     if (used_ == 1 && recipe.output.layout == Layout::chw) {
       write_planes(recipe.output, part, plane_stride, current().x, current().y, row, indices_);
@@ -104,6 +110,20 @@ Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::
             const TensorSpec& want, std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) noexcept {
   try {
     return run_or_throw(recipe, source, seed, epoch, sample, want, row, got, scratch);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
+}
+
+Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>& given, std::size_t room,
+            std::uint8_t* row, RecipeScratch& scratch) noexcept {
+  try {
+    const Outcome planned = scratch.plan(recipe, given, {source.height(), source.width()});
+    if (!planned.ok()) return planned;
+    std::int64_t bytes = 0;
+    if (!checked_bytes(spec_of(recipe, scratch.result()), bytes) || static_cast<std::size_t>(bytes) != room)
+      return Outcome::to_python("the result has another size");
+    return scratch.execute(recipe, source, row);
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }

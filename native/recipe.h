@@ -112,6 +112,8 @@ class PixelSource {
   [[nodiscard]] virtual int channels() const noexcept = 0;
   // Bytes from one channel to the next where they lie apart; pixels() then gives the first one. 0: interleaved.
   [[nodiscard]] virtual std::ptrdiff_t plane_stride() const noexcept { return 0; }
+  // Whether an unused byte follows the channels of each pixel.
+  [[nodiscard]] virtual bool spaced() const noexcept { return false; }
   // Gives a part that covers `need` (inside the image, not empty); its bytes stay until the source is destroyed.
   [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
 };
@@ -125,6 +127,28 @@ class ArraySource final : public PixelSource {
   [[nodiscard]] int width() const noexcept override { return part_.width; }
   [[nodiscard]] int height() const noexcept override { return part_.height; }
   [[nodiscard]] int channels() const noexcept override { return part_.channels; }
+  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
+    part = part_;
+    return Outcome::success();
+  }
+
+ private:
+  ImagePart part_;
+};
+
+// The pixels of a Pillow image of mode RGB: four bytes each, the last one unused (its docs: "Block allocator", "Arrow
+// support"); borrows them.
+class SpacedSource final : public PixelSource {
+ public:
+  SpacedSource(const std::uint8_t* data, int height, int width) noexcept
+      : part_{data, std::ptrdiff_t{width} * kSpacing, 0, 0, width, height, width, height, 3} {}
+
+  static constexpr int kSpacing = 4;
+
+  [[nodiscard]] int width() const noexcept override { return part_.width; }
+  [[nodiscard]] int height() const noexcept override { return part_.height; }
+  [[nodiscard]] int channels() const noexcept override { return part_.channels; }
+  [[nodiscard]] bool spaced() const noexcept override { return true; }
   [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
     part = part_;
     return Outcome::success();
@@ -175,6 +199,9 @@ class RecipeScratch {
   // torchvision raises, or may.
   [[nodiscard]] Outcome plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
                              Extent source);
+  // The same with parameters that the caller has drawn, one for each operation: the flips, and the boxes of
+  // RandomResizedCrop and RandomCrop. Those that torchvision cannot have drawn are refused.
+  [[nodiscard]] Outcome plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source);
 
   [[nodiscard]] const std::vector<Drawn>& drawn() const { return drawn_; }
   // Whether a crop or a pad of the planned sample adds pixels around the picture.
@@ -214,6 +241,10 @@ class RecipeScratch {
 // depends on what is not known, or when torchvision would raise.
 [[nodiscard]] Extent result_size(const Recipe& recipe, Extent source = {});
 
+// The size of the picture before each operation, and of the result, for sources of this size: they do not depend on
+// what is drawn. Empty when torchvision would raise.
+[[nodiscard]] std::vector<Extent> sizes(const Recipe& recipe, Extent source);
+
 // The size that `resize` gives a picture; negative when it is out of range.
 [[nodiscard]] Extent resized(const Resize& resize, Extent from);
 
@@ -222,5 +253,9 @@ class RecipeScratch {
 [[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch,
                           std::uint64_t sample, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                           RecipeScratch& scratch) noexcept;
+
+// The same with parameters that the caller has drawn. `row` has room for `room` bytes, which must be the result's.
+[[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>& given, std::size_t room,
+                          std::uint8_t* row, RecipeScratch& scratch) noexcept;
 
 }  // namespace penstock

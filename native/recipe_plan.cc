@@ -8,6 +8,7 @@
 namespace penstock {
 namespace {
 
+constexpr const char* kImpossible = "parameters that torchvision would not have drawn";
 constexpr const char* kTooLong = "an axis would be longer than native code allows";
 
 // Python's int(round(x)), for x that fits: half to even, as the default rounding mode does.
@@ -76,6 +77,8 @@ class Planner {
  public:
   Planner(const Recipe& recipe, RecipeScratch& scratch, PhiloxKey key, std::uint64_t sample)
       : recipe_(recipe), scratch_(scratch), key_(key), sample_(sample) {}
+  Planner(const Recipe& recipe, RecipeScratch& scratch, const std::vector<Drawn>& given)
+      : recipe_(recipe), scratch_(scratch), key_(epoch_key(0, 0)), sample_(0), given_(&given) {}
 
   Outcome plan(Extent source) {
     scratch_.used_ = 0;
@@ -93,8 +96,9 @@ class Planner {
   }
 
   Outcome operator()(const RandomResizedCrop& op) {
-    const Box box = draw_resized_crop(op, draws(), size());
+    const Box box = given_ != nullptr ? given().box : draw_resized_crop(op, draws(), size());
     drawn().box = box;
+    if (given_ != nullptr && !inside(box)) return Outcome::to_python(kImpossible);
     if (box.x1 <= box.x0 || box.y1 <= box.y0) return Outcome::to_python("RandomResizedCrop drew an empty crop");
     crop(box);
     return resize(op.size, op.sampling);
@@ -134,6 +138,14 @@ class Planner {
     const Extent padded = size();
     if (padded.height < op.size.height || padded.width < op.size.width)
       return Outcome::to_python("RandomCrop is larger than the image");
+    if (given_ != nullptr) {
+      const Box box = given().box;
+      if (!inside(box) || box.x1 - box.x0 != op.size.width || box.y1 - box.y0 != op.size.height)
+        return Outcome::to_python(kImpossible);
+      drawn().box = box;
+      crop(box);
+      return Outcome::success();
+    }
     Draws words = draws();
     const auto offset = [&words](int room) { return static_cast<int>(words.below(static_cast<std::uint32_t>(room) + 1)); };
     const int top = offset(padded.height - op.size.height);
@@ -144,7 +156,7 @@ class Planner {
   }
 
   Outcome operator()(const RandomFlip& op) {
-    drawn().flip = draws().uniform() < op.p;
+    drawn().flip = given_ != nullptr ? given().flip : draws().uniform() < op.p;
     if (drawn().flip) (op.horizontal ? scratch_.current().x : scratch_.current().y).flip();
     return Outcome::success();
   }
@@ -166,6 +178,10 @@ class Planner {
   [[nodiscard]] Extent size() const { return {scratch_.current().y.size(), scratch_.current().x.size()}; }
   [[nodiscard]] Draws draws() const { return {key_, sample_, static_cast<std::uint32_t>(index_)}; }
   [[nodiscard]] Drawn& drawn() { return scratch_.drawn_[index_]; }
+  [[nodiscard]] const Drawn& given() const { return (*given_)[index_]; }
+  [[nodiscard]] bool inside(Box box) const {
+    return box.x0 >= 0 && box.y0 >= 0 && box.x1 <= size().width && box.y1 <= size().height;
+  }
 
   void crop(Box box) {
     scratch_.current().x.crop(box.x0, box.x1 - box.x0);
@@ -195,6 +211,7 @@ class Planner {
   RecipeScratch& scratch_;
   const PhiloxKey key_;
   const std::uint64_t sample_;
+  const std::vector<Drawn>* const given_ = nullptr;  // in place of draws
   std::size_t index_ = 0;
   int channels_ = 3;
 };
@@ -203,6 +220,12 @@ Outcome RecipeScratch::plan(const Recipe& recipe, std::uint64_t seed, std::uint6
                             Extent source) {
   if (!in_range(source)) return Outcome::to_python("an image of no pixels, or of too many");
   return Planner(recipe, *this, epoch_key(seed, epoch), sample).plan(source);
+}
+
+Outcome RecipeScratch::plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source) {
+  if (!in_range(source)) return Outcome::to_python("an image of no pixels, or of too many");
+  if (given.size() != recipe.operations.size()) return Outcome::to_python(kImpossible);
+  return Planner(recipe, *this, given).plan(source);
 }
 
 void RecipeScratch::open_segment(Extent size, int channels) {
@@ -243,24 +266,33 @@ bool RecipeScratch::look_back() {
   return true;
 }
 
-Extent result_size(const Recipe& recipe, Extent source) {
-  Extent size = source;
-  for (const Operation& operation : recipe.operations) {
-    const bool known = size.height > 0;
-    if (const auto* crop = std::get_if<RandomResizedCrop>(&operation)) size = crop->size;
-    if (const auto* crop = std::get_if<CenterCrop>(&operation)) size = crop->size;
-    if (const auto* crop = std::get_if<RandomCrop>(&operation)) size = crop->size;
-    if (const auto* op = std::get_if<Resize>(&operation)) {
-      if (known || op->size.height > 0) size = resized(*op, size);
-      if (!in_range(size)) size = {};
-    }
-    if (const auto* op = std::get_if<Pad>(&operation); op != nullptr && known) {
-      size.height += op->padding.top + op->padding.bottom;
-      size.width += op->padding.left + op->padding.right;
-      if (!in_range(size)) size = {};
-    }
+// The size after an operation; zeros when it depends on a size that is not known, or when torchvision would raise.
+static Extent size_after(const Operation& operation, Extent size) {
+  const bool known = size.height > 0;
+  if (const auto* crop = std::get_if<RandomResizedCrop>(&operation)) return crop->size;
+  if (const auto* crop = std::get_if<CenterCrop>(&operation)) return crop->size;
+  if (const auto* crop = std::get_if<RandomCrop>(&operation)) return crop->size;
+  if (const auto* op = std::get_if<Resize>(&operation)) {
+    if (known || op->size.height > 0) size = resized(*op, size);
+  } else if (const auto* pad = std::get_if<Pad>(&operation); pad != nullptr && known) {
+    size.height += pad->padding.top + pad->padding.bottom;
+    size.width += pad->padding.left + pad->padding.right;
   }
-  return size;
+  return in_range(size) ? size : Extent{};
+}
+
+Extent result_size(const Recipe& recipe, Extent source) {
+  for (const Operation& operation : recipe.operations) source = size_after(operation, source);
+  return source;
+}
+
+std::vector<Extent> sizes(const Recipe& recipe, Extent source) {
+  std::vector<Extent> all{source};
+  for (const Operation& operation : recipe.operations) {
+    if (all.back().height <= 0) return {};
+    all.push_back(size_after(operation, all.back()));
+  }
+  return all.back().height > 0 ? all : std::vector<Extent>{};
 }
 
 }  // namespace penstock

@@ -211,6 +211,36 @@ def read_tensor(
     where torch.load would not give C order. After the latter two `out` is undefined.
     """
 
+def sizes(recipe: Recipe, width: int, height: int) -> list[tuple[int, int]]:
+    """Return (height, width) before each operation and of the result; nothing where torchvision would raise."""
+
+def transform_image(
+    recipe: Recipe, schema: object, array: object, width: int, height: int, draws: Sequence[Any], out: torch.Tensor
+) -> bool | str:
+    """Write what the recipe makes of a Pillow image into `out`, in the calling thread.
+
+    schema and array are what the image's __arrow_c_array__ returns. draws holds, for each operation, what was drawn:
+    (top, left, height, width) of a random crop, whether to flip, or None. Returns whether a step added pixels around
+    the image; or why Python must do it, `out` is then undefined. Raises ValueError for draws that fit no operation.
+    """
+
+class Stacker:
+    """Copies plain tensors into rows of a batch.
+
+    Args:
+        kind: torch.Tensor.
+        api: its __dlpack_c_exchange_api__.
+
+    Raises:
+        ValueError: an API of another DLPack than version 1.
+    """
+
+    def __init__(self, kind: type, api: object) -> None: ...
+    def stack(self, out: torch.Tensor, begin: int, values: list[Any]) -> bool:
+        """Copy values to out[begin:], which is contiguous. False: one of them is not `kind` itself, contiguous, on the
+        CPU, and of the rows' dtype and shape; what is written then is undefined. Lazy signs are not looked at.
+        """
+
 class Program:
     """For each source of a dataset, one filler a field. Immutable."""
 

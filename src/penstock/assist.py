@@ -19,7 +19,8 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _native
-from penstock.recipe_prefix import Prefix, read_prefix
+from penstock.composed import Pipeline
+from penstock.recipe_prefix import Prefix, picture, read_prefix
 from penstock.recognise import foreign_loader, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.sources.labels import transformed
@@ -155,6 +156,7 @@ class _ImagePart(_FolderPart):
     def __init__(self, dataset: Any, paths: _native.PathTable | None) -> None:
         super().__init__(dataset)
         self._prefix = read_prefix(dataset.transform, mode="RGB")
+        self._rest = Pipeline(self._prefix.rest)
         self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
         self._in_table = paths is not None
         what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded as far as needed, other formats by Pillow"
@@ -177,8 +179,7 @@ class _ImagePart(_FolderPart):
         if value is None:
             Image.init()  # Pillow looks up its rarer formats once, and an open() in another thread would not wait
             return dataset[position]
-        for step in self._prefix.rest:
-            value = step(value)
+        value = self._rest(value)
         return value, label if dataset.target_transform is None else dataset.target_transform(label)
 
     def _image(self, position: int, path: bytes | None, draw: Draw) -> Any:
@@ -191,10 +192,7 @@ class _ImagePart(_FolderPart):
             info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for
         except Exception:
             return None
-        image = Image.frombytes(self._prefix.mode, (pixels.shape[1], pixels.shape[0]), pixels)
-        if self._prefix.keeps_info and not padded:
-            image.info = info
-        return image
+        return picture(self._prefix.mode, pixels, info if self._prefix.keeps_info and not padded else {})
 
 
 class _TensorPart(_FolderPart):
@@ -292,7 +290,8 @@ def _rest_steps(prefix: Prefix) -> tuple[Step, ...]:
     if prefix.ends is None:
         return ()
     names = ", ".join(map(_name, prefix.rest))
-    return (Step(f"call    {names}, on each PIL image ({prefix.ends.what}: {prefix.ends.why})", "Python"),)
+    why = f"{prefix.ends.what}: {prefix.ends.why}"
+    return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)
 
 
 def _target_steps(target_transform: object) -> tuple[Step, ...]:

@@ -7,6 +7,7 @@ they are given back as they were, and torch's default_collate has the last word.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,11 @@ from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tens
 
 from penstock import _native
 from penstock.buffers import Buffers, Field
+
+# torch.stack takes a microsecond or two a tensor, apart from copying it.
+_STACKER = _native.Stacker(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__)
+_requires_grad = operator.attrgetter("requires_grad")
+_is_neg = operator.methodcaller("is_neg")  # negated lazily
 
 
 class _Differs(Exception):
@@ -147,8 +153,11 @@ class _Tensors:
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
         self._alike = {(torch.Tensor, rows.dtype)}
+        self._plain = not rows.is_complex()  # which may be conjugated lazily
 
     def take(self, values: Sequence[Any], begin: int) -> None:
+        if self._copied(values, begin):
+            return
         if {(type(value), getattr(value, "dtype", None)) for value in values} != self._alike:
             raise _Differs
         rows = self._rows[begin : begin + len(values)]
@@ -158,6 +167,15 @@ class _Tensors:
             torch.stack(values, out=rows)  # type: ignore[arg-type]
         except (RuntimeError, ValueError):  # of another shape, not on the CPU, sparse, or with a gradient
             raise _Differs from None
+
+    def _copied(self, values: Sequence[Any], begin: int) -> bool:
+        """Copy plain tensors without torch; False: some are not, and what was copied does not count."""
+        return (
+            self._plain
+            and _STACKER.stack(self._rows, begin, list(values))
+            and not any(map(_requires_grad, values))
+            and not any(map(_is_neg, values))
+        )
 
     def value(self, position: int) -> Any:
         return self._rows[position]

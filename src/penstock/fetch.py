@@ -7,7 +7,7 @@ torch has no place for: generators set for each sample, bad samples replaced by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock.composed import natively
 from penstock.manifest import BadSample
 from penstock.randomness import kept, sample_number, seed_globals
 
@@ -72,6 +73,7 @@ class Fetch:
         read: reads a sample in place of dataset[index]: called with (index, seed, epoch).
         seeded: the global generators are set for each sample; the caller must own them (a worker process does).
         replacing: how bad samples are replaced; None raises their errors.
+        composes: torchvision's Compose runs natively, as far as its parts are known.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Fetch:
         read: Callable[[Any, int, int], Any] | None = None,
         seeded: bool = False,
         replacing: Replacing | None = None,
+        composes: bool = True,
     ) -> None:
         self.dataset = dataset
+        self.composes = composes
         self.batched = batched
         self.collate_fn = collate_fn
         self.replacing = replacing
@@ -119,9 +123,11 @@ class Fetch:
         news = self.replacing.take_news() if self.replacing is not None else []
         return Delivered(batch, news) if news else batch
 
-    def guard(self) -> AbstractContextManager[None]:
-        """Return what keeps the global generators, in a process where they belong to somebody else too."""
-        return kept() if self._seeded else nullcontext()
+    @contextmanager
+    def as_guest(self) -> Iterator[None]:
+        """Work in a thread that is not ours: its global generators are left as they were."""
+        with kept() if self._seeded else nullcontext(), natively() if self.composes else nullcontext():
+            yield
 
     def samples(self, task: Task) -> list[Any]:
         """Return the samples of a batch."""

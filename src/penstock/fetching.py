@@ -9,13 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from penstock.collating import collates_as_torch
+from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.randomness import sample_number
 from penstock.workers.threads import Init, Loading, Threads
+
+
+class InTurn(_SingleProcessDataLoaderIter):
+    """torch's own pass in the caller's thread, with each Compose that the dataset calls run natively."""
+
+    def _next_data(self) -> Any:
+        with natively():
+            return super()._next_data()  # type: ignore[no-untyped-call]
 
 
 class Fetching(Pass):

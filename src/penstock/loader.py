@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from penstock.buffers import Buffers
 from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch
-from penstock.fetching import Fetching
+from penstock.fetching import Fetching, InTurn
 from penstock.filling import Filling
 from penstock.method import Choice, Method, and_join, draws_in_threads, method_of, try_out
 from penstock.naming import name_of
@@ -38,6 +39,7 @@ from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
 from penstock.quarantine import Replace
 from penstock.stats import Counters, Stats
 from penstock.substitutes import Substitutes, population, register_of
+from penstock.transforms import V1
 from penstock.workers.processes import Processes
 
 T_co = TypeVar("T_co", covariant=True)
@@ -59,7 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             number of workers. None: they follow torch's global generator, or `generator`, as torch's loader does,
             and the shuffle is the one that torch's loader would draw. Where Python reads the dataset, ``random``,
             ``numpy.random`` and torch's generator are set for each sample.
-        worker_method: who reads a dataset that only Python can read. None or "process": torch's worker processes.
+        worker_method: who reads a dataset that only Python can read. None: torch's worker processes, where a Compose of
+            torchvision's transforms that the dataset calls runs natively. "process": the same, with nothing native.
             "thread": threads of this process, which write each sample into its row of the batch; the dataset's code
             must be safe for that. "auto": a few samples are fetched on one thread and on two, and the faster method
             is taken. explain() says what was chosen and why.
@@ -200,7 +203,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterable = isinstance(self.dataset, IterableDataset)
         if self._in_threads() and (self.num_workers or not iterable):
             return Fetching
-        return _SingleProcessDataLoaderIter if iterable or self._fetch(here=True).plain else Fetching
+        if not iterable and not self._fetch(here=True).plain:
+            return Fetching
+        return _SingleProcessDataLoaderIter if self._method is Method.PROCESS else InTurn
 
     def _get_iterator(self) -> Any:
         kind = self._kind()
@@ -231,13 +236,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self,
                 None if iterable else self._fetch(here=True),
                 key=partial(self._epochs.next, counted=self.persistent_workers),
+                composes=self._method is not Method.PROCESS,
                 # By a proxy, for the iterator must not keep the loader alive, which may hold it.
                 batches=partial(_index_batches_of, weakref.proxy(self)),
                 identify=partial(name_of, self.dataset),
                 deliver=self._deliver(),
             )
         self._epochs.next(counted=True)
-        return super()._get_iterator()
+        return InTurn(self) if kind is InTurn else super()._get_iterator()
 
     def _begin(self, held: Pass) -> None:
         """Let a persistent iterator go through the data again."""
@@ -276,6 +282,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             read=self._plan.assisted,
             seeded=here and self.seed is not None,
             replacing=self._replacing(),
+            composes=self._method is not Method.PROCESS,
         )
 
     def _replacing(self) -> Substitutes | None:
@@ -426,6 +433,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:
             yield f"chosen   {self._chosen().why}"
+        if self._method is not Method.PROCESS and V1 in sys.modules:
+            yield (
+                "native   a Compose of torchvision's transforms that the dataset calls on a PIL image, as far as it is "
+                "known: same elements, same draws"
+            )
         if self._in_threads() and self.num_workers and (draws := self._global_draws()):
             yield (
                 f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
+from penstock.composed import natively_in_this_process
 from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
@@ -103,6 +104,7 @@ def _apart(work: Callable[[], T]) -> T:
     if pid == 0:
         try:
             torch.set_num_threads(1)  # OpenMP's threads do not exist in the child
+            natively_in_this_process()
             try:
                 answer: Any = work()
             except Exception as error:

@@ -113,7 +113,7 @@ class Reader:
         native = _native.Recipe(self.source_channels, self.operations, "uint8", "hwc", None, colours)
         return native, self.values[0].mode
 
-    def finish(self, size: tuple[int, int] | None) -> Recipe:
+    def finish(self, size: tuple[int, int] | None, layout: str = "chw") -> Recipe:
         ramp = self.values[0]
         if not isinstance(ramp, torch.Tensor):
             why = "the pipeline ends in a PIL image, which cannot be collated into a batch"
@@ -129,7 +129,7 @@ class Reader:
                 self.source_channels,
                 self.operations,
                 name,
-                "chw",
+                layout,
                 None if self._raw() else elements[0],
                 list(zip(self.fill_pixels, elements[1:], strict=True)),
             )

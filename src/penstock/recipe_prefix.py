@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from penstock import _native
 from penstock.recipe import Reader, handlers, unknown
 from penstock.steps import Refusal, Step
@@ -56,3 +60,10 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
         ends = next((unknown(step) for step in steps[known:] if type(step) not in handlers()), refused.refusal)
     native, result = reader.finish_picture()
     return Prefix(native, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
+
+
+def picture(mode: str, pixels: NDArray[np.uint8], info: dict[Any, Any]) -> Image.Image:
+    """Return the PIL image of these pixels, (height, width, channels)."""
+    image = Image.frombytes(mode, (pixels.shape[1], pixels.shape[0]), pixels)
+    image.info = info
+    return image

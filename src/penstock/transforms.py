@@ -14,7 +14,7 @@ import torch
 
 from penstock.steps import Refusal
 
-_V1 = "torchvision.transforms.transforms"
+V1 = "torchvision.transforms.transforms"
 V2 = "torchvision.transforms.v2"
 # Methods that a transform object may carry as attributes of its own, over those of its class.
 _OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
@@ -56,13 +56,13 @@ def changed(transform: object) -> str | None:
 
 def classes(name: str, *modules: str) -> list[type]:
     """Return the classes of this name in these modules (both generations), as far as they are imported."""
-    found = (sys.modules.get(module) for module in modules or (_V1, V2))
+    found = (sys.modules.get(module) for module in modules or (V1, V2))
     return [vars(module)[name] for module in found if module is not None and name in vars(module)]
 
 
 def is_v1(transform: object) -> bool:
     """Return whether a transform is one of the first generation."""
-    return type(transform).__module__ == _V1
+    return type(transform).__module__ == V1
 
 
 def refuse(transform: object, why: str, remedy: str) -> NoReturn:

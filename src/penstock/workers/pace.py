@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 #: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
 CHEAP_SECONDS = 1e-3
@@ -12,27 +13,33 @@ CHEAP_SECONDS = 1e-3
 class Pace:
     """How many threads work at a time: the fewest that do as much as any number does.
 
-    Rates are measured over windows, for 1, 2, 4, ... threads, until more do not help, be it that they hinder each
-    other or that the caller takes no more; and again later, for both may have changed. Guarded by the crew's lock.
+    Rates are measured over short windows, for a number of threads and twice as many in turn, a few times each, for on
+    a busy machine one window tells little: 1 and 2, 2 and 4, ..., until more do not help, be it that they hinder each
+    other or that the caller takes no more. Both may change, so it is done again later; the less often, the more often
+    nothing had changed. Guarded by the crew's lock.
     """
 
-    WINDOW_SECONDS = 0.02
-    WINDOWS_TILL_NEXT = 150
+    WINDOW_SECONDS = 0.01
+    ROUNDS = 3  # of windows for either number
+    FIRST_PAUSE = 25  # windows till the next trials
+    LONGEST_PAUSE = 400
     GAIN = 1.1  # by which more threads must be faster
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.active = threads
         self._threads = threads
         self._clock = clock
-        self._best: tuple[float, int] | None = None  # of this round of trials
-        self._trying = False
-        self._windows = 0
+        self._few = 0  # compared with twice as many; 0: nothing is tried
+        self._rates: list[float] = []  # of few, many, few, many, ...
+        self._settled = threads
+        self._pause = self.FIRST_PAUSE
+        self._left = 1  # windows till the next trials
         self._restart()
 
     @property
     def alone(self) -> bool:
         """Whether it is settled that one thread does as much as more would."""
-        return self._threads == 1 or (self.active == 1 and not self._trying)
+        return self._threads == 1 or (self.active == 1 and not self._few)
 
     def _restart(self) -> None:
         self._begin = self._clock()
@@ -52,16 +59,31 @@ class Pace:
         self._restart()
 
     def _window(self, rate: float, *, cheap: bool) -> None:
-        if not self._trying:
-            self._windows += 1
-            if not cheap:
-                self.active = self._threads
-            elif self._windows == 1 or self._windows % self.WINDOWS_TILL_NEXT == 0:
-                self._trying, self._best, self.active = True, None, 1
+        if not cheap:
+            self.active, self._few = self._threads, 0
+        elif self._few:
+            self._rates.append(rate)
+            self._go_on()
+        else:
+            self._left -= 1
+            if self._left <= 0:
+                self._try(1)
+
+    def _try(self, few: int) -> None:
+        self._rates, self._few, self.active = [], few, few
+
+    def _go_on(self) -> None:
+        few, many = self._few, min(2 * self._few, self._threads)
+        if len(self._rates) < 2 * self.ROUNDS:
+            self.active = many if len(self._rates) % 2 else few
             return
-        if self._best is None or rate > self.GAIN * self._best[0]:
-            self._best = (rate, self.active)
-            if self.active < self._threads:
-                self.active = min(2 * self.active, self._threads)
-                return
-        self._trying, self.active = False, self._best[1]
+        if median(self._rates[1::2]) <= self.GAIN * median(self._rates[::2]):
+            self._settle(few)
+        elif many == self._threads:
+            self._settle(many)
+        else:
+            self._try(many)
+
+    def _settle(self, count: int) -> None:
+        self._pause = min(2 * self._pause, self.LONGEST_PAUSE) if count == self._settled else self.FIRST_PAUSE
+        self._left, self._few, self._settled, self.active = self._pause, 0, count, count

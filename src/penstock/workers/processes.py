@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from penstock.cgroup import memory
+from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Fetch, Task
 from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
@@ -53,6 +54,7 @@ class Processes(_MultiProcessingDataLoaderIter):
     Args:
         loader: a torch DataLoader with num_workers > 0.
         fetch: calls its map-style dataset and collate_fn; None for an iterable dataset, which stays all torch's.
+        composes: torchvision's Compose runs natively in the workers.
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
         batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then; None: iter().
         identify: returns (ID, path) of a sample's index; for messages only.
@@ -69,6 +71,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         fetch: Fetch | None,
         *,
         key: Key,
+        composes: bool = True,
         batches: Batches | None = None,
         identify: Identify = lambda index: (str(index), None),
         deliver: Callable[[Any], Any] = lambda batch: batch,
@@ -87,12 +90,12 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._board = Board(loader.num_workers)
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
         self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches)
-        super().__init__(self._view(loader, fetch))
+        super().__init__(self._view(loader, fetch, composes))
         if fetch is not None:
             self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
-    def _view(self, loader: Any, fetch: Fetch | None) -> _View:
+    def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> _View:
         """Return the loader as torch's iterator and its workers are to see it."""
         init = loader.worker_init_fn
         replaced: dict[str, Any] = {"multiprocessing_context": self._context}
@@ -103,7 +106,7 @@ class Processes(_MultiProcessingDataLoaderIter):
             replaced["dataset"] = _Tasked(fetch, loader.dataset)
             replaced["collate_fn"] = _collated
             replaced["_index_sampler"] = self._tasks
-        replaced["worker_init_fn"] = _Start(self._board, init)
+        replaced["worker_init_fn"] = _Start(self._board, init, composes)
         return _View(loader, replaced)
 
     @property
@@ -335,8 +338,11 @@ class _Start:
 
     board: Board
     init: Callable[[int], Any] | None
+    composes: bool
 
     def __call__(self, worker: int) -> None:
+        if self.composes:
+            natively_in_this_process()
         begin = self.board.report(worker)
         begin(Stage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]

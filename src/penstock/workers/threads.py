@@ -25,6 +25,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.buffers import Buffers
 from penstock.collating import Build, Layout, layout_of
+from penstock.composed import natively
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
@@ -265,6 +266,10 @@ class Threads:
     # --- the threads' side --------------------------------------------------------------------------------------
 
     def _run(self, number: int, count: int) -> None:
+        with natively() if self._fetch.composes else contextlib.nullcontext():
+            self._work_on(number, count)
+
+    def _work_on(self, number: int, count: int) -> None:
         info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
         set_for_this_thread(info)
         failed: BaseException | None = None
@@ -426,7 +431,7 @@ class Threads:
 
     def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
-        with self._fetch.guard():
+        with self._fetch.as_guest():
             while not batch.done:
                 with self._lock:
                     _, begin, end = self._take_from(batch)
