@@ -2,10 +2,12 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/ddp.py [--epochs N] [--samples N]
 
-As with torch's own loader: DistributedSampler shares the samples out, and set_epoch shuffles them anew.
+As with torch's own loader: DistributedSampler shares the samples out, and set_epoch shuffles them anew. Each rank's
+loader feeds the rank's own GPU; without GPUs the ranks train on the CPU.
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -22,13 +24,15 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=24)
     options = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    gpus = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    dist.init_process_group("nccl" if gpus else "gloo")
     torch.set_num_threads(1)
     ids = torch.arange(options.samples)
     dataset = TensorDataset(ids, ids.float().unsqueeze(1).expand(-1, 8).contiguous())
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(dataset, shuffle=True, seed=0)
-    loader = penstock.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=2)
-    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    loader = penstock.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=2, device=device)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     if dist.get_rank() == 0:

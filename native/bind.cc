@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   penstock::bind_resize(m);
   penstock::bind_jpeg(m);
   penstock::bind_image(m);
+  penstock::bind_mapping(m);
   penstock::bind_scan(m);
   penstock::bind_buffers(m);
   penstock::bind_order(m);

@@ -12,6 +12,7 @@ void bind_tensor(nanobind::module_& m);
 void bind_resize(nanobind::module_& m);
 void bind_jpeg(nanobind::module_& m);
 void bind_image(nanobind::module_& m);
+void bind_mapping(nanobind::module_& m);
 void bind_scan(nanobind::module_& m);
 void bind_buffers(nanobind::module_& m);
 void bind_order(nanobind::module_& m);

@@ -155,6 +155,25 @@ std::shared_ptr<Recipe> make_recipe(int channels, const nb::sequence& operations
   return recipe;
 }
 
+nb::object table_of(const Recipe& recipe) {
+  const Output& output = recipe.output;
+  if (output.copy) return nb::none();
+  return nb::bytes(output.table.data(), output.table.size());
+}
+
+nb::list fills_of(const Recipe& recipe) {
+  const Output& output = recipe.output;
+  const std::size_t size = info(output.dtype).size;
+  nb::list result;
+  for (const Fill& one : output.fills) {
+    std::array<std::uint8_t, kMaxChannels * sizeof(std::uint64_t)> elements{};
+    for (std::size_t c = 0; c < static_cast<std::size_t>(output.channels); ++c)
+      std::memcpy(elements.data() + c * size, &one.element[c], size);
+    result.append(nb::bytes(elements.data(), static_cast<std::size_t>(output.channels) * size));
+  }
+  return result;
+}
+
 using Image = nb::ndarray<const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
@@ -211,7 +230,10 @@ nb::tuple output_spec(const Recipe& recipe, int width, int height) {
 
 void bind_image(nb::module_& m) {
   nb::class_<Recipe>(m, "Recipe", "What is done to an image's bytes; built by penstock.recipe.")
-      .def(nb::new_(&make_recipe), "channels"_a, "operations"_a, "dtype"_a, "layout"_a, "table"_a.none(), "fills"_a);
+      .def(nb::new_(&make_recipe), "channels"_a, "operations"_a, "dtype"_a, "layout"_a, "table"_a.none(), "fills"_a)
+      .def_prop_ro("dtype", [](const Recipe& self) { return std::string(info(self.output.dtype).torch_name); })
+      .def_prop_ro("table", &table_of)
+      .def_prop_ro("fills", &fills_of);
   m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a,
         "The result's bytes and its shape (channels, height, width). ValueError where Python would have to decide.");
   m.def("draw", &draw, "recipe"_a, "seed"_a, "epoch"_a, "sample"_a, "width"_a, "height"_a,

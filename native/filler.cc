@@ -96,9 +96,10 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const PathTable*, const Ten
 
 Outcome ImageFileFiller::open(const SampleKey& key, const PathTable* paths, Scratch& scratch) const {
   const PathTable* table = table_ ? table_.get() : paths;
-  if (table == nullptr || key.local >= table->size()) return Outcome::io_error(ERANGE, "index");
+  const std::size_t index = table_ ? key.local : key.place;
+  if (table == nullptr || index >= table->size()) return Outcome::io_error(ERANGE, "index");
   UniqueFd file;
-  if (const Outcome opened = table->open(key.local, file); !opened.ok()) return opened;
+  if (const Outcome opened = table->open(index, file); !opened.ok()) return opened;
   std::size_t size = 0;
   if (const Outcome got = read_all(file.get(), scratch.file, size); !got.ok()) return got;
   return scratch.jpeg.open(scratch.file.data(), size, max_pixels_);

@@ -21,10 +21,11 @@ namespace penstock {
 
 // What one sample is known by: where it lies in its source, and what its random draws depend on.
 struct SampleKey {
-  std::size_t local;     // index into the source, or into the batch's own paths
+  std::size_t local;     // index into the source
   std::uint64_t sample;  // index into the dataset that the loader was given
   std::uint64_t seed;
   std::uint64_t epoch;
+  std::size_t place = 0;  // index into the batch's own paths, for sources without a table of theirs
 };
 
 // Working memory of one worker thread, reused from sample to sample.

@@ -170,8 +170,8 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
 
 void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
   const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position]);
-  const SampleKey key{batch.paths ? position : static_cast<std::size_t>(batch.local[position]),
-                      static_cast<std::uint64_t>(batch.sample[position]), batch.seed, batch.epoch};
+  const SampleKey key{static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
+                      batch.seed, batch.epoch, position};
   const auto& fillers = program_->sources[source];
   for (std::uint32_t field = 0; field < fillers.size(); ++field) {
     const FieldRows& rows = batch.fields[field];

@@ -199,6 +199,8 @@ class RecipeScratch {
   // torchvision raises, or may.
   [[nodiscard]] Outcome plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
                              Extent source);
+  // The same with epoch_key(seed, epoch), for many samples of an epoch.
+  [[nodiscard]] Outcome plan(const Recipe& recipe, PhiloxKey key, std::uint64_t sample, Extent source);
   // The same with parameters that the caller has drawn, one for each operation: the flips, and the boxes of
   // RandomResizedCrop and RandomCrop. Those that torchvision cannot have drawn are refused.
   [[nodiscard]] Outcome plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source);
@@ -208,6 +210,8 @@ class RecipeScratch {
   [[nodiscard]] bool padded() const { return padded_; }
   // Bytes that the buffers hold.
   [[nodiscard]] std::size_t held() const { return buffers_[0].capacity() + buffers_[1].capacity(); }
+  // The segment of a planned sample that has no other; null where there are several.
+  [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
   // Height and width of the planned result.
   [[nodiscard]] Extent result() const { return segments_[used_ - 1].size; }
 

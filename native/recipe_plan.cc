@@ -218,8 +218,12 @@ class Planner {
 
 Outcome RecipeScratch::plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
                             Extent source) {
+  return plan(recipe, epoch_key(seed, epoch), sample, source);
+}
+
+Outcome RecipeScratch::plan(const Recipe& recipe, PhiloxKey key, std::uint64_t sample, Extent source) {
   if (!in_range(source)) return Outcome::to_python("an image of no pixels, or of too many");
-  return Planner(recipe, *this, epoch_key(seed, epoch), sample).plan(source);
+  return Planner(recipe, *this, key, sample).plan(source);
 }
 
 Outcome RecipeScratch::plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source) {

@@ -37,6 +37,7 @@ def test_there_are_examples() -> None:
     assert len(BLOCKS) >= 3
 
 
+@pytest.mark.filterwarnings("ignore:.*no cuda device is available:UserWarning")
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_readme_block(number: int, data: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     if "accelerate" in BLOCKS[number]:

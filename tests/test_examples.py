@@ -1,4 +1,4 @@
-"""examples/train.py as a user runs it."""
+"""The examples of one process as a user runs them."""
 
 import importlib.util
 import json
@@ -113,3 +113,14 @@ def test_a_folder_that_cannot_be_written_is_named(main, capsys, tmp_path):
     error = capsys.readouterr().err
     assert f"argument --data: the digits cannot be written to '{tmp_path}/file/data': Not a directory" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.timeout(200)
+def test_data_parallel_learns() -> None:
+    script = SCRIPT.with_name("data_parallel.py")
+    done = subprocess.run([sys.executable, str(script), "--epochs", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"^epoch \d: mean loss ([\d.]+) on", done.stdout, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[2] < 0.1 * losses[0]
+    assert "\ndevice   " in done.stdout

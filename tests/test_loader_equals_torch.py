@@ -440,3 +440,28 @@ print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.startswith("num_workers=5000: the system has not so many threads"), done.stderr
     assert done.stdout.endswith("\n36\n")
+
+
+def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
+    """One has a table of its files, the other names those of each batch."""
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for number in range(4):
+            colour = (40 * number, 100 * (kind == "dog"), 5)
+            Image.new("RGB", (20, 20), colour).save(tmp_path / kind / f"{number}.jpg", quality=95)
+    transform = v1.ToTensor()
+    theirs = torchvision.datasets.ImageFolder(str(tmp_path), transform)
+    for parts in (
+        [penstock.ImageFolder(tmp_path, transform), theirs],
+        [theirs, penstock.ImageFolder(tmp_path, transform)],
+        [torch.utils.data.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
+    ):
+        dataset = torch.utils.data.ConcatDataset(parts)
+        order = np.random.default_rng(1).permutation(len(dataset)).tolist()
+        batches = [order[begin : begin + 5] for begin in range(0, len(order), 5)]
+        found = list(penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2))
+        for (x, y), (wanted_x, wanted_y) in zip(
+            found, torch.utils.data.DataLoader(dataset, batch_sampler=batches), strict=True
+        ):
+            assert torch.equal(x, wanted_x)
+            assert torch.equal(y, wanted_y)

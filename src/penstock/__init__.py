@@ -5,6 +5,9 @@ what is done to the bytes. The plan decides who does each step. Workers fill eac
 The loader wires these together.
 """
 
+from penstock.device.feed import Feed
+from penstock.device.feeding import prefetch
+from penstock.device.memory import find_batch_size, run_within_memory
 from penstock.errors import (
     CorruptSample,
     ImageTooLarge,
@@ -12,6 +15,7 @@ from penstock.errors import (
     InvalidOption,
     MissingLabel,
     MissingSample,
+    OutOfMemory,
     OutsideRoot,
     PenstockError,
     SampleError,
@@ -32,12 +36,14 @@ __all__ = [
     "Arrays",
     "CorruptSample",
     "DataLoader",
+    "Feed",
     "ImageFolder",
     "ImageTooLarge",
     "InvalidID",
     "InvalidOption",
     "MissingLabel",
     "MissingSample",
+    "OutOfMemory",
     "OutsideRoot",
     "PenstockError",
     "Replace",
@@ -49,4 +55,7 @@ __all__ = [
     "UnreadableSample",
     "WorkerDied",
     "WorkerStuck",
+    "find_batch_size",
+    "prefetch",
+    "run_within_memory",
 ]

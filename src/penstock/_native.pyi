@@ -126,6 +126,36 @@ class Recipe:
         table: bytes | None,
         fills: Sequence[tuple[bytes, bytes]],
     ) -> None: ...
+    @property
+    def dtype(self) -> str:
+        """Of the result."""
+
+    @property
+    def table(self) -> bytes | None:
+        """What pixel values become, channels x 256 elements; None: they are what they are."""
+
+    @property
+    def fills(self) -> list[bytes]:
+        """What the result holds outside the picture: for each fill, an element a channel."""
+
+def map_size(recipe: Recipe, width: int, height: int) -> tuple[int, int] | None:
+    """Return (height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn."""
+
+def axis_maps(
+    recipe: Recipe, seed: int, epoch: int, samples: NDArray[np.int64], width: int, height: int, maps: NDArray[np.int32]
+) -> None:
+    """Write which source row each row of the result shows, then which source column each column does.
+
+    A position outside the picture is -1 - k, where fill k is shown; outside in both, the greater k. Other threads run.
+
+    Args:
+        samples: those that the draws are for, with seed and epoch.
+        width, height: of the source.
+        maps: written to; shape (samples, height + width) of map_size().
+
+    Raises:
+        ValueError: maps of another shape, or a recipe that map_size() gives None for.
+    """
 
 def run_recipe(
     recipe: Recipe, image: NDArray[np.uint8], seed: int, epoch: int, sample: int
@@ -154,6 +184,12 @@ class KeyedPermutation:
     """A permutation as a function of (seed, epoch, position). Immutable."""
 
     def __init__(self, size: int, seed: int, epoch: int) -> None: ...
+    def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
+
+class KeyedDraws:
+    """Uniform draws below a bound (1 to 2**63), with replacement, by (seed, epoch, position). Immutable."""
+
+    def __init__(self, bound: int, seed: int, epoch: int) -> None: ...
     def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
 
 # --- batches -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 PenstockError
 ├── InvalidID (ValueError)                    an ID that is no name inside its root
 ├── InvalidOption (ValueError)                arguments that exclude each other or make no sense
+├── OutOfMemory (MemoryError)                 not even a batch of one sample fits
 ├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
 ├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
 ├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
@@ -36,6 +37,10 @@ class InvalidID(PenstockError, ValueError):
 
 class InvalidOption(PenstockError, ValueError):
     """Two arguments exclude each other, or a value is out of its range."""
+
+
+class OutOfMemory(PenstockError, MemoryError):
+    """Not even a batch of one sample fits into memory."""
 
 
 class TooManyBadSamples(PenstockError, RuntimeError):

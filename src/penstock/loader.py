@@ -27,6 +27,10 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from penstock.batches import Epochs, as_list, checked_seed, cut, from_sampler, length, order_of, settled_at_start
 from penstock.buffers import Buffers
 from penstock.cpus import usable_cpus
+from penstock.device.feed import Device, Feed, feed_of, told
+from penstock.device.feeding import Feeding, Turns
+from penstock.device.lane import Lane
+from penstock.device.station import Station, There
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch
 from penstock.fetching import Fetching, InTurn
@@ -68,10 +72,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             is taken. explain() says what was chosen and why.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
             sample, a function of (seed, epoch, sample), stands in for it.
+        device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
+            penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
 
     Raises:
-        InvalidOption: seed together with generator, an unknown worker_method or on_error, or on_error="replace" for an
-            iterable dataset.
+        InvalidOption: seed together with generator, an unknown worker_method, on_error or device, or on_error="replace"
+            for an iterable dataset; from iter(), a device that is not there.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
@@ -100,7 +106,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         seed: int | None = None,
         worker_method: Literal["process", "thread", "auto", "multiprocessing"] | None = None,
         on_error: Literal["raise", "replace"] | Replace = "raise",
+        device: Device | Feed | None = None,
     ) -> None:
+        feed_of(device)  # refuses what makes no sense
+        self.device = device
+        self._station: Station | None = None  # where the batches of the last pass went
+        self._there: There | None = None  # what makes batches on the device, in the pass that begins
+        self._turns = Turns()
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
@@ -156,7 +168,55 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler.generator = self._seeded
 
     def __iter__(self) -> Any:
+        feed, self._there = feed_of(self.device), None
+        station = self._station = self._stationed(feed)
+        self._turns.end()
+        self._counters.ahead = self._sends()
         self._make_plan()
+        if feed is None or station is None:
+            return self._batches()
+        lane = station.lane()
+        with station.current(lane):
+            self._there = station.prepare(feed, self._plan, lane)
+            batches = self._batches()
+        return self._feeding(batches, feed, station, lane)
+
+    def _feeding(self, batches: Any, feed: Feed, station: Station, lane: Lane | None) -> Feeding[Any]:
+        """Return the pass that brings batches to their device."""
+        end = getattr(batches, "_shutdown_workers", None)
+        feeding: Feeding[Any] = Feeding(
+            batches,
+            feed,
+            station.device,
+            lane,
+            finish=station.finish(self._plan),
+            in_thread=self.num_workers > 0,
+            end_source=None if self.persistent_workers else end,
+            waited=self._waited if station.sends else None,
+            ended=station.ended,
+        )
+        if self.persistent_workers:
+            self._turns.begin(feeding)
+        return feeding
+
+    def _waited(self, seconds: float) -> None:
+        self._counters.waited(seconds)
+        if self._station is not None:
+            self._station.waited(seconds)
+
+    def _stationed(self, feed: Feed | None) -> Station | None:
+        """Return what is kept of the device of the pass that begins. Raises InvalidOption."""
+        device = None if feed is None else feed.resolve()
+        if device is None:
+            return None
+        return self._station if self._station is not None and self._station.device == device else Station(device)
+
+    def _sends(self) -> bool:
+        """Return whether batches are sent to an accelerator on a stream of its own."""
+        return self._station is not None and self._station.sends
+
+    def _batches(self) -> Any:
+        """Return the pass in host memory."""
         held = self._iterator
         if held is not None and (type(held) is not self._kind() or not getattr(held, "reusable", True)):
             held._shutdown_workers()  # type: ignore[attr-defined]  # it was made for something else, or its workers died
@@ -175,6 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             collate_fn=self.collate_fn,
             worker_init_fn=self.worker_init_fn,
             processes=self._method is Method.PROCESS,
+            raw=self._sends(),
         )
         if self._chosen_workers is not None and self.num_workers == self._chosen_workers:
             self.num_workers = self._chosen_workers = _default_workers(self.dataset, self._plan, self._method)
@@ -184,20 +245,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
         state = self.__dict__.copy()
-        for own in ("_plan", "_buffers", "_counters"):
+        for own in ("_plan", "_buffers", "_counters", "_turns", "_station", "_there"):
             del state[own]
         return {**state, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._buffers, self._counters, self._base_seed = None, Counters(), None
+        self._turns, self._station, self._there = Turns(), None, None
         self._epochs = self._epochs.again()
         self._make_plan()
 
     def _kind(self) -> type:
         """Return the class of the iterator that the plan and the arguments ask for."""
         if isinstance(self._plan, NativePlan):
-            return Filling
+            return Filling if self._there is None else self._there.kind
         if self.num_workers and not self._in_threads():
             return Processes
         iterable = isinstance(self.dataset, IterableDataset)
@@ -209,6 +271,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Any:
         kind = self._kind()
+        if self._there is not None:
+            return self._there.make(self._course(), self._means(), self._replacing(), not self._on_demand())
         if kind is Filling:
             assert isinstance(self._plan, NativePlan)
             return Filling(
@@ -247,7 +311,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self, held: Pass) -> None:
         """Let a persistent iterator go through the data again."""
-        if isinstance(held, Filling):
+        if self._there is not None:
+            self._there.begin(held, self._course(), not self._on_demand())
+        elif isinstance(held, Filling):
             assert isinstance(self._plan, NativePlan)
             held.begin(self._plan, self._course(), eager=not self._on_demand())
         elif isinstance(held, Fetching):
@@ -368,6 +434,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._can_pin()
 
     def _can_pin(self) -> bool:
+        if self._sends():
+            return True
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
@@ -418,6 +486,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def explain(self) -> str:
         """Return the plan as text: each step, who does it, and what would make the rest native."""
+        feed = feed_of(self.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
+            self._station = self._stationed(feed)
         self._make_plan()
         python = isinstance(self._plan, PythonPlan)
         setting = Setting(
@@ -426,9 +498,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._order_name(),
             self._can_pin(),
             threads=python and self._in_threads(),
-            remarks=(*(self._of_python() if python else ()), *([self._register.explain()] if self._register else [])),
+            remarks=(
+                *(self._of_python() if python else ()),
+                *([self._register.explain()] if self._register else []),
+                *self._of_device(feed),
+            ),
         )
         return explain(self._plan, setting, self.stats())
+
+    def _of_device(self, feed: Feed | None) -> Iterator[str]:
+        if feed is not None and self._station is not None:
+            yield told(feed, self._station.device)
+            yield from self._station.told(feed, self._plan)
 
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:

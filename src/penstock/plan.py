@@ -40,6 +40,11 @@ class NativePlan:
         """Number of tensor fields of a sample."""
         return len(self.leaves[0].fillers)
 
+    @property
+    def table(self) -> torch.Tensor | None:
+        """What the values of the first field, pixels, are yet to become: (channels, 256). None: they are final."""
+        return self.leaves[0].table
+
     @cached_property
     def _named(self) -> bool:
         return any(leaf.names for leaf in self.leaves)
@@ -107,7 +112,13 @@ Plan = NativePlan | PythonPlan
 
 
 def plan(
-    dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: object, processes: bool = False
+    dataset: object,
+    *,
+    batched: bool,
+    collate_fn: object,
+    worker_init_fn: object,
+    processes: bool = False,
+    raw: bool = False,
 ) -> Plan:
     """Decide who reads a dataset.
 
@@ -117,13 +128,14 @@ def plan(
         collate_fn: None or torch's default_collate for the native core.
         worker_init_fn: None for the native core, which has no worker process to call it in.
         processes: worker processes were asked for by name.
+        raw: images stay pixels where a NativePlan has their table, for a device to convert.
     """
     refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
     if refusal is None and processes:
         refusal = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
     if refusal is not None:
         return PythonPlan(refusal)
-    tree = build(dataset)
+    tree = build(dataset, raw)
     if isinstance(tree, Refusal):
         return PythonPlan(tree, assist(dataset))
     root, leaves = tree

@@ -22,6 +22,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from penstock import _native
+from penstock.inverse import Inverse
 from penstock.resampling import FILTERS, reproduced
 from penstock.steps import Refusal, Step
 from penstock.transforms import (
@@ -52,15 +53,22 @@ class Recipe:
     """(channels, height, width) of the result; None when it depends on the image's size."""
     steps: tuple[Step, ...]
     """For explain()."""
+    table: torch.Tensor | None = None
+    """The result is pixels: what each value of them is yet to become, (channels, 256); None: nothing else."""
+    operations: tuple[dict[str, Any], ...] = ()
+    """What moves the pixels, in order, as the native core is told."""
+    fills: tuple[bytes, ...] | None = None
+    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
 
 
-def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -> Recipe | Refusal:
+def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
     """Return the native recipe of a torchvision transform, or why there is none.
 
     Args:
         transform: a transform of torchvision.transforms or torchvision.transforms.v2, or a Compose of them.
         mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
         size: (height, width), where all images have the same.
+        raw: leave the conversion of the pixels to whoever takes the result, where nothing is lost by that.
 
     Raises:
         ValueError: another mode.
@@ -74,7 +82,7 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None) -
         reader = Reader(mode)
         for step in flatten(transform):
             reader.add(step)
-        return reader.finish(size)
+        return reader.finish(size, raw=raw)
     except Refused as refused:
         return refused.refusal
 
@@ -113,7 +121,7 @@ class Reader:
         native = _native.Recipe(self.source_channels, self.operations, "uint8", "hwc", None, colours)
         return native, self.values[0].mode
 
-    def finish(self, size: tuple[int, int] | None, layout: str = "chw") -> Recipe:
+    def finish(self, size: tuple[int, int] | None, layout: str = "chw", raw: bool = False) -> Recipe:
         ramp = self.values[0]
         if not isinstance(ramp, torch.Tensor):
             why = "the pipeline ends in a PIL image, which cannot be collated into a batch"
@@ -122,37 +130,49 @@ class Reader:
         if type(batch) is not torch.Tensor or ramp.requires_grad:
             why = f"its results collate to {type(batch).__name__}, not to a plain tensor without gradient"
             raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
-        name = str(ramp.dtype).removeprefix("torch.")
-        elements = [_bytes(value) for value in self.values]
+        table, values = self._unconverted() if raw else (None, self.values)
+        name, sent = (str(tensor.dtype).removeprefix("torch.") for tensor in (ramp, values[0]))
+        elements = [_bytes(value) for value in values]
         try:
             native = _native.Recipe(
                 self.source_channels,
                 self.operations,
-                name,
+                sent,
                 layout,
-                None if self._raw() else elements[0],
+                None if _means_itself(values[0]) else elements[0],
                 list(zip(self.fill_pixels, elements[1:], strict=True)),
             )
         except ValueError as error:
             raise Refused(Refusal("transform", str(error), "another one")) from error
+        if table is not None:
+            self.steps.append(Step(f"send    uint8, 1 byte in place of {name}'s {ramp.element_size()}", "native"))
         if self.pointwise_names:
             how = "bytes as they are" if self._raw() else f"one table of 256 {name} a channel"
-            self.steps.append(Step(f"convert {', '.join(self.pointwise_names)}: {how}", "native"))
-        height, width = size if size is not None else (0, 0)
-        shape, _ = _native.output_spec(native, width, height)
-        return Recipe(native, ramp.dtype, shape, tuple(self.steps))
+            what = f"convert {', '.join(self.pointwise_names)}: {how}"
+            self.steps.append(Step(what, "native" if table is None else "device"))
+        height, width = size or (0, 0)
+        shape = _native.output_spec(native, width, height)[0]
+        pixels = _means_itself(values[0])
+        fills = tuple(pixel or element for pixel, element in zip(self.fill_pixels, elements[1:], strict=True))
+        steps, operations = tuple(self.steps), tuple(self.operations)
+        return Recipe(native, values[0].dtype, shape, steps, table, operations, fills if pixels else None)
+
+    def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
+        """Return what pixel values become, and all values before that; no table where that loses any of them."""
+        table = _plain(self.values[0]).reshape(-1, 256)
+        try:
+            inverse = Inverse(table)
+            return table, [inverse(value) for value in self.values]
+        except ValueError:
+            return None, self.values
 
     # ---- what the picture is at this point ----
 
     def _pil(self) -> bool:
         return isinstance(self.values[0], Image.Image)
 
-    def _raw(self) -> bool:
-        """Whether the picture is still 8-bit, each value meaning itself."""
-        if self._pil():
-            return True
-        ramp: torch.Tensor = self.values[0]
-        return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())
+    def _raw(self) -> bool:  # still 8-bit, each value meaning itself
+        return self._pil() or _means_itself(self.values[0])
 
     def _channels(self) -> int:
         ramp = self.values[0]
@@ -375,5 +395,12 @@ def _bytes(picture: Any) -> bytes:
     """Return the elements of a picture, channel by channel."""
     if isinstance(picture, Image.Image):
         return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
-    plain: torch.Tensor = picture.detach().as_subclass(torch.Tensor).reshape(-1).contiguous()
-    return plain.view(torch.uint8).numpy().tobytes()
+    return _plain(picture).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(picture: torch.Tensor) -> torch.Tensor:
+    return picture.detach().as_subclass(torch.Tensor).contiguous()
+
+
+def _means_itself(ramp: torch.Tensor) -> bool:
+    return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())

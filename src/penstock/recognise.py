@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from penstock import _native
+from penstock import _native, in_memory
+from penstock.errors import CorruptSample
+from penstock.in_memory import InMemory
+from penstock.inverse import Inverse
 from penstock.order import Indices
 from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
@@ -57,16 +60,28 @@ class Leaf:
     """The labels at these positions."""
     names: Callable[[Indices], list[bytes]] | None = None
     """The files of these samples, where the source itself has no table of them."""
+    table: torch.Tensor | None = None
+    """What the values of the first field, pixels, are yet to become: (channels, 256); None: they are what they are."""
+    recipe: Recipe | None = None
+    """What is done to each image; None: the first field is no image."""
+    held: InMemory | None = None
+    """The arrays, for a device that may keep them; None: they are not in memory."""
 
 
-def recognise(dataset: object) -> Leaf | Refusal:
-    """Return how the native core reads a dataset that is neither Subset nor ConcatDataset, or why it cannot."""
-    reader = _readers().get(type(dataset))
+def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
+    """Return how the native core reads a dataset that is neither Subset nor ConcatDataset, or why it cannot.
+
+    raw: images stay pixels, and the Leaf has the table of what they become, where a recipe allows it.
+    """
+    reader = _readers(raw).get(type(dataset))
     if reader is not None:
         if replaced(dataset):
             return Refusal(_name(dataset), "its __getitem__ was replaced", "the class as it is")
         try:
-            return reader(dataset)
+            leaf = reader(dataset)
+            if isinstance(leaf, Leaf) and leaf.table is not None:
+                leaf = _giving_pixels(leaf, Inverse(leaf.table))
+            return leaf
         except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
             return Refusal(_name(dataset), f"planning raised {type(error).__name__}: {error}", "the class as it is")
     base = next((kind.__name__ for kind in type(dataset).__mro__[1:] if kind in _readers()), None)
@@ -94,21 +109,43 @@ def _name(dataset: object) -> str:
     return type(dataset).__name__
 
 
-def _readers() -> dict[type, Callable[[Any], Leaf | Refusal]]:
+def _giving_pixels(leaf: Leaf, inverse: Inverse) -> Leaf:
+    """Return a leaf whose samples are turned back into pixels where Python reads them, transform and all."""
+
+    def pixels(position: int, value: torch.Tensor) -> torch.Tensor:
+        try:
+            return inverse(value)
+        except ValueError as error:
+            sample_id, path = leaf.identify(position)
+            raise CorruptSample(
+                f"sample {sample_id!r} ({path or 'in memory'}): its transform gave {error}, other than what the "
+                "device was told. Was the transform changed during the pass?",
+                sample_id=sample_id,
+                path=path,
+            ) from error
+
+    def rescue(position: int) -> Rescued:
+        value = leaf.rescue(position)
+        return pixels(position, value) if isinstance(value, torch.Tensor) else value
+
+    return replace(leaf, rescue=rescue, apply=lambda position: pixels(position, leaf.apply(position)))
+
+
+def _readers(raw: bool = False) -> dict[type, Callable[[Any], Leaf | Refusal]]:
     """Return the recognised classes; those of torchvision where the program has imported it."""
     readers: dict[type, Callable[[Any], Leaf | Refusal]] = {
         TensorFolder: _tensor_folder,
-        ImageFolder: _image_folder,
+        ImageFolder: partial(_image_folder, raw=raw),
         Arrays: _arrays,
         TensorDataset: _tensor_dataset,
     }
     datasets = sys.modules.get("torchvision.datasets")
     if datasets is not None:
-        readers[datasets.ImageFolder] = _torchvision_image_folder
+        readers[datasets.ImageFolder] = partial(_torchvision_image_folder, raw=raw)
         for name in ("CIFAR10", "CIFAR100"):
-            readers[getattr(datasets, name)] = _cifar
+            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="RGB", raw=raw)
         for name in ("MNIST", "FashionMNIST"):
-            readers[getattr(datasets, name)] = _mnist
+            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="L", raw=raw)
     return readers
 
 
@@ -151,8 +188,8 @@ def _label_step(target_transform: object) -> Step:
     return Step("label   target_transform, in the caller's thread", "Python")
 
 
-def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
-    recipe = read_recipe(dataset.transform, mode="RGB")
+def _image_folder(dataset: ImageFolder, *, raw: bool) -> Leaf | Refusal:
+    recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
     dataset.paths.refresh()
@@ -166,6 +203,8 @@ def _image_folder(dataset: ImageFolder) -> Leaf | Refusal:
         labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
         rescue=lambda position: np.asarray(dataset.read(position)),
         apply=lambda position: dataset[position][0],
+        table=recipe.table,
+        recipe=recipe,
     )
 
 
@@ -182,11 +221,11 @@ def foreign_loader(dataset: Any) -> Refusal | None:
     return None
 
 
-def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
+def _torchvision_image_folder(dataset: Any, *, raw: bool) -> Leaf | Refusal:
     refusal = foreign_loader(dataset)
     if refusal is not None:
         return refusal
-    recipe = read_recipe(dataset.transform, mode="RGB")
+    recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
     samples: Sequence[tuple[str, Any]] = dataset.samples  # read anew for each batch: it may be changed at any time
@@ -205,6 +244,8 @@ def _torchvision_image_folder(dataset: Any) -> Leaf | Refusal:
         names=lambda positions: [os.fsencode(samples[i][0]) for i in positions.tolist()],
         rescue=lambda position: np.asarray(read_image(open_path(samples[position][0]), samples[position][0])),
         apply=lambda position: dataset[position][0],
+        table=recipe.table,
+        recipe=recipe,
     )
 
 
@@ -223,16 +264,8 @@ def _image_steps(what: str, recipe: Recipe, target_transform: object) -> tuple[S
     return (read, *recipe.steps, _label_step(target_transform))
 
 
-def _cifar(dataset: Any) -> Leaf | Refusal:
-    return _images_in_memory(dataset, dataset.data, "RGB")
-
-
-def _mnist(dataset: Any) -> Leaf | Refusal:
-    return _images_in_memory(dataset, dataset.data, "L")
-
-
-def _images_in_memory(dataset: Any, data: Any, mode: str) -> Leaf | Refusal:
-    images = data.numpy() if isinstance(data, torch.Tensor) else data
+def _images_in_memory(dataset: Any, *, mode: str, raw: bool) -> Leaf | Refusal:
+    images = dataset.data.numpy() if isinstance(dataset.data, torch.Tensor) else dataset.data
     wanted = 4 if mode == "RGB" else 3
     as_made = "the array as the class makes it"
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != wanted:
@@ -242,7 +275,7 @@ def _images_in_memory(dataset: Any, data: Any, mode: str) -> Leaf | Refusal:
         return Refusal(f"{_name(dataset)}.data", "its layout is not that which the class makes", as_made)
     if len(images) != len(dataset.targets):
         return Refusal(f"{_name(dataset)}.targets", "they are not as many as the images", "a label for each image")
-    recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]))
+    recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
     transform = dataset.target_transform
@@ -257,6 +290,9 @@ def _images_in_memory(dataset: Any, data: Any, mode: str) -> Leaf | Refusal:
         labels=_targets(dataset.targets, as_integers=mode == "L", target_transform=transform),
         rescue=lambda position: dataset[position][0],
         apply=lambda position: dataset[position][0],
+        table=recipe.table,
+        held=in_memory.images(dataset.data, recipe.native, transform),
+        recipe=recipe,
     )
 
 
@@ -311,6 +347,7 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
         steps=(Step(f"gather  {size:,} rows of {shapes}", "native"),),
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
+        held=in_memory.rows(tensors),
     )
 
 

@@ -36,6 +36,8 @@ class Counters:
         self._batches = 0
         self._samples = 0
         self._wait_seconds = 0.0
+        self.ahead = False
+        """A thread takes the batches and sends them to a device: what the user waits counts, not what it waits."""
         self._read_by_python: Counter[str] = Counter()
 
     def delivered(self, samples: int, wait_seconds: float, read_by_python: Sequence[str]) -> None:
@@ -43,9 +45,14 @@ class Counters:
         with self._lock:
             self._batches += 1
             self._samples += samples
-            self._wait_seconds += wait_seconds
+            self._wait_seconds += 0.0 if self.ahead else wait_seconds
             if read_by_python:
                 self._read_by_python.update(read_by_python)
+
+    def waited(self, seconds: float) -> None:
+        """Count what the user's thread waited for a batch on its device."""
+        with self._lock:
+            self._wait_seconds += seconds
 
     def snapshot(self, buffers: tuple[int, int, int]) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers."""

@@ -12,7 +12,7 @@ class Step:
     what: str
     """The step, a verb first."""
     who: str
-    """Who does it: 'native' or 'Python'."""
+    """Who does it: 'native', 'Python' or 'device'."""
 
 
 @dataclass(frozen=True)

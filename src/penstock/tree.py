@@ -86,12 +86,17 @@ class ConcatNode:
         return leaves, local
 
 
-def build(dataset: object) -> tuple[Node, list[Leaf]] | Refusal:
-    """Return the tree of a dataset and its leaves, or why Python must read it."""
+def build(dataset: object, raw: bool = False) -> tuple[Node, list[Leaf]] | Refusal:
+    """Return the tree of a dataset and its leaves, or why Python must read it.
+
+    raw: images stay pixels, where every leaf has the same table of what they become.
+    """
     leaves: list[Leaf] = []
-    root = _build(dataset, leaves)
+    root = _build(dataset, leaves, raw)
     if isinstance(root, Refusal):
         return root
+    if not all(_same(leaf.table, leaves[0].table) for leaf in leaves):
+        return build(dataset)
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
@@ -105,7 +110,14 @@ def build(dataset: object) -> tuple[Node, list[Leaf]] | Refusal:
     return root, leaves
 
 
-def _build(dataset: object, leaves: list[Leaf]) -> Node | Refusal:
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Return whether two tables are equal bit for bit."""
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _build(dataset: object, leaves: list[Leaf], raw: bool) -> Node | Refusal:
     if type(dataset) is Subset:
         chosen: Any = dataset.indices
         if isinstance(chosen, torch.Tensor):
@@ -114,17 +126,17 @@ def _build(dataset: object, leaves: list[Leaf]) -> Node | Refusal:
             return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
         if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
             return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
-        child = _build(dataset.dataset, leaves)
+        child = _build(dataset.dataset, leaves, raw)
         return child if isinstance(child, Refusal) else SubsetNode(chosen, child)
     if type(dataset) is ConcatDataset:
         children: list[Node] = []
         for part in dataset.datasets:
-            node = _build(part, leaves)
+            node = _build(part, leaves, raw)
             if isinstance(node, Refusal):
                 return node
             children.append(node)
         return ConcatNode(dataset.cumulative_sizes, children)
-    leaf = recognise(dataset)
+    leaf = recognise(dataset, raw)
     if isinstance(leaf, Refusal):
         return leaf
     leaves.append(leaf)

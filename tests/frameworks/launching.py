@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -20,15 +24,27 @@ def run(*arguments: str, cwd: Path | None = None) -> str:
     loader meets it here about once in thirty runs. Such a run is tried again; one that fails otherwise is not.
     """
     for _ in range(TRIES):
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * PATIENCE_SECONDS,
-        )
-        if "Timeout (0:0" not in done.stderr:
+        status, said, errors = _run_once([sys.executable, *arguments], cwd)
+        if status is not None and "Timeout (0:0" not in errors:
             break
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert status == 0, errors
+    return said
+
+
+def _run_once(command: list[str], cwd: Path | None) -> tuple[int | None, str, str]:
+    """Return (exit status, None if it took too long; stdout; stderr), and leave no process of it behind.
+
+    It writes to files: a child that waits for ever would keep pipes open after its parents have ended.
+    """
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, cwd=cwd, stdout=said, stderr=errors, start_new_session=True)
+        try:
+            status: int | None = process.wait(2 * PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        said.seek(0)
+        errors.seek(0)
+        return status, said.read(), errors.read()

@@ -35,6 +35,7 @@ def seen(output: str, epoch: int, rank: int) -> list[int]:
 def test_native_threads_read(output: str) -> None:
     assert "plan     2 native threads fill batches of 4 in place, in order" in output
     assert "order    by DistributedSampler" in output
+    assert re.search(r"^device   (cpu|cuda:0): ", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

@@ -1,0 +1,307 @@
+"""The parts of benchmarks.gpu without a network: bandwidth of copies, what prefetch costs a step, cache="device"."""
+
+# torchvision may be missing.
+# ruff: noqa: PLC0415
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+import penstock
+from benchmarks import machine
+from benchmarks.gpu_training import DEVICE, IMAGES, WAIT, WARM, one_ahead, timed
+from benchmarks.harness import SPEED, Contestant, Measure, Numbers, Role, Running, Setup, Table, Target
+
+MB = 1_000_000
+RATE = Measure("gb_per_s", "GB/s")
+STEP = Measure("ms_per_step", "ms", higher_is_better=False)
+
+# --- bandwidth --------------------------------------------------------------------------------------------------------
+
+
+def bandwidth(setup: Setup) -> list[Table]:
+    """Bytes that arrive on the device a second, where nothing else is done, for batches of five sizes."""
+    sizes = (1, 4, 16) if setup.facts["quick"] else (1, 4, 16, 64, 256)
+    contestants = (
+        Contestant("bare pinned copies", Role.BARE, bare_copies),
+        Contestant("prefetch, pinned", Role.PENSTOCK, prefetch_pinned),
+        Contestant("prefetch, pageable", Role.PENSTOCK, prefetch_pageable),
+        Contestant("DataLoader", Role.PENSTOCK, loader_of_bytes),
+    )
+    return [
+        Table(
+            f"bandwidth {size} MB",
+            f"copies to the device, batches of {size} MB; nothing else is done",
+            contestants,
+            tuple(Target("prefetch, pinned", 0.9, "bare pinned copies", RATE) for _ in range(size >= 16)),
+            (RATE,),
+        )
+        for size in sizes
+    ]
+
+
+def size_of(setup: Setup) -> int:
+    return int(setup.variant.split()[1]) * MB
+
+
+def turns_of(setup: Setup) -> int:
+    """Batches of a turn: as many as 40 GB/s would bring in its time, 4000 at most."""
+    return min(4000, max(8, round(setup.facts["seconds"] * 40e9 / size_of(setup))))
+
+
+def bare_copies(setup: Setup) -> Running:
+    """copy_(non_blocking=True) from four pinned tensors to four of the device on one stream, timed by events."""
+    size = size_of(setup)
+    host = [torch.ones(size, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+    there = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+
+    def epoch() -> Numbers:
+        side = torch.cuda.Stream(DEVICE)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        turns = turns_of(setup)
+        with torch.cuda.stream(side):
+            begin.record()
+            for number in range(turns):
+                there[number % 4].copy_(host[number % 4], non_blocking=True)
+            end.record()
+        end.synchronize()
+        return {RATE.key: turns * size / begin.elapsed_time(end) / 1e6}
+
+    return Running(epoch)
+
+
+def arriving(batches: Iterable[Any], size: int) -> Numbers:
+    """Take batches as they come; the first ones are not measured."""
+    count = 0
+    began = 0.0
+    for batch in batches:
+        del batch
+        if count == WARM:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        count += 1
+    torch.cuda.synchronize()
+    return {RATE.key: (count - WARM - 1) * size / (time.perf_counter() - began) / 1e9}
+
+
+def fetched(setup: Setup, pinned: bool) -> Running:
+    size = size_of(setup)
+    host = [torch.ones(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(4)]
+
+    def epoch() -> Numbers:
+        source = itertools.islice(itertools.cycle(host), turns_of(setup) + WARM + 1)
+        return arriving(penstock.prefetch(source, "cuda"), size)
+
+    return Running(epoch)
+
+
+def prefetch_pinned(setup: Setup) -> Running:
+    """penstock.prefetch(batches, "cuda") of four pinned tensors in turn."""
+    return fetched(setup, pinned=True)
+
+
+def prefetch_pageable(setup: Setup) -> Running:
+    """The same of four pageable tensors, which the feeding thread copies into pinned memory first."""
+    return fetched(setup, pinned=False)
+
+
+def loader_of_bytes(setup: Setup) -> Running:
+    """penstock.DataLoader(device="cuda") over rows of a tensor in memory, 16 a batch: gathered into pinned memory."""
+    size = size_of(setup)
+    rows = torch.ones(64, size // 16, dtype=torch.uint8)
+    dataset = torch.utils.data.TensorDataset(rows)
+    samples = 16 * (turns_of(setup) + WARM + 1)
+    sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=samples)
+    make: Callable[..., Any] = penstock.DataLoader
+    loader = make(dataset, batch_size=16, sampler=sampler, num_workers=setup.workers, device="cuda")
+    return Running(lambda: arriving(loader, size), loader.explain)
+
+
+# --- overhead ---------------------------------------------------------------------------------------------------------
+
+
+def overhead(setup: Setup) -> list[Table]:
+    """A step of 10 ms that reads nothing of its batch, with and without batches being brought for it."""
+    contestants = (
+        Contestant("replayed batch", Role.BARE, same_batch),
+        Contestant("prefetch, pinned", Role.PENSTOCK, fed_pinned),
+        Contestant("prefetch, pageable", Role.PENSTOCK, fed_pageable),
+        Contestant("Apex pattern", Role.PEER, fed_by_apex),
+    )
+    targets = tuple(Target(f"prefetch, {kind}", 1.01, "replayed batch", STEP) for kind in ("pinned", "pageable"))
+    return [
+        Table(
+            f"overhead {kind}",
+            f"a 10 ms step of {what}; batches of 64x3x224x224 uint8",
+            contestants,
+            targets,
+            (STEP, WAIT),
+        )
+        for kind, what in (("pause", "torch.cuda._sleep"), ("matmul", "bfloat16 matrix products"))
+    ]
+
+
+@cache
+def ten_milliseconds(kind: str) -> Callable[[Any, Any], None]:
+    """A step that keeps the current stream busy for 10 ms, as it was calibrated here."""
+    weights = torch.randn(4096, 4096, device=DEVICE, dtype=torch.bfloat16)
+
+    def work(amount: int) -> None:
+        if kind == "pause":
+            torch.cuda._sleep(amount)
+        else:
+            for _ in range(amount):
+                torch.mm(weights, weights)
+
+    trial = 20_000_000 if kind == "pause" else 100
+    for _ in range(20):  # the clock comes up
+        work(trial)
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work(trial)
+    end.record()
+    end.synchronize()
+    amount = max(1, round(trial * 10 / begin.elapsed_time(end)))
+    return lambda images, labels: work(amount)
+
+
+def stepping(setup: Setup, batches: Callable[[Iterable[Any]], Iterable[Any]], pinned: bool = True) -> Running:
+    host = [
+        (torch.ones(64, 3, 224, 224, dtype=torch.uint8, pin_memory=pinned), torch.zeros(64, dtype=torch.int64))
+        for _ in range(4)
+    ]
+    step = ten_milliseconds(setup.variant.split()[1])
+    steps = max(8, round(setup.facts["seconds"] / 0.01)) + WARM
+
+    def epoch() -> Numbers:
+        numbers = timed(batches(itertools.islice(itertools.cycle(host), steps)), step, 1)
+        return {STEP.key: 1e3 / numbers[IMAGES.key], WAIT.key: numbers[WAIT.key]}
+
+    return Running(epoch)
+
+
+def same_batch(setup: Setup) -> Running:
+    """No batch is brought: the loop goes over a list."""
+    return stepping(setup, lambda source: source)
+
+
+def fed_pinned(setup: Setup) -> Running:
+    """penstock.prefetch(endless batches in pinned memory, "cuda")."""
+    return stepping(setup, lambda source: penstock.prefetch(source, "cuda"))
+
+
+def fed_pageable(setup: Setup) -> Running:
+    """penstock.prefetch(endless batches in pageable memory, "cuda")."""
+    return stepping(setup, lambda source: penstock.prefetch(source, "cuda"), pinned=False)
+
+
+def fed_by_apex(setup: Setup) -> Running:
+    """The pattern of NVIDIA Apex's data_prefetcher around the pinned batches."""
+    return stepping(setup, lambda source: one_ahead(source, lambda images: images))
+
+
+# --- cache="device" ---------------------------------------------------------------------------------------------------
+
+
+def cache_contestants() -> tuple[Contestant, ...]:
+    return (
+        Contestant("torch, pinned", Role.TORCH, cifar_torch),
+        Contestant("penstock in host memory", Role.ASIDE, cifar_host),
+        Contestant("penstock to the device", Role.BARE, cifar_fed),
+        Contestant("penstock cached there", Role.PENSTOCK, cifar_cached),
+    )
+
+
+def cache_tables(setup: Setup) -> list[Table]:
+    what = "RandomCrop(32, padding=4), flip, ToTensor, Normalize" if has_torchvision() else "rows as they are, uint8"
+    return [
+        Table(
+            "cache",
+            f"50,000 images of 3x32x32 in memory; {what}; batch 256, shuffled",
+            cache_contestants(),
+            (
+                Target("penstock cached there", 10, "penstock to the device", SPEED),
+                Target("penstock cached there", 10, "penstock in host memory", SPEED),
+            ),
+        )
+    ]
+
+
+def has_torchvision() -> bool:
+    return machine.version("torchvision") != "not installed"
+
+
+def cifar(setup: Setup) -> Any:
+    """torchvision's CIFAR10 without its files; where torchvision is missing, the images as rows of an array."""
+    rng = np.random.default_rng(0)
+    samples = 2_500 if setup.facts["quick"] else 50_000
+    pixels = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
+    labels = rng.integers(0, 10, samples)
+    if not has_torchvision():
+        return penstock.Arrays(pixels, labels)
+    from torchvision import datasets, transforms
+
+    tail = [transforms.ToTensor(), transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))]
+    steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *tail]
+    dataset: Any = datasets.CIFAR10.__new__(datasets.CIFAR10)
+    datasets.VisionDataset.__init__(dataset, "nowhere", transform=transforms.Compose(steps))
+    dataset.train = True
+    dataset.data = pixels.transpose(0, 2, 3, 1)  # as the class makes it: a view of planes
+    dataset.targets = labels.tolist()
+    return dataset
+
+
+def passes(setup: Setup, loader: Any, put: Callable[[Any], Any]) -> Running:
+    """Whole epochs for as long as a turn lasts, or one."""
+
+    def epoch() -> Numbers:
+        count = 0
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        while count == 0 or time.perf_counter() - began < setup.facts["seconds"]:
+            for batch in loader:
+                x, _ = put(batch)
+                count += len(x)
+            torch.cuda.synchronize()
+        return {SPEED.key: count / (time.perf_counter() - began)}
+
+    return Running(epoch, getattr(loader, "explain", None))
+
+
+def cifar_torch(setup: Setup) -> Running:
+    """torch.utils.data.DataLoader, pin_memory=True, workers kept; .to(device, non_blocking=True) in the loop."""
+    loader = torch.utils.data.DataLoader(
+        cifar(setup), 256, shuffle=True, num_workers=setup.workers, pin_memory=True, persistent_workers=True
+    )
+    return passes(setup, loader, lambda batch: [field.to(DEVICE, non_blocking=True) for field in batch])
+
+
+def ours(setup: Setup, device: Any) -> Running:
+    make: Callable[..., Any] = penstock.DataLoader
+    loader = make(cifar(setup), batch_size=256, shuffle=True, seed=0, num_workers=setup.workers, device=device)
+    return passes(setup, loader, lambda batch: batch)
+
+
+def cifar_host(setup: Setup) -> Running:
+    """penstock.DataLoader; the batches stay in host memory."""
+    return ours(setup, None)
+
+
+def cifar_fed(setup: Setup) -> Running:
+    """penstock.DataLoader(device="cuda"): the host's path, to the device."""
+    return ours(setup, "cuda")
+
+
+def cifar_cached(setup: Setup) -> Running:
+    """penstock.DataLoader(device=penstock.Feed("cuda", cache="device"))."""
+    return ours(setup, penstock.Feed("cuda", cache="device"))

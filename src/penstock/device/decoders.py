@@ -1,0 +1,246 @@
+"""Decoders of JPEG files on a device, and what of a file says that they can be trusted with it.
+
+Their libraries are optional, and imported when a decoder is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from penstock.cpus import usable_cpus
+from penstock.errors import InvalidOption
+
+#: torchvision's and torchcodec's number for the colour mode RGB.
+_RGB = 3
+
+
+class Decoder(Protocol):
+    """Decodes JPEG files to a device. Any thread may call it."""
+
+    name: str
+    grey: bool
+    """Files of one channel are decoded as well, to three equal ones."""
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Return the pixels of files: uint8 (3, height, width) on the device, RGB; None for what cannot be decoded.
+
+        The files have been read when it returns. The rest may be under way still: the current stream waits for it.
+
+        Args:
+            encoded: the bytes of each file, uint8 in pageable host memory.
+        """
+
+
+class NvImageCodec:
+    """NVIDIA nvImageCodec: on the GPU's JPEG engine where it has one, else on its cores."""
+
+    name = "NVIDIA nvImageCodec"
+    grey = False
+
+    def __init__(self, device: torch.device) -> None:
+        codec: Any = importlib.import_module("nvidia.nvimgcodec")
+        kinds = codec.BackendKind
+        self._stream_of = codec.CodeStream
+        self._device = device
+        self._decoder = codec.Decoder(
+            device_id=device.index or 0,
+            max_num_cpu_threads=max(1, usable_cpus() - 1),
+            backends=[codec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)],
+            options=":fancy_upsampling=1",  # as libjpeg has it; off by default in some versions
+        )
+        self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
+        self._lock = threading.Lock()  # a decoder of it belongs to one thread at a time
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        with self._lock:
+            given = [self._stream_of(data.numpy()) for data in encoded]
+            # Version 0.9 was reported to wait for ever with one file and several threads.
+            images = self._decoder.decode(
+                given * 2 if len(given) == 1 else given, params=self._params, cuda_stream=stream
+            )
+            return [
+                None if image is None else _planes(torch.utils.dlpack.from_dlpack(image))
+                for image in images[: len(given)]
+            ]
+
+
+class _AllOrNothing:
+    """Decoders that raise where they cannot decode one file of several."""
+
+    name: str
+    grey = False
+
+    def __init__(self, decode: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
+        self._decode = decode
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        try:
+            return list(self._decode(list(encoded)))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return [None] if len(encoded) == 1 else [self.decode([one])[0] for one in encoded]
+
+
+class TorchCodec(_AllOrNothing):
+    """torchcodec (0.16 and newer), by nvJPEG."""
+
+    name = "torchcodec"
+
+    def __init__(self, device: torch.device) -> None:
+        decode_jpeg: Any = importlib.import_module("torchcodec.decoders").decode_jpeg
+        super().__init__(lambda encoded: decode_jpeg(encoded, mode="RGB", device=device))
+
+
+class TorchVision(_AllOrNothing):
+    """torchvision with CUDA, by nvJPEG."""
+
+    name = "torchvision's nvJPEG"
+
+    def __init__(self, device: torch.device) -> None:
+        importlib.import_module("torchvision.io")  # registers the operator; decode_jpeg itself warns since 0.29
+        decode: Any = torch.ops.image.decode_jpegs_cuda
+        super().__init__(lambda encoded: decode(encoded, _RGB, device))
+
+
+class OnHost:
+    """A stand-in for tests without a GPU: Pillow's pixels."""
+
+    name = "Pillow, in place of a GPU"
+    grey = False
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cpu"
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return [_by_pillow(data.numpy().tobytes()) for data in encoded]
+
+
+def decoder_for(device: torch.device) -> Decoder:
+    """Return the first decoder that is installed and decodes a small file on this device as Pillow does.
+
+    Raises:
+        InvalidOption: there is none; the message says what was tried, and what to install.
+    """
+    if device.type == "cpu":
+        return OnHost(device)
+    tried = []
+    for kind in (NvImageCodec, TorchCodec, TorchVision) if device.type == "cuda" else ():
+        try:
+            decoder: Decoder = kind(device)
+            why = _fault(decoder, "RGB")
+        except Exception as error:  # whatever a library of another version, or for another CUDA, raises
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if why is None:
+            decoder.grey = _fault(decoder, "L") is None
+            return decoder
+        tried.append(f"{kind.name} ({why})")
+    found = f"; tried {', '.join(tried)}" if tried else f"; there is none for {device.type}"
+    raise InvalidOption(
+        f"decode='gpu': nothing decodes JPEG images on {device}{found}. Install penstock[gpu], which is nvImageCodec, "
+        "or torchcodec 0.16 or newer, for the CUDA version of the installed torch"
+    )
+
+
+def _fault(decoder: Decoder, mode: str) -> str | None:
+    """Return what is wrong with what a decoder makes of a small file, or None."""
+    ramp: NDArray[np.uint8] = np.add.outer(np.arange(16), np.arange(24)).astype(np.uint8) * 6
+    image = Image.fromarray(ramp) if mode == "L" else Image.fromarray(np.dstack([ramp, ramp[::-1], ramp[:, ::-1]]))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=95, subsampling=0)
+    data = torch.from_numpy(np.frombuffer(file.getvalue(), dtype=np.uint8).copy())
+    expected = _by_pillow(file.getvalue())
+    try:
+        for decoded in decoder.decode([data, data]):
+            if decoded is None:
+                return "it does not decode a small image"
+            if decoded.shape != expected.shape or (decoded.cpu().int() - expected.int()).abs().max() > 8:
+                return "its pixels are not those of the image"
+    except RuntimeError as error:
+        if mode == "RGB":
+            raise
+        return str(error)
+    return None
+
+
+def _by_pillow(data: bytes) -> torch.Tensor:
+    with Image.open(io.BytesIO(data)) as image:
+        return _planes(torch.from_numpy(np.array(image.convert("RGB"))))
+
+
+def _planes(pixels: torch.Tensor) -> torch.Tensor:
+    """Return interleaved pixels, (height, width, 3), as (3, height, width) of the same memory."""
+    return pixels.permute(2, 0, 1)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class Header(NamedTuple):
+    """What the header of a JPEG file says."""
+
+    width: int
+    height: int
+    channels: int
+
+
+def read_header(data: NDArray[np.uint8]) -> Header | str:
+    """Return what a file's header says, or why Pillow must decode it.
+
+    Decoders of GPUs fill what is missing with grey and guess at the rest: a file is trusted to them only when it is a
+    whole JPEG of the common kinds (ITU-T T.81, annex B), Huffman-coded with 8 bits, grey or YCbCr.
+    """
+    view = data.data
+    if len(view) < 4 or bytes(view[:3]) != b"\xff\xd8\xff":
+        return "not a JPEG"
+    at, frame, adobe = 2, None, 1
+    while True:
+        while at < len(view) and view[at] == 0xFF:
+            at += 1  # the marker's first byte, and fill bytes
+        if len(view) - at < 3:
+            return "JPEG: ends in its header"
+        marker, length = view[at], view[at + 1] << 8 | view[at + 2]
+        at += 1
+        if marker < 0xC0 or 0xD0 <= marker <= 0xD9:
+            return "JPEG: unexpected marker"
+        if length < 2 or length > len(view) - at:
+            return "JPEG: ends in its header"
+        segment = view[at + 2 : at + length]
+        at += length
+        if marker == 0xDA:
+            break
+        if marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            if frame is not None or marker > 0xC2:
+                return "JPEG: lossless, hierarchical or arithmetic coding"
+            frame = segment
+        elif marker == 0xEE and bytes(segment[:5]) == b"Adobe" and len(segment) >= 12:
+            adobe = segment[11]
+        if at >= len(view) or view[at] != 0xFF:
+            return "JPEG: bytes between markers"
+    if frame is None or len(frame) < 6 or len(frame) != 6 + 3 * frame[5]:
+        return "JPEG: no frame before the first scan"
+    header = Header(frame[3] << 8 | frame[4], frame[1] << 8 | frame[2], frame[5])
+    if frame[0] != 8 or header.channels not in (1, 3):
+        return "JPEG: CMYK, or not 8 bits a sample"
+    if header.channels == 3 and (adobe != 1 or bytes(frame[6::3]) not in (b"\1\2\3", b"\0\1\2")):
+        return "JPEG: RGB, or unusual components"
+    if not (header.width and header.height):
+        return "JPEG: no size in its header"
+    if not _has_end(view, at):
+        return "JPEG: no end-of-image marker"
+    return header
+
+
+def _has_end(view: memoryview, start: int) -> bool:
+    """Return whether an end-of-image marker follows, which coded pixels cannot hold; most often at the very end."""
+    return bytes(view[-2:]) == b"\xff\xd9" or bytes(view[start:]).find(b"\xff\xd9") >= 0

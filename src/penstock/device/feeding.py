@@ -1,0 +1,357 @@
+"""Batches on their way to a device, a few ahead of the one in use.
+
+A thread takes batches from their source, page-locks what is not, and begins their copies on a stream of its own. The
+user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the caller's
+thread stay there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch.utils.data
+
+from penstock.device.feed import Device, Feed, feed_of
+from penstock.device.lane import Lane, lane_to
+from penstock.device.moving import Finish, Moved, Mover
+from penstock.passing import Pass
+from penstock.workers.leaving import leave_behind
+from penstock.workers.surroundings import with_surroundings
+
+T = TypeVar("T")
+
+#: How long closing waits for a thread that waits for a batch of the source, in seconds.
+JOIN_SECONDS = 2.0
+
+
+class _Failed:
+    """What went wrong with a batch, in its place."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+_END = object()
+
+
+class Pump:
+    """The thread that sends batches ahead. It never holds the Feeding, which can be collected.
+
+    Args:
+        source: gives the batches; used in the thread only.
+        lane: where they go.
+        mover: begins their copies.
+        depth: batches that are sent ahead of the one that is asked for.
+    """
+
+    def __init__(self, source: Iterator[Any], lane: Lane, mover: Mover, depth: int) -> None:
+        self._source = source
+        self._lane = lane
+        self._mover = mover
+        self._room = threading.Semaphore(depth)
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=with_surroundings(self._run), name="penstock-feed", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Any:
+        """Return what was sent next: a Moved, a _Failed, or _END."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
+        sent = self._sent.get()
+        if sent is _END or self._closed:
+            self._sent.put(_END)  # for whoever asks again
+            return _END
+        self._room.release()
+        return sent
+
+    def close(self, end_source: Callable[[], object] | None) -> None:
+        """End the thread, and the source with it, if it can be ended. Batches on their way are dropped."""
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        self._room.release()
+        self._sent.put(_END)
+        if threading.current_thread() is self._thread:  # the garbage collector runs in any thread
+            return
+        if isinstance(self._source, Pass) and end_source is not None:
+            end_source()  # which wakes a thread that waits for a batch
+        self._thread.join(JOIN_SECONDS)
+        leave_behind([self._thread])
+        if end_source is not None:
+            with contextlib.suppress(Exception):  # of a generator that the thread is still in
+                end_source()
+
+    def wait(self) -> None:
+        """Wait until the thread is gone, which takes no more from the source then."""
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self._lane.current():
+                self._send_all()
+        except BaseException as error:  # of the device, not of a batch: nobody may wait for ever
+            self._sent.put(_Failed(error))
+        self._sent.put(_END)
+
+    def _send_all(self) -> None:
+        number = 0
+        while not self._closed:
+            try:
+                batch = next(self._source)
+                sent: Any = None
+            except StopIteration:
+                return
+            except BaseException as error:
+                batch, sent = None, _Failed(error)
+            self._room.acquire()
+            if self._closed:
+                return
+            if sent is None:
+                sent = self._send(batch, number)
+            self._sent.put(sent)
+            number += 1
+            del batch, sent  # nothing is held while the source is waited for
+
+    def _send(self, batch: Any, number: int) -> Moved | _Failed:
+        try:
+            return self._mover.send(batch)
+        except BaseException as error:
+            return _Failed(_noted(error, number))
+
+
+class Here:
+    """Does the same in the caller's thread, for sources that read there, and where there is no lane."""
+
+    def __init__(self, source: Iterator[Any], lane: Lane | None, mover: Mover) -> None:
+        self._source = source
+        self._lane = lane
+        self._mover = mover
+        ahead = 0 if lane is None else 1
+        self._ahead = ahead
+        self._sent: deque[Any] = deque()
+        self._number = 0
+
+    def next(self) -> Any:
+        """Return what was sent next: a Moved, a _Failed, or _END."""
+        while len(self._sent) <= self._ahead and not (self._sent and self._sent[-1] is _END):
+            self._sent.append(self._one())
+        return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
+
+    def close(self, end_source: Callable[[], object] | None) -> None:
+        """Drop what was sent, and end the source."""
+        self._sent = deque([_END])
+        if end_source is not None:
+            end_source()
+
+    def wait(self) -> None:
+        """Return: no other thread takes anything from the source."""
+
+    def _one(self) -> Any:
+        try:
+            with contextlib.nullcontext() if self._lane is None else self._lane.current():
+                batch = next(self._source)
+        except StopIteration:
+            return _END
+        except Exception as error:
+            return _Failed(error)
+        self._number += 1
+        try:
+            return self._mover.send(batch)
+        except Exception as error:
+            return _Failed(_noted(error, self._number - 1))
+
+
+class Feeding(Generic[T]):
+    """One pass over the data whose batches arrive on a device. Several threads may call next().
+
+    An error, of the source, of a copy or of the transform, is raised at its batch; the next call goes on with the next
+    one. The pass ends when it is exhausted, closed or dropped.
+
+    Args:
+        source: an iterator of batches.
+        feed: how they go to the device.
+        device: where that is, resolved.
+        lane: the way there; None: plain copies in the caller's thread.
+        finish: what the loader's own plan left to the device.
+        in_thread: a thread takes batches from the source and sends them; else the caller's does.
+        end_source: called when the pass ends before the source has.
+        waited: told the seconds that each batch was waited for.
+        ended: called when the source is exhausted.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[T],
+        feed: Feed,
+        device: torch.device,
+        lane: Lane | None,
+        *,
+        finish: Finish | None = None,
+        in_thread: bool = True,
+        end_source: Callable[[], object] | None = None,
+        waited: Callable[[float], object] | None = None,
+        ended: Callable[[], object] | None = None,
+    ) -> None:
+        self.device = device
+        self._mover = Mover(feed, device, lane, finish)
+        self._waited = waited
+        self._ended = ended
+        self._number = 0
+        self._open = True
+        self._length = len(source) if isinstance(source, Sized) else None
+        self.way: Pump | Here
+        if lane is not None and in_thread:
+            self.way = Pump(source, lane, self._mover, feed.depth)
+        else:
+            self.way = Here(source, lane, self._mover)
+        self._end = weakref.finalize(self, self.way.close, end_source)
+
+    def __iter__(self) -> Feeding[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._open:
+            raise StopIteration
+        began = time.perf_counter()
+        sent = self.way.next()
+        if sent is _END:
+            self.close()
+            if self._ended is not None:
+                self._ended()
+            raise StopIteration
+        number, self._number = self._number, self._number + 1
+        if isinstance(sent, _Failed):
+            try:
+                raise sent.error
+            finally:
+                del sent  # the error's traceback holds this frame
+        try:
+            batch = self._mover.receive(sent)
+        except Exception as error:
+            raise _noted(error, number)  # noqa: B904  the same error
+        if self._waited is not None:
+            self._waited(time.perf_counter() - began)
+        return batch  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the pass. Batches on their way are dropped."""
+        self._open = False
+        self._end()
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the source of these batches has no length")
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<Feeding: {'open' if self._open else 'closed'}, to {self.device}, {self._number} batches so far>"
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
+
+
+class Turns:
+    """Passes with an iterator that is used again: one has let go of it before the next begins."""
+
+    def __init__(self) -> None:
+        self._way: Pump | Here | None = None
+
+    def begin(self, feeding: Feeding[Any]) -> None:
+        """Remember the pass that has the iterator."""
+        self._way = feeding.way
+
+    def end(self) -> None:
+        """End that pass, if there is one, and wait until it takes nothing more."""
+        way, self._way = self._way, None
+        if way is not None:
+            way.close(None)
+            way.wait()
+
+
+class Prefetch(Generic[T]):
+    """An iterable of batches that arrive on a device: what `prefetch` returns. All else is asked of the iterable."""
+
+    def __init__(self, batches: Iterable[T], feed: Feed) -> None:
+        self.batches = batches
+        self.feed = feed
+        self._turns = Turns()
+
+    def __iter__(self) -> Feeding[T]:
+        device = self.feed.resolve()
+        kept = isinstance(self.batches, torch.utils.data.DataLoader) and self.batches.persistent_workers
+        self._turns.end()
+        source = iter(self.batches)
+        end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
+        feeding = Feeding(
+            source,
+            self.feed,
+            device,
+            lane_to(device),
+            # A loader without workers reads, and draws random numbers, in the thread that asks it.
+            in_thread=not isinstance(self.batches, torch.utils.data.DataLoader) or self.batches.num_workers > 0,
+            end_source=end if source is not self.batches and not kept else None,
+        )
+        if kept:
+            self._turns.begin(feeding)
+        return feeding
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __repr__(self) -> str:
+        return f"prefetch({self.batches!r}, {self.feed!r})"
+
+
+def prefetch(
+    batches: Iterable[T],
+    device: Device | Feed = "cuda",
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    dtype: torch.dtype | None = None,
+    channels_last: bool = False,
+    depth: int = 2,
+) -> Prefetch[T]:
+    """Return the batches of any iterable, on a device, each copied while the ones before it are in use.
+
+    The iterable may be a torch.utils.data.DataLoader or anything else that gives batches. A thread goes through it, but
+    for loaders with num_workers=0, which read in the thread that asks. NVIDIA Apex's data_prefetcher did this for pairs
+    of tensors.
+
+    Args:
+        batches: gives tensors, or tuples, dicts, dataclasses and objects with .to() that hold them, to any depth.
+        device, transform, dtype, channels_last, depth: as in `Feed`, which may be given in their place.
+
+    Raises:
+        InvalidOption: from the call, and from iter() where the device is not there.
+        TypeError: batches is not iterable.
+    """
+    iter_of = getattr(batches, "__iter__", None) or getattr(batches, "__getitem__", None)
+    if iter_of is None:
+        raise TypeError(f"prefetch takes an iterable of batches, not {type(batches).__name__}")
+    feed = feed_of(device)
+    assert feed is not None
+    if not isinstance(device, Feed):
+        feed = Feed(device, depth=depth, dtype=dtype, channels_last=channels_last, transform=transform)
+    return Prefetch(batches, feed)
+
+
+def _noted(error: BaseException, number: int) -> BaseException:
+    with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
+        error.add_note(f"while batch {number} of this pass went to its device")
+    return error

@@ -1,0 +1,90 @@
+"""The way of batches to an accelerator: a stream of its own beside the one that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+#: Makes a lane's stream the current one, for the calling thread.
+Working = Callable[[], AbstractContextManager[Any]]
+
+
+class Lane(Protocol):
+    """Copies to one device, in order, while other streams of it compute. One thread sends, any may receive."""
+
+    device: torch.device
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return what makes the device the current one, for the calling thread: page-locked memory is a device's."""
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Return what makes this lane's stream the current one, for the calling thread."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device; called while working. The copy may be under way still."""
+
+    def pin(self, value: Any) -> Any:
+        """Return a value that moves itself, with what it holds in memory that is copied from without waiting."""
+
+    def mark(self) -> Any:
+        """Return a mark behind all that was begun so far; called while working."""
+
+    def receive(self, mark: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Hand tensors over to the calling thread's current stream.
+
+        What is begun there from now on finds all that was begun before the mark done. The tensors' memory is not used
+        again for this lane before what that stream was given until then is done.
+        """
+
+
+class StreamLane:
+    """A lane of any accelerator that torch has streams for.
+
+    Host memory: a copy that does not block is made from page-locked memory only, which torch's caching host allocator
+    keeps until the copy is done. Device memory: allocated on this lane's stream; `record_stream` tells the caching
+    allocator of the stream that it was handed to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.Stream(device=device)
+
+    def current(self) -> AbstractContextManager[Any]:
+        return torch.accelerator.device_index(self.device.index)
+
+    def working(self) -> AbstractContextManager[Any]:
+        return self._stream
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _pinned(tensor).to(self.device, non_blocking=True)
+
+    def pin(self, value: Any) -> Any:
+        pin = getattr(value, "pin_memory", None)  # as torch's loader has it for types of the user's
+        return pin() if callable(pin) else value
+
+    def mark(self) -> torch.Event:
+        return self._stream.record_event()
+
+    def receive(self, mark: torch.Event, tensors: Iterable[torch.Tensor]) -> None:
+        current = torch.accelerator.current_stream(self.device)
+        current.wait_event(mark)
+        for tensor in tensors:
+            if tensor.device == self.device:
+                tensor.record_stream(current)
+
+
+def lane_to(device: torch.device) -> Lane | None:
+    """Return a lane to a device; None for those that are reached by plain copies: the CPU, and MPS."""
+    return None if device.type in ("cpu", "mps") else StreamLane(device)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in page-locked memory, where it can be there."""
+    if not tensor.is_cpu or tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_pinned():
+        return tensor
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        tensor = tensor.contiguous()  # an expanded tensor's elements cannot be written one by one
+    return tensor.pin_memory()

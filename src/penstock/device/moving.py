@@ -1,0 +1,144 @@
+"""A batch of any structure, moved to a device and made as the Feed asks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.device.arithmetic import Arithmetic
+from penstock.device.feed import Feed
+from penstock.device.lane import Lane
+from penstock.device.structure import leaves, map_leaves
+
+#: Finishes a batch of the loader's own plan on the device, before all else.
+Finish = Callable[[Any, Feed], Any]
+
+
+def finish(arithmetic: Arithmetic, batch: Any, feed: Feed) -> Any:
+    """Return a batch whose first field, uint8, is what its recipe gives."""
+    pixels = batch[0] if isinstance(batch, list) else batch
+    if pixels.dtype != torch.uint8:  # a sampler gave no indices, so that the dataset itself was asked
+        return batch
+    image = arithmetic(pixels, feed.dtype, feed.channels_last)
+    return [image, *batch[1:]] if isinstance(batch, list) else image
+
+
+@dataclass
+class Moved:
+    """A batch whose copies have begun."""
+
+    batch: Any
+    mark: Any = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """All that are in it."""
+    late: bool = False
+    """Something in it hides its tensors: it is moved when it is handed over, on the stream that it is used on."""
+
+
+class Mover:
+    """Moves batches: `send` begins, in any one thread; `receive` ends, in the thread that uses the batch.
+
+    Args:
+        feed: what is asked for.
+        device: where to, resolved.
+        lane: the way there; None: `receive` does all, by plain copies.
+        finish: of the loader's own batches.
+    """
+
+    def __init__(self, feed: Feed, device: torch.device, lane: Lane | None, finish: Finish | None = None) -> None:
+        self._feed = feed
+        self._device = device
+        self._lane = lane
+        self._finish = finish
+        self._idle = device.type == "cpu" and finish is None and feed.dtype is None and not feed.channels_last
+
+    def send(self, batch: Any) -> Moved:
+        """Begin to move a batch. Raises what its own types, the device or the transform raise."""
+        lane = self._lane
+        if lane is None or not _shows_its_tensors(batch):
+            return Moved(batch, late=True)
+        with lane.working():
+            moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, lane), _moves_itself))
+            return Moved(moved, lane.mark(), list(tensors_in(moved)))
+
+    def receive(self, moved: Moved) -> Any:
+        """Return the batch for the calling thread's current stream."""
+        if moved.late:
+            if self._idle and self._feed.transform is None:
+                return moved.batch
+            return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _moves_itself))
+        assert self._lane is not None
+        self._lane.receive(moved.mark, moved.tensors)
+        return moved.batch
+
+    def _move(self, leaf: Any, lane: Lane | None) -> Any:
+        """Return a leaf on the device; lane: None for a plain copy."""
+        if isinstance(leaf, torch.Tensor):
+            if leaf.device == self._device:
+                return leaf
+            return leaf.to(self._device) if lane is None else lane.copy(leaf)
+        if not _moves_itself(leaf):
+            return leaf
+        return _move_itself(leaf if lane is None else lane.pin(leaf), self._device)
+
+    def _made(self, batch: Any) -> Any:
+        """Return a batch on the device with what the recipe and the Feed want done to it there."""
+        if self._finish is not None:
+            batch = self._finish(batch, self._feed)
+        if self._feed.dtype is not None or self._feed.channels_last:
+            batch = map_leaves(batch, self._dress, _moves_itself)
+        if self._feed.transform is not None:
+            with torch.no_grad():
+                batch = self._feed.transform(batch)
+        return batch
+
+    def _dress(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        dtype = self._feed.dtype if self._feed.dtype is not None and leaf.is_floating_point() else leaf.dtype
+        last = self._feed.channels_last and leaf.ndim == 4
+        return leaf.to(dtype=dtype, memory_format=torch.channels_last if last else torch.preserve_format)
+
+
+def _moves_itself(value: Any) -> bool:
+    """Return whether a value is of a type with a .to() of its own, such as PackedSequence or BatchEncoding."""
+    return not isinstance(value, torch.Tensor | type) and callable(getattr(value, "to", None))
+
+
+def _move_itself(value: Any, device: torch.device) -> Any:
+    try:
+        inspect.signature(value.to).bind(device, non_blocking=True)
+    except (TypeError, ValueError):  # it takes no such argument, or does not say
+        return value.to(device)
+    return value.to(device, non_blocking=True)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in containers and in the attributes of objects, each once."""
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen or one is None or isinstance(one, str | bytes | int | float | type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, dict):
+            pending += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            pending += one
+        else:
+            pending += getattr(one, "__dict__", {}).values()
+            slots = [getattr(kind, "__slots__", ()) for kind in type(one).__mro__]
+            names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+            pending += [getattr(one, name) for name in names if hasattr(one, name)]
+
+
+def _shows_its_tensors(batch: Any) -> bool:
+    """Return whether the tensors of everything that moves itself can be found, so that they can be handed over."""
+    return all(not _moves_itself(leaf) or any(True for _ in tensors_in(leaf)) for leaf in leaves(batch, _moves_itself))

@@ -1,0 +1,209 @@
+"""Datasets in memory, kept on a device from pass to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock import _native
+from penstock.device.stores import Images, Rows, row_bytes, sent
+from penstock.device.watch import Watch, key
+from penstock.in_memory import InMemory
+from penstock.order import Indices
+from penstock.plan import NativePlan
+from penstock.steps import Refusal
+
+#: Of the memory that a device has left, this share stays for the program.
+_FOR_THE_PROGRAM = 0.25
+_WHAT = "Feed(cache='device')"
+_Kept = tuple[list[Watch], Rows]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A plan whose arrays are on a device."""
+
+    plan: NativePlan
+    device: torch.device
+    stores: tuple[Rows, ...]
+    """One a field."""
+    firsts: Indices
+    """Of each leaf, the place of its first row in the stores."""
+
+    def images(self) -> Images | None:
+        """Return what makes images of the only store's rows; None where rows are the fields."""
+        recipes = _recipes(self.plan)
+        return Images(self.stores[0], recipes) if recipes else None
+
+    def labels(self) -> torch.Tensor | None:
+        """Return the labels of all rows on the device, as they are collated; None where each batch must ask for its."""
+        columns = []
+        for leaf in self.plan.leaves:
+            if leaf.labels is None or leaf.held is None or not leaf.held.settled:
+                return None
+            columns.append(leaf.labels(np.arange(leaf.size, dtype=np.int64)))
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if len(arrays) < len(columns):
+            return None
+        if len(arrays) > 1 and any(array.dtype != np.int64 for array in arrays):
+            return None  # torch's collate looks at each batch: integers stay what they are in all
+        return sent(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), self.device)
+
+    def hand_to_current_stream(self) -> None:
+        """Tell the allocator that the current stream uses the arrays, so that it outlasts them."""
+        if self.device.type in ("cpu", "mps"):
+            return
+        stream = torch.accelerator.current_stream(self.device)
+        for store in self.stores:
+            store.words.record_stream(stream)
+
+
+class Resident:
+    """Keeps the arrays of one loader's dataset on a device, for as long as it lives itself.
+
+    Arrays that are other ones than in the pass before, or changed as far as a `Watch` can tell, are copied anew.
+    One thread at a time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._kept: list[_Kept] = []
+        self._refused: tuple[object, Refusal] | None = None
+
+    def refusal(self, plan: NativePlan) -> Refusal | None:
+        """Return why batches of a plan are made on the host; None: they fit on the device. Nothing is copied."""
+        refusal = _unsuitable(plan)
+        if refusal is None:
+            fields = _fields(plan)
+            current = self._current(fields)
+            old = sum(one[1].words.nbytes for one in self._kept if one not in current)
+            refusal = self._no_room(fields, current, old)
+        return refusal
+
+    def hold(self, plan: NativePlan) -> Held | Refusal:
+        """Return the plan with its arrays on the device, or why its batches are made on the host."""
+        refusal = _unsuitable(plan)
+        if refusal is not None:
+            self._kept = []
+            return refusal
+        fields = _fields(plan)
+        current = self._current(fields)
+        self._kept = []  # what is not current makes room
+        refusal = self._no_room(fields, current)
+        if refusal is None:
+            try:
+                self._kept = [
+                    one or ([Watch(array) for array in arrays], Rows(arrays, self.device))
+                    for one, arrays in zip(current, fields, strict=True)
+                ]
+            except torch.OutOfMemoryError:
+                size = _size(sum(map(_bytes, fields)))
+                refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
+                self._refused = _keys(fields), refusal  # not tried again while they are the same
+        if refusal is not None:
+            return refusal
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)  # from now on any stream may read them
+        firsts = np.cumsum([0, *(leaf.size for leaf in plan.leaves)])[:-1].astype(np.int64)
+        return Held(plan, self.device, tuple(store for _, store in self._kept), firsts)
+
+    def told(self, plan: NativePlan) -> str:
+        """Return where batches of a plan are made, for explain()."""
+        refusal = self.refusal(plan)
+        if refusal is not None:
+            return f"cache    not on {self.device}: {refusal.why}; there with {refusal.remedy}"
+        done = "cropped, padded, flipped and gathered" if _recipes(plan) else "gathered"
+        return f"cache    {_size(sum(map(_bytes, _fields(plan))))} of arrays on {self.device}: batches are {done} there"
+
+    def __repr__(self) -> str:
+        return f"Resident({_size(sum(store.words.nbytes for _, store in self._kept))} on {self.device})"
+
+    def _current(self, fields: Sequence[Sequence[torch.Tensor]]) -> list[_Kept | None]:
+        """Return what is kept of each field, where it is still the same."""
+        kept = [*self._kept, *[None] * len(fields)]
+        return [one if one and _same(one[0], arrays) else None for one, arrays in zip(kept, fields, strict=False)]
+
+    def _no_room(
+        self, fields: Sequence[Sequence[torch.Tensor]], current: Sequence[_Kept | None], old: int = 0
+    ) -> Refusal | None:
+        """Return why what is not current does not fit; old: bytes that make room for it."""
+        if self._refused is not None and self._refused[0] == _keys(fields):
+            return self._refused[1]
+        needed = sum(_bytes(arrays) for arrays, kept in zip(fields, current, strict=True) if kept is None)
+        left = available(self.device) if needed else None
+        left = None if left is None else left + old
+        if left is None or needed <= left * (1 - _FOR_THE_PROGRAM):
+            return None
+        return _refused(
+            f"{_size(needed)} of arrays do not fit on {self.device}, which has {_size(left)} left, a quarter of it for "
+            "the program"
+        )
+
+
+def available(device: torch.device) -> int | None:
+    """Return how many bytes this process may still take on a device; None where nobody knows, or for the CPU."""
+    if device.type == "cpu":
+        return None
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+        reserved, used = torch.accelerator.memory_reserved(device), torch.accelerator.memory_allocated(device)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return free + reserved - used
+
+
+def _unsuitable(plan: NativePlan) -> Refusal | None:
+    """Return why a device cannot make the batches of a plan."""
+    for leaf in plan.leaves:
+        if leaf.held is None:
+            return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")
+    if any(spec is None for spec in plan.specs()):
+        return _refused("its datasets give rows of different shapes", "rows of one shape")
+    recipes = _recipes(plan)
+    if not recipes:
+        return None
+    sizes = {leaf.held.arrays[0].shape[1:] for leaf in plan.leaves if leaf.held is not None}
+    if len(recipes) < len(plan.leaves) or len(sizes) > 1:
+        return _refused("its datasets hold images of different sizes", "images of one size")
+    height, width, _ = next(iter(sizes))
+    if any(_native.map_size(recipe, width, height) is None for recipe in recipes):
+        return _refused("its images are resized, or made grey", "a transform that only crops, pads, flips and converts")
+    if len({(recipe.dtype, recipe.table) for recipe in recipes}) > 1:
+        return _refused("its datasets convert pixels differently", "one conversion for all")
+    return None
+
+
+def _refused(why: str, remedy: str = "more memory, or less data") -> Refusal:
+    return Refusal(_WHAT, why, remedy)
+
+
+def _held(plan: NativePlan) -> list[InMemory]:
+    return [leaf.held for leaf in plan.leaves if leaf.held is not None]
+
+
+def _recipes(plan: NativePlan) -> list[_native.Recipe]:
+    return [held.recipe for held in _held(plan) if held.recipe is not None]
+
+
+def _fields(plan: NativePlan) -> list[tuple[torch.Tensor, ...]]:
+    """Return for each field the arrays of all leaves."""
+    return list(zip(*(held.arrays for held in _held(plan)), strict=True))
+
+
+def _keys(fields: Sequence[Sequence[torch.Tensor]]) -> object:
+    return [[key(array) for array in arrays] for arrays in fields]
+
+
+def _same(watches: Sequence[Watch], arrays: Sequence[torch.Tensor]) -> bool:
+    return len(watches) == len(arrays) and all(watch.same(array) for watch, array in zip(watches, arrays, strict=True))
+
+
+def _bytes(arrays: Sequence[torch.Tensor]) -> int:
+    return sum(len(array) * row_bytes(array) for array in arrays)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,160 @@
+"""What of a loader's plan is done on its device, pass after pass: data that lives there, decoding, arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.device.arithmetic import Arithmetic
+from penstock.device.bottleneck import Meter, Verdict
+from penstock.device.decoders import Decoder, decoder_for
+from penstock.device.decoding import GpuDecoding, refusal
+from penstock.device.decoding import told as told_of_decoder
+from penstock.device.feed import Feed
+from penstock.device.gathering import Gathering
+from penstock.device.lane import Lane, lane_to
+from penstock.device.moving import Finish, finish
+from penstock.device.resident import Held, Resident
+from penstock.errors import InvalidOption
+from penstock.passing import Course, Means, Pass
+from penstock.plan import NativePlan, Plan
+from penstock.substitutes import Substitutes
+
+
+@dataclass(frozen=True)
+class There:
+    """A kind of pass whose batches are made on the device."""
+
+    kind: type[Pass]
+    make: Callable[[Course, Means, Substitutes | None, bool], Pass]
+    """Returns a new one, from how bad samples are replaced and whether to start now, among others."""
+    begin: Callable[[Any, Course, bool], object]
+    """Begins another pass with the same one."""
+
+
+class Station:
+    """The device of a loader. Not picklable: it is made anew where it is needed.
+
+    Args:
+        device: where batches go, resolved.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._resident: Resident | None = None
+        self._decoder: Decoder | InvalidOption | None = None  # found, or why there is none
+        self._verdict: Verdict | None = None  # of decode="auto"
+        self._meter: Meter | None = None
+        self._waited = 0.0
+        self._arithmetic: Arithmetic | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether batches go there on a stream of their own."""
+        return self.device.type not in ("cpu", "mps")
+
+    def lane(self) -> Lane | None:
+        """Return a new way there."""
+        return lane_to(self.device)
+
+    def current(self, lane: Lane | None) -> AbstractContextManager[Any]:
+        """Return what makes the device the current one, where there is a lane to it."""
+        return nullcontext() if lane is None else lane.current()
+
+    def prepare(self, feed: Feed, plan: Plan, lane: Lane | None) -> There | None:
+        """Return what makes the batches of the pass that begins on the device; None: the host makes them.
+
+        Raises:
+            InvalidOption: decode="gpu", and nothing is installed that can.
+        """
+        if lane is None or not isinstance(plan, NativePlan):
+            return None
+        if feed.cache is not None:
+            if self._resident is None:
+                self._resident = Resident(self.device)
+            held = self._resident.hold(plan)
+            if isinstance(held, Held):
+                return There(
+                    Gathering,
+                    lambda course, means, replacing, eager: Gathering(held, course, means, lane.working),
+                    lambda gathering, course, eager: gathering.begin(held, course, lane.working),
+                )
+        decoder = self._decoding(feed, plan)
+        if decoder is None:
+            self._meter, self._waited = Meter() if self._is_open(feed) else None, 0.0
+            return None
+        device = self.device
+        return There(
+            GpuDecoding,
+            lambda course, means, replacing, eager: GpuDecoding(
+                plan, course, means, decoder, device, lane, substitutes=replacing, eager=eager
+            ),
+            lambda decoding, course, eager: decoding.begin(plan, course, lane, eager=eager),
+        )
+
+    def waited(self, seconds: float) -> None:
+        """Count what the loop waited for a batch of this pass."""
+        self._waited += seconds
+
+    def ended(self) -> None:
+        """Take note that the pass was gone through to its end."""
+        if self._meter is not None:
+            self._verdict, self._meter = self._meter.judge(self._waited), None
+
+    def finish(self, plan: Plan) -> Finish | None:
+        """Return what is left to the device of what the recipe does."""
+        table = plan.table if isinstance(plan, NativePlan) else None
+        if table is None:
+            return None
+        if self._arithmetic is None or not self._arithmetic.made_from(table):
+            self._arithmetic = Arithmetic(table)
+        return partial(finish, self._arithmetic)
+
+    def told(self, feed: Feed, plan: Plan) -> Iterator[str]:
+        """Yield what is done here of what the Feed asks, and why not the rest, for explain()."""
+        if feed.cache is not None:
+            if not self.sends:
+                yield "cache    the data stays in host memory: there is no accelerator"
+            elif not isinstance(plan, NativePlan):
+                yield "cache    the data stays on the host: Python reads it"
+            else:
+                yield (self._resident or Resident(self.device)).told(plan)
+        if feed.decode == "cpu":
+            return
+        why = refusal(plan)
+        if not self.sends:
+            yield "decode   on the CPU: there is no accelerator"
+        elif why is not None:
+            yield f"decode   on the CPU: {why.why}; on the device with {why.remedy}"
+        elif (decoder := self._decoding(feed, plan)) is not None:
+            yield told_of_decoder(decoder)
+        elif isinstance(self._decoder, InvalidOption):
+            yield f"decode   on the CPU: {self._decoder}"
+        else:
+            yield f"decode   {'on the CPU, until a pass was measured' if self._verdict is None else self._verdict.why}"
+
+    def _is_open(self, feed: Feed) -> bool:
+        """Return whether decode="auto" has still to be decided."""
+        return feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
+
+    def _decoding(self, feed: Feed, plan: NativePlan | Plan) -> Decoder | None:
+        """Return what decodes on the device, or None."""
+        if feed.decode == "cpu" or refusal(plan) is not None:
+            return None
+        if feed.decode == "auto" and not (self._verdict is not None and self._verdict.gpu):
+            return None
+        if self._decoder is None:
+            try:
+                self._decoder = decoder_for(self.device)
+            except InvalidOption as error:
+                self._decoder = error
+        if not isinstance(self._decoder, InvalidOption):
+            return self._decoder
+        if feed.decode == "gpu":
+            raise self._decoder
+        return None

@@ -1,0 +1,95 @@
+"""What the tests on a device share: the device, time that it loses, memory that it lacks, batches of it on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from penstock.device.moving import tensors_in
+from penstock.device.structure import map_leaves
+
+DEVICE = torch.device("cuda", 0)
+
+#: Cycles of a GPU for torch.cuda._sleep: ten milliseconds or more, in which some 500 MB could be copied.
+PAUSE = 20_000_000
+
+
+def sleep(cycles: int = PAUSE) -> None:
+    """Keep the current stream busy."""
+    torch.cuda._sleep(cycles)
+
+
+def random_words(batches: int, words: int = 2 << 20) -> list[torch.Tensor]:
+    """Return batches of 8-byte numbers, no two the same, whose sums do not overflow."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(-(1 << 40), 1 << 40, (words,), generator=generator) for _ in range(batches)]
+
+
+def checksums(batches: Iterable[torch.Tensor]) -> list[int]:
+    """Return the sum of each batch's bytes taken as 8-byte numbers, exact on every device."""
+    return [int(checksum(batch)) for batch in batches]
+
+
+def checksum(batch: torch.Tensor) -> torch.Tensor:
+    return batch.view(torch.int64).sum()
+
+
+def on_host(batch: Any) -> Any:
+    """Return a batch in host memory. Fails where a tensor of it is not on the device."""
+    assert all(tensor.device == DEVICE for tensor in tensors_in(batch))
+    return map_leaves(batch, lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def settled_bytes() -> int:
+    """Return the bytes that tensors take on the device, once all work there is done."""
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(DEVICE)
+
+
+@contextlib.contextmanager
+def memory_left(more: int) -> Iterator[None]:
+    """Let torch take no more than so many bytes beyond those that tensors keep from being freed."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info(DEVICE)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(DEVICE) + more) / total, DEVICE)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+        torch.cuda.empty_cache()
+
+
+def numbered(samples: int = 40) -> TensorDataset:
+    """Return a dataset that the native core reads."""
+    return TensorDataset(torch.arange(samples * 96.0).view(samples, 3, 8, 4), torch.arange(samples))
+
+
+def torchvision() -> Any:
+    """Return torchvision, or skip the test."""
+    return pytest.importorskip("torchvision", reason="torchvision is not installed")
+
+
+def small_images(name: str, transform: Any, samples: int = 500) -> Any:
+    """Make a dataset of torchvision's, of exactly that class, without its files."""
+    vision = torchvision()
+    kind = getattr(vision.datasets, name)
+    dataset = kind.__new__(kind)
+    vision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
+    dataset.train = True
+    rng = np.random.default_rng(4)
+    colour = name.startswith("CIFAR")
+    pixels = rng.integers(0, 256, (samples, 32, 32, 3) if colour else (samples, 28, 28), dtype=np.uint8)
+    targets = rng.integers(0, 10, samples)
+    dataset.data = pixels if colour else torch.from_numpy(pixels)
+    dataset.targets = targets.tolist() if colour else torch.from_numpy(targets)
+    return dataset

@@ -1,0 +1,253 @@
+"""Races between copies and kernels, made wide: a naive prefetcher corrupts batches, Penstock does not.
+
+Each batch is read late, behind a pause on the stream that reads it, and copied late, behind a pause on the stream of
+the copies. A checksum taken on the device is compared with that of the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import TensorDataset
+
+import penstock
+from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep
+
+BATCHES = 12
+
+
+def consumed(batches: Iterable[torch.Tensor], pause: int) -> list[int]:
+    """Return each batch's checksum, read after a pause; every batch is let go of before it is read."""
+    sums = []
+    for batch in batches:
+        sleep(pause)
+        sums.append(checksum(batch))
+        del batch
+    torch.cuda.synchronize()
+    return [int(one) for one in sums]
+
+
+def slowly(batch: Any) -> Any:
+    """Keep the stream of the copies busy, as a transform."""
+    sleep()
+    return batch
+
+
+# --- naive prefetchers: each lacks one thing --------------------------------------------------------------------------
+
+
+def without_a_wait(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Nobody waits for the copy."""
+    side = torch.cuda.Stream(DEVICE)
+    for batch in pinned:
+        with torch.cuda.stream(side):
+            sleep()
+            there = batch.to(DEVICE, non_blocking=True)
+        yield there
+        del there
+
+
+def one_host_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The host overwrites what is still to be copied."""
+    side = torch.cuda.Stream(DEVICE)
+    staging = torch.empty(pinned[0].shape, dtype=pinned[0].dtype, pin_memory=True)
+    for batch in pinned:
+        staging.copy_(batch)
+        with torch.cuda.stream(side):
+            sleep()
+            there = staging.to(DEVICE, non_blocking=True)
+        torch.cuda.current_stream(DEVICE).wait_stream(side)
+        there.record_stream(torch.cuda.current_stream(DEVICE))
+        yield there
+        del there
+
+
+def one_device_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The copy does not wait for those who still read what was there."""
+    side = torch.cuda.Stream(DEVICE)
+    there = torch.empty_like(pinned[0], device=DEVICE)
+    torch.cuda.synchronize()
+    for batch in pinned:
+        with torch.cuda.stream(side):
+            there.copy_(batch, non_blocking=True)
+        torch.cuda.current_stream(DEVICE).wait_stream(side)
+        yield there
+
+
+def without_record_stream(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The allocator is not told who reads: memory is given away when the tensor is dropped, not when it was read."""
+    side = torch.cuda.Stream(DEVICE)
+    for batch in pinned:
+        with torch.cuda.stream(side):
+            there = batch.to(DEVICE, non_blocking=True)
+        torch.cuda.current_stream(DEVICE).wait_stream(side)
+        yield there
+        del there
+
+
+NAIVE = [(without_a_wait, 0), (one_host_buffer, 0), (one_device_buffer, PAUSE), (without_record_stream, PAUSE)]
+
+
+@pytest.mark.parametrize(("naive", "pause"), NAIVE, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(naive: Callable[..., Any], pause: int) -> None:
+    source = [batch.pin_memory() for batch in random_words(BATCHES)]
+    wanted = checksums(source)
+    assert len(set(wanted)) == BATCHES
+    for _ in range(5):
+        if consumed(naive(source), pause) != wanted:
+            break
+    else:
+        pytest.fail(f"{naive.__name__} corrupted nothing, so that this test would not see a race")
+    for transform in (None, slowly):
+        assert consumed(penstock.prefetch(source, DEVICE, transform=transform), pause) == wanted
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("transform", [None, slowly], ids=["", "slow copies"])
+def test_batches_that_are_let_go_of_at_once(depth: int, pinned: bool, transform: Any) -> None:
+    source = random_words(BATCHES)
+    wanted = checksums(source)
+    given = [batch.pin_memory() for batch in source] if pinned else source
+    for pause in (0, PAUSE // 4, PAUSE):
+        assert consumed(penstock.prefetch(given, DEVICE, depth=depth, transform=transform), pause) == wanted
+
+
+def test_host_memory_is_not_used_again_before_it_was_copied() -> None:
+    """Each batch is made when it is asked for, in memory that the one before it has given back."""
+    wanted = checksums(random_words(BATCHES))
+
+    def source() -> Iterator[torch.Tensor]:
+        for batch in random_words(BATCHES):
+            pinned = batch.pin_memory()
+            del batch
+            yield pinned
+            del pinned
+
+    assert consumed(penstock.prefetch(source(), DEVICE, transform=slowly), 0) == wanted
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_batches_on_several_streams_let_go_of_in_any_order(depth: int) -> None:
+    source = random_words(24)
+    wanted = checksums(source)
+    streams = [torch.cuda.current_stream(DEVICE), torch.cuda.Stream(DEVICE), torch.cuda.Stream(DEVICE)]
+    weights = torch.ones(2048, 2048, device=DEVICE)
+    torch.cuda.synchronize()
+    feeding = iter(penstock.prefetch(source, DEVICE, depth=depth))
+    sums: list[torch.Tensor] = []
+    held: dict[int, torch.Tensor] = {}
+    for number in range(len(source)):
+        with torch.cuda.stream(streams[number % 3]):
+            batch = next(feeding)
+            sleep(PAUSE // (1 + number % 4))
+            torch.mm(weights, weights)
+            sums.append(checksum(batch))
+        held[number] = batch
+        del batch
+        if len(held) > 4:  # the oldest, the newest, one between
+            del held[sorted(held)[(0, -1, len(held) // 2)[number % 3]]]
+    torch.cuda.synchronize()
+    assert [int(one) for one in sums] == wanted
+    assert len(held) == 4
+    for number, batch in held.items():
+        assert int(checksum(batch)) == wanted[number]
+    assert list(feeding) == []
+
+
+def test_kept_batches_are_never_overwritten() -> None:
+    source = random_words(32)
+    kept = list(penstock.prefetch(source, DEVICE, depth=3, transform=slowly))
+    torch.cuda.synchronize()
+    assert checksums(kept) == checksums(source)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_loaders(kind: str, workers: int) -> None:
+    dataset = TensorDataset(torch.stack(random_words(64, 256 << 10)))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
+    loader: Any
+    if kind == "native":
+        host = penstock.DataLoader(dataset, seed=1, **options)
+        loader = penstock.DataLoader(dataset, seed=1, device=penstock.Feed(DEVICE, transform=slowly), **options)
+    else:
+        host = penstock.DataLoader(dataset, generator=torch.Generator().manual_seed(1), **options)
+        around: Any = TorchDataLoader(
+            dataset, generator=torch.Generator().manual_seed(1), pin_memory=workers == 1, **options
+        )
+        loader = penstock.prefetch(around, DEVICE, transform=slowly)
+    for _ in range(3):
+        wanted = checksums(x for (x,) in host)
+        assert consumed((x for (x,) in loader), PAUSE // 2) == wanted
+
+
+def test_several_loaders_at_once() -> None:
+    sources = [random_words(BATCHES, words) for words in (1 << 20, 2 << 20, 3 << 19, 1 << 10)]
+    sums: list[list[torch.Tensor]] = [[] for _ in sources]
+    feedings = [
+        penstock.prefetch(source, DEVICE, depth=depth, transform=slowly)
+        for depth, source in enumerate(sources, start=1)
+    ]
+    for batches in zip(*feedings, strict=True):
+        sleep(PAUSE // 2)
+        for lane, batch in enumerate(batches):
+            sums[lane].append(checksum(batch))
+    torch.cuda.synchronize()
+    assert [[int(one) for one in lane] for lane in sums] == [checksums(source) for source in sources]
+
+
+def test_several_threads_take_from_one_pass() -> None:
+    source = random_words(32)
+    feeding = iter(penstock.prefetch(source, DEVICE, transform=slowly))
+    sums: list[int] = []
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            stream = torch.cuda.Stream(DEVICE)
+            with torch.cuda.stream(stream):
+                taken = []
+                for batch in feeding:
+                    sleep(PAUSE // 2)
+                    taken.append(checksum(batch))
+                    del batch
+                stream.synchronize()
+                sums.extend(int(one) for one in taken)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert errors == []
+    assert sorted(sums) == sorted(checksums(source))
+
+
+def test_several_devices_at_once() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    source = random_words(BATCHES)
+    wanted = checksums(source)
+    sums: dict[torch.device, list[torch.Tensor]] = {device: [] for device in devices}
+    feedings = [penstock.prefetch(source, device, transform=slowly) for device in devices]
+    for batches in zip(*feedings, strict=True):
+        for device, batch in zip(devices, batches, strict=True):
+            assert batch.device == device
+            with torch.cuda.device(device):
+                sleep(PAUSE // 2)
+                sums[device].append(checksum(batch))
+    for device in devices:
+        torch.cuda.synchronize(device)
+        assert [int(one) for one in sums[device]] == wanted

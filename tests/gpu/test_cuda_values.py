@@ -1,0 +1,253 @@
+"""What arrives on the device is what the host's path gives: shapes, dtypes, strides and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils.data import Dataset
+
+import penstock
+from tests.gpu.on_device import DEVICE, numbered, on_host, sleep, small_images, torchvision
+from tests.same import assert_same
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def tensor_folder(folder: Path) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    ids = [f"id-{number}" for number in range(37)]
+    for name in ids:
+        torch.save(torch.randn(3, 5, 4, generator=generator), folder / f"{name}.pt")
+    return penstock.TensorFolder(folder, ids, {name: number for number, name in enumerate(ids)})
+
+
+def arrays(folder: Path) -> Any:
+    rng = np.random.default_rng(0)
+    kinds: list[Any] = [np.uint8, np.int16, np.int64, np.float16, np.float32, np.float64, np.bool_]
+    fields = [rng.integers(0, 100, (41, 3, number + 1)).astype(kind) for number, kind in enumerate(kinds)]
+    np.save(folder / "rows.npy", fields[4])
+    return penstock.Arrays(*fields, folder / "rows.npy")
+
+
+def photos(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(23):
+        kind = folder / f"class{number % 3}"
+        kind.mkdir(exist_ok=True)
+        height, width = (int(extent) for extent in rng.integers(40, 90, 2))
+        smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
+        smooth.save(kind / f"{number}.jpg", quality=90)
+
+
+def normalised(*steps: Any) -> Any:
+    t = torchvision().transforms
+    return t.Compose([*steps, t.ToTensor(), t.Normalize(MEAN, STD)])
+
+
+def image_folder(folder: Path) -> Any:
+    t = torchvision().transforms
+    photos(folder)
+    return penstock.ImageFolder(folder, transform=normalised(t.RandomResizedCrop(32), t.RandomHorizontalFlip()))
+
+
+def torchvision_image_folder(folder: Path) -> Any:
+    vision = torchvision()
+    photos(folder)
+    t = vision.transforms
+    return vision.datasets.ImageFolder(folder, normalised(t.Resize(40), t.CenterCrop(32)))
+
+
+def image_folder_of_bytes(folder: Path) -> Any:
+    t = torchvision().transforms
+    photos(folder)
+    return penstock.ImageFolder(folder, transform=t.Compose([t.Resize(40), t.CenterCrop(32), t.PILToTensor()]))
+
+
+def cifar(folder: Path) -> Any:
+    t = torchvision().transforms
+    return small_images("CIFAR10", normalised(t.RandomCrop(32, padding=4), t.RandomHorizontalFlip()))
+
+
+def cifar_v2(folder: Path) -> Any:
+    torchvision()
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    scaled = v2.ToDtype(torch.float32, scale=True)
+    return small_images(
+        "CIFAR10", v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4), scaled, v2.Normalize(MEAN, STD)])
+    )
+
+
+def mnist(folder: Path) -> Any:
+    return small_images("MNIST", torchvision().transforms.ToTensor())
+
+
+NATIVE = [
+    tensor_folder,
+    arrays,
+    image_folder,
+    torchvision_image_folder,
+    image_folder_of_bytes,
+    cifar,
+    cifar_v2,
+    mnist,
+]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("make", NATIVE, ids=lambda make: make.__name__)
+def test_native_plans_give_the_hosts_batches(tmp_path: Path, make: Any, workers: int) -> None:
+    dataset = make(tmp_path)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
+    plain = penstock.DataLoader(dataset, **options)
+    fed = penstock.DataLoader(dataset, device="cuda", **options)
+    for _ in range(2):
+        wanted = list(plain)
+        assert_same([on_host(batch) for batch in fed], wanted)
+        assert len(fed) == len(wanted)
+
+
+@pytest.mark.parametrize("make", [tensor_folder, image_folder, cifar, cifar_v2, mnist], ids=lambda make: make.__name__)
+def test_dtype_and_layout_are_made_on_the_device(tmp_path: Path, make: Any) -> None:
+    dataset = make(tmp_path)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
+    feed = penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True, depth=3)
+    wanted = list(penstock.DataLoader(dataset, **options))
+    found = list(penstock.DataLoader(dataset, device=feed, **options))
+    assert len(found) == len(wanted)
+    for (images, labels), (host_images, host_labels) in zip(found, wanted, strict=True):
+        assert images.device == DEVICE and images.dtype == torch.bfloat16
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images.cpu(), host_images.bfloat16())
+        assert torch.equal(labels.cpu(), host_labels)
+
+
+class Squares(Dataset[Any]):
+    """Read by Python."""
+
+    def __len__(self) -> int:
+        return 43
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.full((3, 4), float(index * index)), "y": index, "name": f"id-{index}"}
+
+
+@pytest.mark.parametrize("method", [None, "thread", "process"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_python_plans_give_the_hosts_batches(method: Any, workers: int, persistent: bool) -> None:
+    if persistent and not workers:
+        pytest.skip("torch refuses persistent_workers without workers")
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
+    options |= {"worker_method": method, "persistent_workers": persistent}
+    plain = penstock.DataLoader(Squares(), **options)
+    fed = penstock.DataLoader(Squares(), device="cuda", **options)
+    for _ in range(2):
+        assert_same([on_host(batch) for batch in fed], list(plain))
+
+
+class Halve(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(0.5))
+
+    def forward(self, batch: Any) -> Any:
+        assert not torch.is_grad_enabled()
+        sleep()
+        images, labels = batch
+        return images * self.factor, labels + 1
+
+
+def test_a_module_as_transform() -> None:
+    dataset = numbered()
+    module = Halve().to(DEVICE)
+    torch.cuda.synchronize()
+    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=2, device=penstock.Feed("cuda", transform=module))
+    for (images, labels), (x, y) in zip(loader, penstock.DataLoader(dataset, batch_size=8), strict=True):
+        assert torch.equal(images.cpu(), x * 0.5) and torch.equal(labels.cpu(), y + 1)
+
+
+def test_transforms_of_torchvision() -> None:
+    torchvision()
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    source = [(torch.arange(8 * 3 * 5 * 5, dtype=torch.uint8).view(8, 3, 5, 5), torch.arange(8))] * 4
+    found = list(penstock.prefetch(source, "cuda", transform=transform))
+    assert len(found) == 4
+    for images, labels in found:
+        torch.testing.assert_close(images.cpu(), transform(source[0][0]))
+        assert torch.equal(labels.cpu(), source[0][1])
+
+
+# --- structures and kinds of tensors ---------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+def test_any_structure() -> None:
+    x = torch.rand(4, 3)
+    source = [{"pair": Pair(x, x.half()), "list": [x > 0.5, None, "text", 3], "sample": Sample(x.double(), "name")}]
+    (found,) = penstock.prefetch(source, "cuda")
+    assert_same(on_host(found["pair"]), source[0]["pair"])
+    assert_same(on_host(found["list"]), source[0]["list"])
+    assert type(found["sample"]) is Sample and torch.equal(on_host(found["sample"].image), x.double())
+
+
+def test_types_that_move_themselves() -> None:
+    packed = pack_padded_sequence(torch.arange(6.0).view(3, 2), torch.tensor([3, 2]))
+    (found,) = penstock.prefetch([packed], "cuda")
+    assert type(found) is PackedSequence and found.data.device == DEVICE
+    assert torch.equal(found.data.cpu(), packed.data)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(0, 3),
+        torch.tensor(7),
+        torch.tensor([True, False]),
+        torch.randn(5, dtype=torch.complex64),
+        torch.arange(24.0).view(2, 3, 4).transpose(0, 2),
+        torch.arange(24.0).view(4, 6)[:, ::2],
+        torch.arange(48.0).view(2, 3, 4, 2).to(memory_format=torch.channels_last),
+        torch.ones(3, requires_grad=True),
+        torch.ones(1, 3).expand(4, 3),
+        torch.randn(4, 4).to_sparse(),
+    ],
+    ids=["empty", "0-d", "bool", "complex", "transposed", "strided", "channels last", "grad", "expanded", "sparse"],
+)
+def test_kinds_of_tensors(tensor: torch.Tensor) -> None:
+    (found,) = penstock.prefetch([tensor], "cuda")
+    assert found.device == DEVICE and (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    wanted = tensor.detach().to(DEVICE)
+    if tensor.layout is torch.strided:
+        assert found.stride() == wanted.stride() or 0 in tensor.stride()
+        assert torch.equal(found.detach(), wanted)
+    else:
+        assert torch.equal(found.to_dense(), wanted.to_dense())
+
+
+def test_tensors_that_are_there_already() -> None:
+    there = torch.arange(3.0, device=DEVICE)
+    (found,) = penstock.prefetch([there], "cuda")
+    assert found.data_ptr() == there.data_ptr()
+
+
+def test_images_of_torchvision_keep_their_type() -> None:
+    torchvision()
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    (found,) = penstock.prefetch([tv_tensors.Image(torch.rand(3, 4, 4))], "cuda")
+    assert type(found) is tv_tensors.Image and found.device == DEVICE

@@ -1,0 +1,731 @@
+"""find_batch_size and run_within_memory, by steps that say that memory ran out, and the structures that they cut."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import gc
+import math
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from penstock.device.memory import find_batch_size, is_out_of_memory, run_within_memory
+from penstock.device.structure import leaves, map_leaves
+from penstock.errors import InvalidOption, OutOfMemory, PenstockError
+
+
+class Pair(NamedTuple):
+    images: Any
+    labels: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    images: Any
+    names: list[str]
+    length: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", len(self.names))
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    images: Any
+
+
+class Wrapper(collections.abc.MutableMapping):
+    """A mapping whose shallow copy shares its items."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_of_it = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of_it[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_of_it[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_of_it[key]
+
+    def __iter__(self):
+        return iter(self.items_of_it)
+
+    def __len__(self) -> int:
+        return len(self.items_of_it)
+
+
+class Device:
+    """A device whose memory holds `limit` samples: a step that counts its tries."""
+
+    def __init__(self, limit: int, error: Callable[[], BaseException] = lambda: torch.OutOfMemoryError("no room")):
+        self.limit = limit
+        self.error = error
+        self.tried: list[int] = []
+
+    def step(self, batch: torch.Tensor) -> list[int]:
+        self.tried.append(len(batch))
+        if len(batch) > self.limit:
+            raise self.error()
+        return batch.tolist()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def thaw():
+    """Give back to the collector what it was told to pass over: each try collects, and some tests make thousands."""
+    yield
+    gc.unfreeze()
+
+
+# ---------------------------------------------------------------------------------------------------- the largest size
+
+
+@settings(deadline=None, max_examples=60)
+@given(limit=st.integers(1, 5000), samples=st.integers(1, 300), start=st.none() | st.integers(1, 6000))
+@example(limit=1, samples=1, start=None)
+@example(limit=1, samples=1, start=6000)
+@example(limit=4096, samples=1, start=1)
+@example(limit=4095, samples=64, start=64)
+def test_the_size_is_exact_and_found_in_few_tries(limit: int, samples: int, start: int | None) -> None:
+    gc.freeze()
+    device = Device(limit)
+    assert find_batch_size(device.step, torch.zeros(samples), start=start) == limit
+    assert limit in device.tried
+    first = start or samples
+    # Doubling up, or halving down, then bisecting; one more try of the first that fits.
+    away = abs(math.log2(limit / first)) + 1
+    assert len(device.tried) <= away + math.log2(limit) + 3
+
+
+def test_from_one_the_tries_are_twice_the_logarithm() -> None:
+    gc.freeze()
+    for limit in (1, 2, 3, 100, 1023, 1024, 1025):
+        device = Device(limit)
+        find_batch_size(device.step, torch.zeros(1), start=1)
+        assert len(device.tried) <= 2 * math.log2(limit) + 3
+
+
+@given(limit=st.integers(1, 300), most=st.integers(1, 300), start=st.none() | st.integers(1, 300))
+@settings(deadline=None, max_examples=60)
+def test_nothing_above_most_is_tried(limit: int, most: int, start: int | None) -> None:
+    gc.freeze()
+    device = Device(limit)
+    found = find_batch_size(device.step, torch.zeros(16), start=None if start is None else min(start, most), most=most)
+    assert found == min(limit, most)
+    assert max(device.tried) <= most
+
+
+def test_every_try_has_a_batch_of_its_size_with_the_samples_repeated() -> None:
+    seen = []
+
+    def step(batch: dict[str, Any]) -> None:
+        x = batch["x"]
+        assert torch.equal(x, torch.arange(3.0).repeat(len(x))[: len(x)])
+        assert batch["name"] == [str(i % 3) for i in range(len(x))]
+        assert np.array_equal(batch["id"], np.arange(len(x)) % 3)
+        assert batch["epoch"] == 7 and batch["scale"].shape == ()
+        x.zero_()  # its own memory: the next try sees what the first saw
+        seen.append(len(x))
+        if len(x) > 11:
+            raise torch.OutOfMemoryError
+
+    batch: dict[str, Any] = {
+        "x": torch.arange(3.0),
+        "name": ["0", "1", "2"],
+        "id": np.arange(3),
+        "epoch": 7,
+        "scale": torch.tensor(2.0),
+    }
+    assert find_batch_size(step, batch, start=2) == 11
+    assert 2 in seen and 12 in seen
+    assert torch.equal(batch["x"], torch.arange(3.0))
+
+
+def test_layout_dtype_and_grad_of_the_example_are_kept() -> None:
+    images = torch.rand(3, 4, 5, 6).to(memory_format=torch.channels_last)
+    wanted = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        assert batch[0].is_contiguous(memory_format=torch.channels_last)
+        assert batch[1].dtype == torch.float64 and batch[1].requires_grad and batch[1].is_leaf
+        if len(batch[0]) > 8:
+            raise torch.OutOfMemoryError
+
+    assert find_batch_size(step, (images, wanted)) == 8
+
+
+def test_what_a_failed_try_held_is_free_at_the_next() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    kept: list[BaseException] = []
+
+    def deepest(batch: torch.Tensor) -> None:
+        local = batch * 2
+        made.extend([weakref.ref(local), weakref.ref(batch)])
+        raise torch.OutOfMemoryError("first")
+
+    def deep(batch: torch.Tensor) -> None:
+        if len(batch) > 5:
+            try:
+                deepest(batch)
+            except torch.OutOfMemoryError as error:
+                kept.append(error)  # as a logger or a debugger may
+                raise RuntimeError("CUDA error: out of memory") from error
+
+    def step(batch: torch.Tensor) -> None:
+        cycle: list[Any] = [batch + 1]
+        cycle.append(cycle)  # freed by the collector only
+        assert [ref for ref in made if ref() is not None] == []
+        made.append(weakref.ref(cycle[0]))
+        deep(batch)
+
+    assert find_batch_size(step, torch.zeros(2)) == 5
+    assert [ref for ref in made if ref() is not None] == []
+    held = torch.zeros(1)
+    made.append(weakref.ref(held))
+    with pytest.raises(AssertionError):  # the step's own check can fail
+        step(torch.zeros(1))
+
+
+def test_what_a_failed_part_held_is_free_at_the_next() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def step(batch: torch.Tensor) -> None:
+        assert [ref for ref in made if ref() is not None] == []
+        cycle: list[Any] = [batch + 1]
+        made.append(weakref.ref(cycle[0]))
+        if len(batch) > 5:
+            cycle.append(cycle)
+            raise torch.OutOfMemoryError
+
+    assert run_within_memory(step, torch.zeros(16)) == [None] * 4
+    assert len(made) == 6
+
+
+def test_an_error_that_the_caller_is_handling_keeps_its_frames() -> None:
+    def fail() -> None:
+        treasure = 1
+        raise KeyError(treasure)
+
+    try:
+        fail()
+    except KeyError as error:
+        assert find_batch_size(Device(3).step, torch.zeros(8)) == 3
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        assert error.__traceback__.tb_next.tb_frame.f_locals == {"treasure": 1}
+
+
+def test_the_memory_that_a_first_run_leaves_behind_counts() -> None:
+    """Optimiser states are made by the first step and are in the way of all others."""
+    states: list[int] = []
+
+    def step(batch: torch.Tensor) -> None:
+        if len(batch) + sum(states) > 10:
+            raise torch.OutOfMemoryError
+        states[:] = [4]
+
+    assert find_batch_size(step, torch.zeros(10)) == 6
+
+
+def test_one_sample_that_does_not_fit() -> None:
+    with pytest.raises(OutOfMemory, match="one sample does not fit into memory: no room") as raised:
+        find_batch_size(Device(0).step, torch.zeros(12))
+    assert issubclass(OutOfMemory, MemoryError) and issubclass(OutOfMemory, PenstockError)
+    assert type(raised.value.__cause__) is torch.OutOfMemoryError
+
+
+def test_memory_that_really_runs_out_on_the_cpu() -> None:
+    row = 2**56  # bytes a sample: four of them exceed any address space
+    assert (
+        find_batch_size(lambda x: torch.empty(0 if len(x) < 4 else len(x) * row, dtype=torch.uint8), torch.ones(1)) == 3
+    )
+    assert find_batch_size(lambda x: np.empty(0 if len(x) < 4 else len(x) * row, dtype=np.uint8), torch.ones(1)) == 3
+
+
+def test_a_batch_beyond_the_memory_of_the_host_is_not_made() -> None:
+    tried = []
+    wide = torch.zeros(1, 1).expand(1, 2**50)
+    with pytest.raises(OutOfMemory, match="host memory"):
+        find_batch_size(lambda batch: tried.append(len(batch)), wide)
+    assert tried == []
+
+
+MESSAGES = [
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.",
+    "CUDA out of memory. Tried to allocate 20.00 GiB",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "HIP out of memory. Tried to allocate 2.00 GiB",
+    "HIP error: out of memory",
+    "XPU out of memory. Tried to allocate 2.00 GiB",
+    "MPS backend out of memory (MPS allocated: 9 GB)",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_that_say_so(message: str) -> None:
+    assert find_batch_size(Device(7, lambda: RuntimeError(message)).step, torch.zeros(4)) == 7
+    assert run_within_memory(Device(2, lambda: RuntimeError(message)).step, torch.arange(3)) == [[0, 1], [2]]
+    assert not is_out_of_memory(ValueError(message))
+
+
+def test_subclasses_count() -> None:
+    class Nearly(torch.OutOfMemoryError):
+        pass
+
+    for kind in (Nearly, MemoryError, torch.cuda.OutOfMemoryError, OutOfMemory):
+        assert find_batch_size(Device(7, kind).step, torch.zeros(4)) == 7
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+        RuntimeError("the database is out of memory"),
+        ValueError("CUDA out of memory."),
+        KeyboardInterrupt(),
+        StopIteration(),
+    ],
+)
+def test_other_errors_go_through_untouched(error: BaseException) -> None:
+    device = Device(0, lambda: error)
+    for call in (find_batch_size, run_within_memory):
+        device.tried.clear()
+        with pytest.raises(type(error)) as raised:
+            call(device.step, torch.zeros(4))
+        assert raised.value is error and error.__cause__ is None and not hasattr(error, "__notes__")
+        assert device.tried == [4]
+
+
+# ---------------------------------------------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.zeros(0, 3), "no samples"),
+        ([], "no samples"),
+        ((torch.zeros(4, 3), torch.zeros(5)), r"shapes \(4, 3\), \(5,\)"),
+        ({"x": torch.zeros(4), "y": np.zeros(3)}, r"\(4,\), \(3,\)"),
+        (({"a": ["x", "y"], "b": ["z"]}), r"lists of \[1, 2\]"),
+        (torch.tensor(3.0), "without a tensor"),
+        ("text", "without a tensor"),
+        (None, "without a tensor"),
+        ({}, "without a tensor"),
+        (torch.zeros(3, 3).to_sparse(), "layout torch.sparse_coo"),
+        (torch.nn.utils.rnn.pack_sequence([torch.zeros(2), torch.zeros(1)]), "PackedSequence"),
+        ((torch.zeros(3), types.SimpleNamespace(to=lambda device: None)), "SimpleNamespace holds tensors"),
+    ],
+)
+def test_batches_that_cannot_be_cut(batch: Any, message: str) -> None:
+    for call in (find_batch_size, run_within_memory):
+        with pytest.raises(ValueError, match=message):
+            call(lambda _: pytest.fail("it was called"), batch)
+
+
+def test_sizes_that_make_no_sense() -> None:
+    step, batch = Device(9).step, torch.zeros(4)
+    for options in ({"start": 0}, {"start": -1}, {"most": 0}, {"start": 9, "most": 8}):
+        with pytest.raises(InvalidOption, match=r"sample|above"):
+            find_batch_size(step, batch, **options)
+    with pytest.raises(InvalidOption, match="start=0"):
+        run_within_memory(step, batch, start=0)
+    with pytest.raises(TypeError):
+        find_batch_size(step, batch, start=1.5)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------- micro-batches
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    limits=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(1, 64), min_size=1, max_size=5),
+    start=st.none() | st.integers(1, 100),
+    undone=st.booleans(),
+)
+def test_no_sample_is_lost_or_repeated(limits: list[int], sizes: list[int], start: int | None, undone: bool) -> None:
+    gc.freeze()
+    calls = 0
+    done: list[int] = []
+
+    def step(batch: torch.Tensor) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if len(batch) > limits[calls % len(limits)]:  # memory comes and goes
+            raise torch.OutOfMemoryError
+        done.extend(batch.tolist())
+        return batch.tolist()
+
+    undo = done.clear if undone else None
+    for size in sizes:
+        done.clear()
+        results = run_within_memory(step, torch.arange(size), start=start, undo=undo)
+        assert [i for result in results for i in result] == list(range(size)) == done
+        assert max(map(len, results)) <= (start or size)
+
+
+def test_only_the_part_that_failed_is_run_again() -> None:
+    tried = []
+
+    def step(batch: torch.Tensor) -> int:
+        tried.append((int(batch[0]), len(batch)))
+        if len(batch) > 8 or (batch[0] >= 8 and len(batch) > 4):
+            raise torch.OutOfMemoryError
+        return len(batch)
+
+    assert run_within_memory(step, torch.arange(16)) == [8, 4, 4]
+    assert tried == [(0, 16), (0, 8), (8, 8), (8, 4), (12, 4)]
+
+
+def test_undo_takes_back_all_and_the_batch_begins_anew() -> None:
+    gradient: list[int] = []
+
+    def step(batch: torch.Tensor) -> int:
+        gradient.extend(batch.tolist())  # before it fails, as backward() does for the last layers
+        if len(batch) > 8 or (batch[0] >= 8 and len(batch) > 4):
+            raise torch.OutOfMemoryError
+        return len(batch)
+
+    assert run_within_memory(step, torch.arange(16), undo=gradient.clear) == [4, 4, 4, 4]
+    assert gradient == list(range(16))
+
+
+def test_the_whole_batch_is_given_as_it_is_and_parts_are_views() -> None:
+    batch = (torch.zeros(6), ["a"])
+    assert run_within_memory(lambda b: b is batch, batch) == [True]
+    device = Device(3)
+
+    def fill(part: torch.Tensor) -> None:
+        device.step(part)
+        part += 1
+
+    whole = torch.zeros(6)
+    run_within_memory(fill, whole)
+    assert torch.equal(whole, torch.ones(6))
+
+
+def test_parts_are_even() -> None:
+    assert [len(part) for part in run_within_memory(Device(99).step, torch.arange(100))] == [50, 50]
+    assert [len(part) for part in run_within_memory(Device(4).step, torch.arange(5))] == [3, 2]
+
+
+def test_a_sample_that_does_not_fit_alone() -> None:
+    error = torch.OutOfMemoryError("no room")
+
+    def step(batch: torch.Tensor) -> None:
+        if 5 in batch:
+            raise error
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        run_within_memory(step, torch.arange(8))
+    assert raised.value is error
+    assert error.__notes__ == ["Sample 5 of a batch of 8 does not fit into memory on its own."]
+
+
+# --------------------------------------------------------------------------------------------------- what is remembered
+
+
+def test_the_size_that_worked_comes_first_the_next_time() -> None:
+    device = Device(10)
+    step = device.step
+    run_within_memory(step, torch.zeros(32))
+    assert device.tried == [32, 16, 8, 8, 8, 8]
+    device.tried.clear()
+    run_within_memory(step, torch.zeros(20))
+    run_within_memory(step, torch.zeros(5))
+    assert device.tried == [8, 8, 4, 5]
+    device.tried.clear()
+    run_within_memory(step, torch.zeros(20), start=10)
+    run_within_memory(step, torch.zeros(20))
+    assert device.tried == [10, 10, 10, 10]
+    device.limit = 100
+    device.tried.clear()
+    run_within_memory(step, torch.zeros(20), start=20)
+    run_within_memory(step, torch.zeros(20))
+    assert device.tried == [20, 20]
+
+
+def test_a_size_that_has_not_worked_is_not_remembered() -> None:
+    device = Device(0)
+    step = device.step
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            run_within_memory(step, torch.zeros(4))
+    assert device.tried == [4, 2, 1, 4, 2, 1]
+
+
+@dataclasses.dataclass
+class Equal:
+    """Unhashable, equal to all of its kind."""
+
+    device: Device = dataclasses.field(compare=False)
+
+    def __call__(self, batch: torch.Tensor) -> object:
+        return self.device.step(batch)
+
+    def other(self, batch: torch.Tensor) -> object:
+        return self.device.step(batch)
+
+
+def _with(device: Device, scale: int, batch: torch.Tensor, *, note: Any = None) -> list[int]:
+    return device.step(batch)
+
+
+@pytest.mark.parametrize(
+    "steps_of",
+    [
+        lambda device: (lambda step: lambda: step)(lambda batch: device.step(batch)),
+        lambda device: lambda: device.step,  # a new method object each time
+        lambda device: (lambda step: lambda: step)(Equal(device)),
+        lambda device: (lambda owner: lambda: owner.other)(Equal(device)),
+        lambda device: lambda: functools.partial(_with, device, 3, note=[1]),
+        lambda device: lambda: functools.partial(functools.partial(_with, device, 3), note="x"),
+        lambda device: lambda: functools.partial(device.step),
+    ],
+    ids=["function", "method", "unhashable", "method of unhashable", "partial", "nested partial", "partial of method"],
+)
+def test_steps_are_told_apart_by_identity(steps_of: Callable[[Device], Callable[[], Any]]) -> None:
+    small, large = Device(4), Device(16)
+    of_small, of_large = steps_of(small), steps_of(large)
+    for _ in range(2):
+        run_within_memory(of_small(), torch.zeros(16))
+        run_within_memory(of_large(), torch.zeros(16))
+    assert small.tried == [16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
+    assert large.tried == [16, 16]
+
+
+def test_two_methods_of_one_object_and_two_partials_of_one_function_differ() -> None:
+    device = Device(4)
+    owner = Equal(device)
+    run_within_memory(owner.other, torch.zeros(8))
+    run_within_memory(owner, torch.zeros(8))
+    run_within_memory(functools.partial(_with, device, 1), torch.zeros(8))
+    run_within_memory(functools.partial(_with, device, 2), torch.zeros(8))
+    assert device.tried == [8, 4, 4] * 4
+
+
+def test_a_step_that_cannot_be_held_weakly_works() -> None:
+    class Slots:
+        __slots__ = ("device",)
+
+        def __init__(self, device: Device) -> None:
+            self.device = device
+
+        def __call__(self, batch: torch.Tensor) -> list[int]:
+            return self.device.step(batch)
+
+    step = Slots(Device(4))
+    for _ in range(2):
+        assert [i for part in run_within_memory(step, torch.arange(8)) for i in part] == list(range(8))
+    assert step.device.tried == [8, 4, 4] * 2
+
+
+def test_steps_are_held_weakly_and_forgotten_with_them() -> None:
+    gc.freeze()
+    from_id: dict[int, int] = {}
+    for _ in range(200):  # ids come again
+        device = Device(4)
+        owner = Equal(device)
+        run_within_memory(owner, torch.zeros(8))
+        assert device.tried == [8, 4, 4]
+        from_id[id(owner)] = from_id.get(id(owner), 0) + 1
+        watched = weakref.ref(owner)
+        del owner, device
+        gc.collect(0)
+        assert watched() is None
+    assert max(from_id.values()) > 1
+
+
+def test_threads_share_what_is_remembered() -> None:
+    local = threading.local()
+    barrier = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def step(batch: torch.Tensor) -> list[int]:
+        local.calls = getattr(local, "calls", 0) + 1
+        if len(batch) > 8:
+            raise torch.OutOfMemoryError
+        return batch.tolist()
+
+    def work() -> None:
+        try:
+            barrier.wait(30)
+            for _ in range(20):
+                results = run_within_memory(step, torch.arange(64))
+                assert [i for result in results for i in result] == list(range(64))
+            assert local.calls <= 20 * 8 + 3
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("limit", [64, 33, 32, 7, 1])
+@pytest.mark.parametrize("keyword_only", [False, True])
+def test_gradients_of_micro_batches_are_those_of_the_batch(limit: int, keyword_only: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(50, 8, generator=generator), torch.randint(0, 3, (50,), generator=generator)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    whole = copy.deepcopy(model)
+    expected = torch.nn.functional.cross_entropy(whole(x.double()), y)
+    expected.backward()
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor], share: float) -> float:
+        loss = torch.nn.functional.cross_entropy(model(batch[0].double()), batch[1]) * share
+        if len(batch[0]) > limit:
+            loss.backward(inputs=list(model[2].parameters()))  # the last layer's are there when memory runs out
+            raise torch.OutOfMemoryError
+        loss.backward()
+        return loss.item()
+
+    def keyword(batch: Any, /, *, share: float) -> float:
+        return step(batch, share)
+
+    optimizer = torch.optim.SGD(model.parameters())
+    losses = run_within_memory(keyword if keyword_only else step, (x, y), undo=optimizer.zero_grad)
+    assert sum(losses) == pytest.approx(expected.item())
+    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_share_goes_to_a_parameter_of_that_name_and_to_no_other() -> None:
+    batch = torch.zeros(4)
+    assert run_within_memory(lambda b, share: share, batch, start=3) == [0.75, 0.25]
+    assert run_within_memory(lambda b, other=1: other, batch) == [1]
+    assert run_within_memory(lambda b, **options: options, batch) == [{}]
+    assert run_within_memory(lambda share: len(share), batch) == [4]  # the batch itself goes by that name
+    assert run_within_memory(len, batch) == [4]
+
+    class Module(torch.nn.Module):
+        def forward(self, batch: torch.Tensor, share: float) -> float:
+            return share
+
+    assert run_within_memory(Module(), batch, start=2) == [0.5, 0.5]
+    shares = []
+    assert find_batch_size(lambda b, share: shares.append(share), batch, most=4) == 4
+    assert set(shares) == {1.0}
+
+
+# ----------------------------------------------------------------------------------------------------------- structures
+
+
+def _part(batch: Any, begin: int, end: int) -> Any:
+    """What a step sees as samples [begin, end) where memory holds that many."""
+    parts = []
+
+    def step(part: Any) -> None:
+        parts.append(part)
+
+    run_within_memory(step, batch, start=end - begin)
+    return parts[begin // (end - begin)]
+
+
+def test_every_structure_is_cut_and_keeps_its_type() -> None:
+    x = torch.arange(6)
+    assert _part(Pair(x, [*"abcdef"]), 2, 4)._asdict() == {"images": pytest.approx([2, 3]), "labels": ["c", "d"]}
+    assert type(_part(Pair(x, x), 0, 2)) is Pair
+    frozen = _part(Frozen(x, [*"abcdef"]), 4, 6)
+    assert type(frozen) is Frozen and frozen.images.tolist() == [4, 5] and frozen.names == ["e", "f"]
+    assert frozen.length == 2
+    assert _part(Slotted(x), 4, 6).images.tolist() == [4, 5]
+    ordered = _part(collections.OrderedDict(b=x, a=x.numpy()), 0, 3)
+    assert type(ordered) is collections.OrderedDict and [*ordered] == ["b", "a"] and ordered["a"].tolist() == [0, 1, 2]
+    assert _part([x, (x, {"y": x})], 0, 2)[1][1]["y"].tolist() == [0, 1]
+    wrapped = Wrapper({"x": x})
+    assert type(_part(wrapped, 2, 4)) is Wrapper and wrapped["x"] is x
+
+
+def test_strings_are_cut_as_default_collate_leaves_them() -> None:
+    samples = [(torch.tensor(i), f"s{i}", {"who": f"w{i}", "both": [f"a{i}", f"b{i}"]}) for i in range(4)]
+    parts: list[Any] = []
+    run_within_memory(parts.append, default_collate(samples), start=2)
+    assert [(p[0].tolist(), list(p[1]), p[2]["who"]) for p in parts] == [
+        ([0, 1], ["s0", "s1"], ["w0", "w1"]),
+        ([2, 3], ["s2", "s3"], ["w2", "w3"]),
+    ]
+    assert [list(one) for one in parts[1][2]["both"]] == [["a2", "a3"], ["b2", "b3"]]
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_pairs_of_strings_without_tensors(samples: int) -> None:
+    batch = default_collate([(f"q{i}", f"a{i}") for i in range(samples)])
+    parts = run_within_memory(lambda part: [list(one) for one in part], batch, start=1)
+    assert parts == [[[f"q{i}"], [f"a{i}"]] for i in range(samples)]
+
+
+def test_a_list_of_texts_or_of_lists_of_words() -> None:
+    assert run_within_memory(list, [*"abc"], start=2) == [["a", "b"], ["c"]]
+    words = [["a"], ["b", "c", "d"], []]
+    seen = run_within_memory(lambda part: part[1], (torch.zeros(3), words), start=2)
+    assert seen == [words[:2], words[2:]]
+
+
+def test_what_is_no_column_stays() -> None:
+    batch = {"x": torch.zeros(4), "classes": ["cat", "dog"], "size": (224, 224), "epoch": 3, "text": "abcd"}
+    part = _part(batch, 0, 2)
+    assert (part["classes"], part["size"], part["epoch"], part["text"]) == (["cat", "dog"], (224, 224), 3, "abcd")
+
+
+def test_map_leaves_keeps_types_and_leaves_the_batch_alone() -> None:
+    class Named(list):
+        name = ""
+
+    named = Named([1])
+    named.name = "kept"
+    batch: dict[str, Any] = {
+        "list": named,
+        "defaultdict": collections.defaultdict(list, a=2),
+        "proxy": types.MappingProxyType({"a": 3}),
+        "wrapper": Wrapper({"a": 4}),
+        "user": collections.UserDict(a=5),
+        "tuple": (Pair(6, torch.Size([7])), Slotted(8), None, "text", b"bytes", {9}),
+    }
+    doubled = map_leaves(batch, lambda leaf: leaf * 2 if isinstance(leaf, int) else leaf)
+    assert doubled["list"] == [2] and type(doubled["list"]) is Named and doubled["list"].name == "kept"
+    assert doubled["defaultdict"] == {"a": 4} and doubled["defaultdict"]["new"] == []
+    assert doubled["proxy"] == {"a": 6} and type(doubled["proxy"]) is types.MappingProxyType
+    assert doubled["wrapper"]["a"] == 8 and type(doubled["wrapper"]) is Wrapper
+    assert doubled["user"] == {"a": 10} and type(doubled["user"]) is collections.UserDict
+    assert doubled["tuple"] == (Pair(12, torch.Size([14])), Slotted(16), None, "text", b"bytes", {9})
+    assert type(doubled["tuple"][0]) is Pair and type(doubled["tuple"][0].labels) is torch.Size
+    assert named == [1] and batch["wrapper"]["a"] == 4 and batch["user"] == {"a": 5}
+    assert list(leaves(batch)) == [1, 2, 3, 4, 5, 6, 7, 8, None, "text", b"bytes", {9}]
+
+
+def test_map_leaves_asks_what_is_a_leaf_first() -> None:
+    batch: Any = [Pair(1, 2), (3,)]
+    assert map_leaves(batch, str, lambda value: isinstance(value, Pair)) == ["Pair(images=1, labels=2)", ("3",)]
+    assert map_leaves(batch, len, lambda value: True) == 2
+
+
+def test_an_error_of_the_function_is_not_taken_for_a_mapping_that_cannot_be_built() -> None:
+    def fail(leaf: object) -> None:
+        raise TypeError("its own")
+
+    with pytest.raises(TypeError, match="its own"):
+        map_leaves(collections.OrderedDict(a=1), fail)
