@@ -456,7 +456,7 @@ def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
         [theirs, penstock.ImageFolder(tmp_path, transform)],
         [torch.utils.data.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
     ):
-        dataset = torch.utils.data.ConcatDataset(parts)
+        dataset: torch.utils.data.ConcatDataset[Any] = torch.utils.data.ConcatDataset(parts)
         order = np.random.default_rng(1).permutation(len(dataset)).tolist()
         batches = [order[begin : begin + 5] for begin in range(0, len(order), 5)]
         found = list(penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2))
