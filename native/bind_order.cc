@@ -50,6 +50,19 @@ void bind_order(nb::module_& m) {
              self.take(begin, out.shape(0), out.data());
            },
            nb::arg("begin"), nb::arg("out"));
+  nb::class_<KeyedDraws>(m, "KeyedDraws")
+      .def("__init__",
+           [](KeyedDraws* self, std::uint64_t bound, std::uint64_t seed, std::uint64_t epoch) {
+             if (bound == 0 || bound > std::uint64_t{1} << 63) throw nb::value_error("bound is not in 1 .. 2**63");
+             new (self) KeyedDraws(bound, seed, epoch);
+           },
+           nb::arg("bound"), nb::arg("seed"), nb::arg("epoch"))
+      .def(
+          "take",
+          [](const KeyedDraws& self, std::uint64_t begin, const Indices& out) {
+            self.take(begin, out.shape(0), out.data());
+          },
+          nb::arg("begin"), nb::arg("out"));
 }
 
 }  // namespace penstock

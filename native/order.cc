@@ -19,6 +19,26 @@ std::uint64_t mix(std::uint64_t x) {
 
 constexpr std::uint64_t mask(int bits) { return (std::uint64_t{1} << bits) - 1; }
 
+__extension__ using Wide = unsigned __int128;
+
+// The operation of these draws, in the sense of random.h: no random transform has this number.
+constexpr std::uint32_t kDrawOfIndex = 0x696e6478U;
+
+std::uint64_t word64(Draws& draws) {
+  const std::uint64_t high = draws.word();
+  return high << 32 | draws.word();
+}
+
+// Draws::below with 64 bits.
+std::uint64_t below(Draws& draws, std::uint64_t bound) {
+  Wide product = Wide{word64(draws)} * bound;
+  if (static_cast<std::uint64_t>(product) < bound) {
+    const std::uint64_t threshold = (0 - bound) % bound;
+    while (static_cast<std::uint64_t>(product) < threshold) product = Wide{word64(draws)} * bound;
+  }
+  return static_cast<std::uint64_t>(product >> 64);
+}
+
 }  // namespace
 
 TorchPermutation::TorchPermutation(std::uint32_t size, std::uint64_t seed)
@@ -71,6 +91,13 @@ std::uint64_t KeyedPermutation::walk(std::uint64_t position) const {
 void KeyedPermutation::take(std::uint64_t begin, std::uint64_t count, std::int64_t* out) const {
   for (std::uint64_t i = 0; i < count; ++i)
     out[i] = static_cast<std::int64_t>(table_.empty() ? walk(begin + i) : table_[begin + i]);
+}
+
+void KeyedDraws::take(std::uint64_t begin, std::uint64_t count, std::int64_t* out) const {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Draws draws(key_, begin + i, kDrawOfIndex);
+    out[i] = static_cast<std::int64_t>(below(draws, bound_));
+  }
 }
 
 }  // namespace penstock

@@ -9,14 +9,18 @@
 // domains", 2002). Up to kTableSize samples it sorts by 64-bit keys instead, which makes every permutation
 // equally likely, where a network over few bits would not.
 //
-// Threads: one at a time for TorchPermutation; KeyedPermutation is immutable. Memory: TorchPermutation owns
-// 4 bytes a sample, KeyedPermutation at most 8 KiB.
+// KeyedDraws is a function of (seed, epoch, position) too: whole numbers below a bound, drawn with replacement.
+//
+// Threads: one at a time for TorchPermutation; the keyed ones are immutable. Memory: TorchPermutation owns
+// 4 bytes a sample, KeyedPermutation at most 8 KiB, KeyedDraws nothing.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <random>
 #include <vector>
+
+#include "random.h"
 
 namespace penstock {
 
@@ -58,6 +62,20 @@ class KeyedPermutation {
   int high_bits_ = 0;
   std::array<std::uint64_t, kRounds> keys_{};
   std::vector<std::uint64_t> table_;
+};
+
+class KeyedDraws {
+ public:
+  // Each of 0 .. bound-1 is equally likely; bound is 1 .. 2^63.
+  KeyedDraws(std::uint64_t bound, std::uint64_t seed, std::uint64_t epoch)
+      : bound_(bound), key_(epoch_key(seed, epoch)) {}
+
+  // Writes the draws of positions [begin, begin + count) to out.
+  void take(std::uint64_t begin, std::uint64_t count, std::int64_t* out) const;
+
+ private:
+  std::uint64_t bound_;
+  PhiloxKey key_;
 };
 
 }  // namespace penstock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import _native
-from penstock.batches import cut, from_sampler, order_of
+from penstock.batches import from_sampler
 from penstock.buffers import Buffers
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
@@ -28,9 +27,11 @@ from penstock.device.gathering import Gathering
 from penstock.device.moving import finish
 from penstock.device.resident import Held, Resident
 from penstock.device.watch import Watch
+from penstock.order import InSequence, KeyedShuffle
 from penstock.passing import Course, Means
 from penstock.plan import NativePlan, plan
 from penstock.recipe import Recipe, read
+from penstock.schedule import Schedule, cut
 from penstock.stats import Counters
 from penstock.steps import Refusal
 from tests.same import assert_same
@@ -81,7 +82,8 @@ def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: 
 
 def in_order(dataset: Any, size: int = 16, *, epoch: int = 0, shuffle: bool = True, drop_last: bool = False) -> Any:
     number = len(dataset)
-    return cut(partial(order_of, not shuffle, True, number, 7, epoch), number, size, drop_last)
+    order = KeyedShuffle(number, 7, epoch) if shuffle else InSequence()
+    return cut(lambda: order, Schedule(number, size, drop_last))
 
 
 def assert_equal(dataset: Any, *, raw: bool = False, size: int = 16, epochs: int = 2, **how: Any) -> None:

@@ -10,6 +10,7 @@ from penstock.device.feeding import prefetch
 from penstock.device.memory import find_batch_size, run_within_memory
 from penstock.errors import (
     CorruptSample,
+    DatasetChanged,
     ImageTooLarge,
     InvalidID,
     InvalidOption,
@@ -26,9 +27,11 @@ from penstock.errors import (
     WorkerStuck,
 )
 from penstock.loader import DataLoader
+from penstock.mix import Mix
 from penstock.quarantine import Replace
 from penstock.sources import Arrays, ImageFolder, TensorFolder
 from penstock.stats import Stats
+from penstock.weighted import Weighted
 
 __version__ = "0.1.0"
 
@@ -36,6 +39,7 @@ __all__ = [
     "Arrays",
     "CorruptSample",
     "DataLoader",
+    "DatasetChanged",
     "Feed",
     "ImageFolder",
     "ImageTooLarge",
@@ -43,6 +47,7 @@ __all__ = [
     "InvalidOption",
     "MissingLabel",
     "MissingSample",
+    "Mix",
     "OutOfMemory",
     "OutsideRoot",
     "PenstockError",
@@ -53,6 +58,7 @@ __all__ = [
     "TensorFolder",
     "TooManyBadSamples",
     "UnreadableSample",
+    "Weighted",
     "WorkerDied",
     "WorkerStuck",
     "find_batch_size",

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _native
 from penstock.composed import Pipeline
+from penstock.mix import Mix
 from penstock.recipe_prefix import Prefix, picture, read_prefix
 from penstock.recognise import foreign_loader, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
@@ -252,6 +253,7 @@ def _makers() -> dict[type, Callable[[Any], _Part]]:
     makers: dict[type, Callable[[Any], _Part]] = {
         Subset: _SubsetPart,
         ConcatDataset: _ConcatPart,
+        Mix: _ConcatPart,
         TensorFolder: _tensor_folder,
         ImageFolder: _image_folder,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from penstock.errors import InvalidOption
+from penstock.keyed import KeyedSampler
 from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
 
 
@@ -68,13 +69,21 @@ def checked_seed(seed: object) -> int:
     return number
 
 
-def order_of(in_sequence: bool, keyed: bool, size: int, seed: int, epoch: int) -> Order:
-    """Return the order of an epoch whose samplers are torch's own."""
-    if in_sequence:
+def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn: dict[str, int]) -> Order:
+    """Return the order of an epoch whose sampler is torch's own, or keyed.
+
+    keyed: it is a function of seed and epoch. drawn: else, where the seed is kept that the sampler itself would draw;
+    one that is there is taken instead.
+    """
+    if type(sampler) is SequentialSampler:
         return InSequence()
+    own = isinstance(sampler, KeyedSampler)
     if keyed:
-        return KeyedShuffle(size, seed, epoch)
-    return TorchShuffle(size, int(torch.empty((), dtype=torch.int64).random_().item()))
+        return sampler.order(seed, epoch) if own else KeyedShuffle(size, seed, epoch)
+    if "order" not in drawn:
+        generator = sampler.generator if own else None
+        drawn["order"] = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return sampler.order(drawn["order"], sampler.epoch) if own else TorchShuffle(size, drawn["order"])
 
 
 def length(sampler: Any) -> int | None:
@@ -83,14 +92,6 @@ def length(sampler: Any) -> int | None:
         return len(sampler)
     except TypeError:
         return None
-
-
-def cut(order: Callable[[], Order], size: int, batch_size: int, drop_last: bool) -> Iterator[Indices]:
-    """Yield the indices of each batch of an epoch; the order is drawn when the first is asked for, as torch does."""
-    positions = order()
-    end = size - size % batch_size if drop_last else size
-    for begin in range(0, end, batch_size):
-        yield positions.take(begin, min(batch_size, end - begin))
 
 
 def from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:

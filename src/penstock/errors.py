@@ -3,6 +3,7 @@
 PenstockError
 ├── InvalidID (ValueError)                    an ID that is no name inside its root
 ├── InvalidOption (ValueError)                arguments that exclude each other or make no sense
+├── DatasetChanged (ValueError)               not the dataset that a state was taken of
 ├── OutOfMemory (MemoryError)                 not even a batch of one sample fits
 ├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
 ├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
@@ -37,6 +38,10 @@ class InvalidID(PenstockError, ValueError):
 
 class InvalidOption(PenstockError, ValueError):
     """Two arguments exclude each other, or a value is out of its range."""
+
+
+class DatasetChanged(PenstockError, ValueError):
+    """A dataset is not what it was when a loader's state was taken."""
 
 
 class OutOfMemory(PenstockError, MemoryError):

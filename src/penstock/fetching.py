@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,28 @@ from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
+from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.workers.threads import Init, Loading, Threads
 
 
 class InTurn(_SingleProcessDataLoaderIter):
-    """torch's own pass in the caller's thread, with each Compose that the dataset calls run natively."""
+    """torch's own pass in the caller's thread, with each Compose that the dataset calls run natively.
+
+    Args:
+        loader: a torch DataLoader with num_workers=0.
+        batches: what its sampler gives; None: it is asked by torch.
+    """
+
+    progress: Progress | None = None
+
+    def __init__(self, loader: Any, batches: Iterator[Any] | None = None) -> None:
+        super().__init__(loader)
+        if batches is not None:
+            self._sampler_iter = batches
+
+    def __next__(self) -> Any:
+        return counted(self.progress, super().__next__)
 
     def _next_data(self) -> Any:
         with natively():

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
     IterableDataset,
     IterDataPipe,
@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from penstock.batches import Epochs, as_list, checked_seed, cut, from_sampler, length, order_of, settled_at_start
+from penstock.batches import Epochs, checked_seed, settled_at_start
 from penstock.buffers import Buffers
 from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of, told
@@ -35,15 +35,22 @@ from penstock.errors import InvalidOption
 from penstock.fetch import Fetch
 from penstock.fetching import Fetching, InTurn
 from penstock.filling import Filling
+from penstock.keyed import KeyedSampler
+from penstock.ledger import Ledger
 from penstock.method import Choice, Method, and_join, draws_in_threads, method_of, try_out
+from penstock.mix import Mix
 from penstock.naming import name_of
-from penstock.order import Indices, TorchShuffle
 from penstock.passing import IN_FLIGHT, Course, Means, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
+from penstock.progress import Progress
 from penstock.quarantine import Replace
+from penstock.recording import Recorder, open_ledger
+from penstock.resumable import Resumable
+from penstock.schedule import Shard, Share, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import Substitutes, population, register_of
 from penstock.transforms import V1
+from penstock.weighted import Weighted
 from penstock.workers.processes import Processes
 
 T_co = TypeVar("T_co", covariant=True)
@@ -52,7 +59,7 @@ T_co = TypeVar("T_co", covariant=True)
 _CHOOSING = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
     """torch.utils.data.DataLoader, with batches filled by native threads where the dataset is recognised.
 
     All arguments are torch's and mean what they mean there, with these additions:
@@ -74,10 +81,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             sample, a function of (seed, epoch, sample), stands in for it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
+        shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed when a pass
+            begins. Every global batch of one order, the same for any number of ranks, is cut among them; all deliver
+            the same number of batches. Where the last one does not go round, samples of it are repeated: `padded` says
+            how many. None, or a DistributedSampler: as torch's loader.
+        ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
+            which step two runs parted. "{rank}" in the path is the rank's number.
 
     Raises:
-        InvalidOption: seed together with generator, an unknown worker_method, on_error or device, or on_error="replace"
-            for an iterable dataset; from iter(), a device that is not there.
+        InvalidOption: seed together with generator, an unknown worker_method, on_error or device, on_error="replace" or
+            shard= for an iterable dataset, shard= with a shuffle without seed= or with a sampler of one's own; from
+            iter(), a device that is not there.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
@@ -107,6 +121,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_method: Literal["process", "thread", "auto", "multiprocessing"] | None = None,
         on_error: Literal["raise", "replace"] | Replace = "raise",
         device: Device | Feed | None = None,
+        shard: Shard = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         feed_of(device)  # refuses what makes no sense
         self.device = device
@@ -118,9 +134,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
             seed = checked_seed(seed)
         self.seed = seed
+        if type(dataset) is Mix and sampler is None and batch_sampler is None:
+            sampler, shuffle = dataset.sampler(shuffle=bool(shuffle)), None
+        if isinstance(sampler, Weighted):
+            sampler.check_size(len(dataset))  # type: ignore[arg-type]
         self._own_order = sampler is None and batch_sampler is None
         self._prefetch_given = prefetch_factor is not None
+        self.shard = shard
+        self.ledger = ledger
+        self._ledger: Ledger | None = None
         self._epochs = Epochs(seed)
+        self._progress: Progress | None = None  # of the pass that began last
+        self._resume: Mapping[str, Any] | None = None  # the state that the next pass goes on from
+        self._fingerprint: tuple[object, dict[str, Any]] | None = None
         self._base_seed: int | None = None  # torch's, of the last pass
         self.on_error = on_error
         self._register = register_of(on_error, dataset)
@@ -162,24 +188,45 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if share_of(shard) is not None:
+            self._refuse_shard()
         # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.
         self._seeded = None if seed is None else torch.Generator().manual_seed(seed)
         if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._seeded
 
     def __iter__(self) -> Any:
+        progress = self._progress = self._next_progress()
+        progress.record = self._recorder(progress)
         feed, self._there = feed_of(self.device), None
         station = self._station = self._stationed(feed)
         self._turns.end()
         self._counters.ahead = self._sends()
         self._make_plan()
         if feed is None or station is None:
-            return self._batches()
+            batches = self._forwarded(self._batches(), progress)
+            batches.progress = progress
+            return batches
         lane = station.lane()
         with station.current(lane):
             self._there = station.prepare(feed, self._plan, lane)
-            batches = self._batches()
-        return self._feeding(batches, feed, station, lane)
+            batches = self._forwarded(self._batches(), progress)
+        batches.progress = None
+        feeding = self._feeding(batches, feed, station, lane)
+        feeding.progress = progress
+        return feeding
+
+    def _recorder(self, progress: Progress) -> Recorder | None:
+        """Return what writes the pass that begins to the ledger. Raises InvalidOption, OSError."""
+        if self.ledger is None:
+            return None
+        if isinstance(self.dataset, IterableDataset) or not (self._cuts_itself() or self._one_by_one()):
+            raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
+        if self._ledger is None:
+            facts = {"seed": self.seed, "batch_size": self.batch_size, "data": self._data()}
+            self._ledger = open_ledger(os.fspath(self.ledger), self._share() or Share(), facts)
+        order = self._order(self.seed or 0, progress.epoch, progress.drawn)
+        return Recorder(self._ledger, self.dataset, order, progress.epoch, progress.start, progress.chain)
 
     def _feeding(self, batches: Any, feed: Feed, station: Station, lane: Lane | None) -> Feeding[Any]:
         """Return the pass that brings batches to their device."""
@@ -245,14 +292,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
         state = self.__dict__.copy()
-        for own in ("_plan", "_buffers", "_counters", "_turns", "_station", "_there"):
+        for own in ("_plan", "_buffers", "_counters", "_turns", "_station", "_there", "_fingerprint", "_ledger"):
             del state[own]
         return {**state, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._buffers, self._counters, self._base_seed = None, Counters(), None
-        self._turns, self._station, self._there = Turns(), None, None
+        self._turns, self._station, self._there, self._fingerprint, self._ledger = Turns(), None, None, None, None
         self._epochs = self._epochs.again()
         self._make_plan()
 
@@ -307,7 +354,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 deliver=self._deliver(),
             )
         self._epochs.next(counted=True)
-        return InTurn(self) if kind is InTurn else super()._get_iterator()
+        if kind is not InTurn:
+            return super()._get_iterator()
+        return InTurn(self, None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0))
 
     def _begin(self, held: Pass) -> None:
         """Let a persistent iterator go through the data again."""
@@ -355,7 +404,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return what replaces bad samples in the pass that begins."""
         if self._register is None:
             return None
-        drawn_from = population(self.sampler, self.batch_sampler, len(self.dataset))  # type: ignore[arg-type]
+        drawn_from = population(self.sampler, self.batch_sampler, len(self.dataset))
         self._register.substitutes.population = drawn_from
         return self._register.substitutes
 
@@ -394,10 +443,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _course(self) -> Course:
         if self.seed is None and isinstance(self._plan, PythonPlan) and not self._cuts_itself():
-            batches = iter(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
-            return Course(batches, length(self._index_sampler), *self._key())
+            batches = self._asked(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
+            return Course(batches, self._length(), *self._key())
         seed, epoch = self._key()
-        return Course(self._index_batches(seed, epoch), length(self._index_sampler), seed, epoch)
+        return Course(self._index_batches(seed, epoch), self._length(), seed, epoch)
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""
@@ -406,6 +455,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return seed, epoch
         if self._base_seed is None or not self.persistent_workers:  # torch's persistent workers keep the first
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        if self._progress is not None:
+            self._base_seed = self._progress.drawn.setdefault("base", self._base_seed)
         return self._base_seed, epoch
 
     def _on_demand(self) -> bool:
@@ -439,45 +490,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
-    def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
-        if isinstance(self._plan, PythonPlan):
-            if self._cuts_itself():
-                size = len(self.dataset)  # type: ignore[arg-type]
-                return map(as_list, self._cut(size, seed, epoch))
-            if self.seed is not None and self._own_order and self._index_sampler is self.sampler:
-                size, in_sequence = len(self.dataset), type(self.sampler) is SequentialSampler  # type: ignore[arg-type]
-                if in_sequence or type(self.sampler) is RandomSampler:  # batch_size=None: one index at a time
-                    parts = cut(partial(order_of, in_sequence, True, size, seed, epoch), size, 1024, False)
-                    return chain.from_iterable(map(as_list, parts))
-            return iter(self._index_sampler)
-        if not self._cuts_itself():
-            return from_sampler(self._index_sampler)
-        return self._cut(self._plan.root.size, seed, epoch)
-
-    def _cut(self, size: int, seed: int, epoch: int) -> Iterator[Indices]:
-        assert self.batch_size is not None
-        # Not a method of this loader: an iterator that a loader holds must not hold the loader.
-        order = partial(order_of, type(self.sampler) is SequentialSampler, self.seed is not None, size, seed, epoch)
-        return cut(order, size, self.batch_size, self.drop_last)
-
-    def _cuts_itself(self) -> bool:
-        """Return whether the samplers are those that torch's __init__ made, and as it made them."""
-        sampler, batches = self.sampler, self.batch_sampler
-        if not self._own_order or type(batches) is not BatchSampler or self._index_sampler is not batches:
-            return False
-        if (batches.sampler, batches.batch_size, batches.drop_last) != (sampler, self.batch_size, self.drop_last):
-            return False
-        if type(sampler) is SequentialSampler:
-            return self._draws_from(sampler.data_source)
-        if type(sampler) is not RandomSampler or not self._draws_from(sampler.data_source):
-            return False
-        as_made = not sampler.replacement and sampler._num_samples is None and sampler.generator is self._seeded
-        # With a generator of the user's, torch's sampler advances it as torch's loader would.
-        return as_made and (self.seed is not None or len(sampler) < TorchShuffle.max_size)
-
-    def _draws_from(self, source: object) -> bool:
-        return source is self.dataset
-
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
         threads = isinstance(self._plan, NativePlan) or self._method is Method.THREAD
@@ -495,7 +507,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         setting = Setting(
             self.num_workers,
             self.batch_size,
-            self._order_name(),
+            self._order_name() + self._share_name(),
             self._can_pin(),
             threads=python and self._in_threads(),
             remarks=(
@@ -537,11 +549,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             name = type(self.sampler if self.batch_size is not None else self.batch_sampler).__name__
             asked = "" if self._reads_ahead() else ", asked for one batch at a time; with num_workers= given, ahead"
             return f"by {name}{asked}"
+        if isinstance(self.sampler, KeyedSampler):
+            return f"by {type(self.sampler).__name__}, any position at once"
         if type(self.sampler) is SequentialSampler:
             return "in sequence"
         if self.seed is not None:
             return f"shuffled by (seed {self.seed}, epoch), any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
+
+    def _share_name(self) -> str:
+        share = self._share()
+        if share is None or share.world == 1:
+            return ""
+        drop = "the last ones dropped" if self.drop_last else "the last ones padded where they do not go round"
+        return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
     def again(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
         """Return a loader of other samples (dataset, batch_size, sampler, batch_sampler, drop_last), else as this one.
@@ -580,6 +601,30 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._chosen_workers:  # native threads; torch's loader would start as many processes
             self.num_workers, self.prefetch_factor = 0, None
         return False
+
+    def batch_at(self, epoch: int, step: int, rank: int | None = None) -> Any:
+        """Return a batch as a pass would give it, in host memory, without going through what comes before it.
+
+        Args, Raises: as `ids`; and what reading the samples raises.
+        """
+        indices = self._indices_at(epoch, step, rank)
+        assert self.seed is not None
+        station, self._station = self._station, None  # the host's plan
+        try:
+            self._make_plan()
+        finally:
+            self._station = station
+        course = Course(iter([indices]), 1, self.seed, epoch)
+        means = replace(
+            self._means(), workers=0, in_flight=1, ahead=False, persistent=False, counters=Counters(), timeout=0
+        )
+        made: Pass
+        if isinstance(self._plan, NativePlan):
+            made = Filling(self._plan, course, means, substitutes=self._replacing())
+        else:
+            course = replace(course, batches=iter([indices.tolist()]))
+            made = Fetching(self._fetch(here=True), course, means, eager=False)
+        return next(made)
 
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""

@@ -14,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.buffers import Buffers
+from penstock.progress import Progress, counted
 from penstock.stats import Counters
 from penstock.workers.native import ThreadWorker
 
@@ -91,6 +92,8 @@ class Pass(_BaseDataLoaderIter):
         self._end: Callable[[], object] | None = None
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
+    progress: Progress | None = None
+
     @abstractmethod
     def _next_data(self) -> Any:
         """Return the next batch. Raises StopIteration at the end."""
@@ -121,6 +124,9 @@ class Pass(_BaseDataLoaderIter):
         self.close()
 
     def __next__(self) -> Any:
+        return counted(self.progress, self._one)
+
+    def _one(self) -> Any:
         with self._lock:
             if not self._open:
                 raise StopIteration

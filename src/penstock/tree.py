@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock import _native
+from penstock.mix import Mix
 from penstock.order import Indices
 from penstock.recognise import Leaf, recognise
 from penstock.steps import Refusal
@@ -128,7 +129,7 @@ def _build(dataset: object, leaves: list[Leaf], raw: bool) -> Node | Refusal:
             return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
         child = _build(dataset.dataset, leaves, raw)
         return child if isinstance(child, Refusal) else SubsetNode(chosen, child)
-    if type(dataset) is ConcatDataset:
+    if isinstance(dataset, ConcatDataset) and type(dataset) in (ConcatDataset, Mix):
         children: list[Node] = []
         for part in dataset.datasets:
             node = _build(part, leaves, raw)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import quarantine
+from penstock.cli import ledger, quarantine
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="penstock", description="Tools beside the Penstock DataLoader.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
+    ledger.add_parser(verbs)
     quarantine.add_parser(verbs)
     return top
 

@@ -23,6 +23,7 @@ from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
 from penstock.passing import Pass
+from penstock.progress import Progress, counted
 from penstock.workers.leaving import leave_behind
 from penstock.workers.surroundings import with_surroundings
 
@@ -190,6 +191,8 @@ class Feeding(Generic[T]):
         ended: called when the source is exhausted.
     """
 
+    progress: Progress | None = None
+
     def __init__(
         self,
         source: Iterator[T],
@@ -221,6 +224,9 @@ class Feeding(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        return counted(self.progress, self._next_batch)
+
+    def _next_batch(self) -> T:
         if not self._open:
             raise StopIteration
         began = time.perf_counter()

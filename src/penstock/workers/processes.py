@@ -33,6 +33,7 @@ from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Fetch, Task
+from penstock.progress import Progress, counted
 from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.workers.progress import Board, Stage
 from penstock.workers.results import Context
@@ -64,6 +65,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         WorkerDied: from next() and from the start of a pass.
         WorkerStuck: the same, after timeout= seconds.
     """
+
+    progress: Progress | None = None
 
     def __init__(
         self,
@@ -131,6 +134,9 @@ class Processes(_MultiProcessingDataLoaderIter):
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
         super()._reset(loader, first_iter)
+
+    def __next__(self) -> Any:
+        return counted(self.progress, super().__next__)
 
     def _next_data(self) -> Any:
         with self._one_at_a_time:

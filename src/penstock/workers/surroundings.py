@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -43,6 +44,28 @@ def _modes() -> list[Callable[[], Any]]:
     if "torch.utils._device" in sys.modules and (device := torch.get_default_device()).type != "cpu":
         modes.append(lambda: torch.device(device))  # a device is a context manager
     return modes
+
+
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def ready_for_threads() -> None:
+    """Call before threads are started: in a forked child torch makes its thread pool anew at its first use.
+
+    Each thread's first operation uses it, and two at once may find none ("Invalid thread pool!").
+    """
+    global _forked
+    if _forked:
+        _forked = False
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def one_core_each() -> None:

@@ -31,7 +31,7 @@ from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import leave_behind
 from penstock.workers.pace import Pace
-from penstock.workers.surroundings import one_core_each, with_surroundings
+from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
@@ -147,6 +147,8 @@ class Threads:
             )
             for number in range(count)
         ]
+        if self._threads:
+            ready_for_threads()
         for thread in self._threads:
             thread.start()
 

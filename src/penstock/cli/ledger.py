@@ -1,0 +1,138 @@
+"""``penstock ledger diff|show``: the files that record which samples each step of a run was given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+
+from penstock.cli.terminal import shown, write_lines
+from penstock.errors import InvalidOption
+from penstock.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
+
+
+def add_parser(verbs: Any) -> None:
+    """Add this verb to the command line."""
+    verb = verbs.add_parser(
+        "ledger",
+        help="look into the ledgers of runs",
+        description="Looks into ledgers, the files that record which samples each step of a run was given.",
+        allow_abbrev=False,
+    )
+    actions = verb.add_subparsers(required=True, metavar="ACTION", title="actions")
+
+    def action(name: str, run: Any, words: str, more: str = "") -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = actions.add_parser(
+            name, help=words, description=f"{words[0].upper()}{words[1:]}.{more}", allow_abbrev=False
+        )
+        added.set_defaults(run=run)
+        return added
+
+    diff = action(
+        "diff",
+        _diff,
+        "say at which step two runs parted",
+        " Exit code 0: they did not, as far as the shorter one goes; 1: they parted; 2: they cannot be read, or not be "
+        "compared: the ranks, the number of ranks or the batch sizes are not the same, or no step is in both. "
+        "What a resumed run had left behind is not looked at.",
+    )
+    diff.add_argument("a", metavar="A", help="the ledger of one run")
+    diff.add_argument("b", metavar="B", help="the ledger of the other")
+    show = action("show", _show, "print what a ledger holds")
+    show.add_argument("file", metavar="FILE", help="the ledger")
+    show.add_argument("--epoch", type=int, metavar="E", help="print each step of this epoch instead")
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    a, b = read(arguments.a), read(arguments.b)
+    found = compare(a, b)
+    names = shown(a.path), shown(b.path)
+    lines = [_verdict(found, a, names)]
+    if found.verdict is Verdict.PARTED:
+        lines += [f"  {name}: {_step(record)}" for name, record in zip(names, (found.a, found.b), strict=True)]
+    if found.since is not None:
+        lines.append(
+            f"compared from {_place(found.since)}, where one of them begins, with the chain of what was before"
+        )
+    lines += [
+        f"{shown(name)}: {shown(one)} in {names[0]}, {shown(two)} in {names[1]}" for name, one, two in found.facts
+    ]
+    write_lines(lines)
+    return 1 if found.verdict is Verdict.PARTED else 0
+
+
+def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
+    steps = _steps(found.equal)
+    if found.at is None:
+        return f"equal: {steps}" if a.last is None else f"equal: {steps}, to {_place(a.last[:2])}"
+    if found.verdict is Verdict.PARTED:
+        # A ledger that begins in the midst of a run knows of the steps before as a whole.
+        words = "parted at or before" if found.since is not None and not found.equal else "parted at"
+        return f"{words} {_place(found.at)}, after {steps} in which they are equal"
+    short, long = names if found.verdict is Verdict.A_ENDS_FIRST else names[::-1]
+    return f"equal as far as {short} goes: {steps}; {long} goes on with {_place(found.at)}"
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    file = read(arguments.file)
+    write_lines(_summary(file) if arguments.epoch is None else _epoch(file, arguments.epoch))
+    return 0
+
+
+def _summary(file: LedgerFile) -> list[str]:
+    facts = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in file.run.items())
+    rows = [("ledger", file.path), ("run", facts or "-"), ("epochs", "0"), ("steps", "0"), ("samples", "0")]
+    if file.last is not None:
+        first, last, epochs = next(iter(file)), file.last, _epochs(file)
+        rows[2:] = [
+            ("epochs", f"{len(epochs):,}: {_range(epochs)}"),
+            ("steps", f"{len(file):,}: {_place(first[:2])} to {_place(last[:2])}"),
+            ("samples", f"{int(file.steps['samples'].sum(dtype='u8')):,}"),
+            ("chain", last.chain.hex()),
+        ]
+    if file.continued:
+        rows.append(("continues", f"from the chain {file.base[1].hex()} of an earlier ledger"))
+    if file.marks:
+        rows.append(("resumed", f"{_times(file.marks)}, {_steps(len(file.abandoned))} abandoned"))
+    if file.torn:
+        rows.append(("torn", f"{file.torn:,} byte{'s' * (file.torn != 1)} of a record that was not finished"))
+    return [f"{name:<9}  {shown(text)}" for name, text in rows]
+
+
+def _epoch(file: LedgerFile, epoch: int) -> list[str]:
+    steps = file.steps[file.steps["epoch"] == epoch]
+    if not len(steps):
+        others = "no step at all" if file.last is None else f"epochs {_range(_epochs(file))}"
+        raise InvalidOption(f"{file.path!r} holds no step of epoch {epoch}; it holds {others}")
+    rows = [("STEP", "SAMPLES", "CHAIN")]
+    rows += [(f"{step.step:,}", f"{step.samples:,}", step.chain.hex()) for step in records(steps)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"{step.rjust(widths[0])}  {samples.rjust(widths[1])}  {chain}" for step, samples, chain in rows]
+
+
+def _epochs(file: LedgerFile) -> list[int]:
+    """Return the epochs of which there are steps, in order."""
+    epochs: list[int] = np.unique(file.steps["epoch"]).tolist()
+    return epochs
+
+
+def _range(epochs: list[int]) -> str:
+    return f"{epochs[0]:,}" if len(epochs) == 1 else f"{epochs[0]:,} to {epochs[-1]:,}"
+
+
+def _place(at: tuple[int, int]) -> str:
+    return f"epoch {at[0]:,} step {at[1]:,}"
+
+
+def _step(record: Record | None) -> str:
+    return "no such step" if record is None else f"{record.samples:,} samples, chain {record.chain.hex()}"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

@@ -1,0 +1,200 @@
+"""Which samples each batch of a loader holds: its order, its ranks, its epochs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from penstock.batches import Epochs, as_list, from_sampler, length, order_of
+from penstock.errors import InvalidOption
+from penstock.keyed import KeyedSampler
+from penstock.naming import name_of
+from penstock.order import Indices, Order, TorchShuffle
+from penstock.plan import Plan, PythonPlan
+from penstock.progress import Progress
+from penstock.schedule import Schedule, Shard, Share, cut, indices_of, share_of
+
+
+class Ordered:
+    """The part of the loader that says which samples each of its batches holds."""
+
+    dataset: Any
+    sampler: Any
+    batch_sampler: Any
+    batch_size: int | None
+    drop_last: bool
+    seed: int | None
+    shard: Shard
+    _own_order: bool
+    _seeded: Any
+    _epochs: Epochs
+    _plan: Plan
+    _progress: Progress | None
+    """Of the pass that began last."""
+    _resume: Mapping[str, Any] | None
+    """The state that the next pass goes on from."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _index_sampler(self) -> Any: ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
+
+        Raises:
+            InvalidOption: a negative epoch.
+        """
+        number = operator.index(epoch)
+        if number < 0:
+            raise InvalidOption(f"epoch={epoch!r}: 0 or more")
+        self._epochs.number = number
+        if self._resume is not None and self._resume["epoch"] != number:
+            self._resume = None
+        inner = _innermost(self.sampler, self.batch_sampler)
+        if callable(set_epoch := getattr(inner, "set_epoch", None)):
+            set_epoch(number)
+
+    @property
+    def padded(self) -> int:
+        """How many samples at the end of the latest batch repeat others, so that all ranks have as many."""
+        progress = self._progress
+        if progress is None or progress.schedule is None or not progress.handed:
+            return 0
+        return progress.schedule.part(progress.handed - 1).padding
+
+    def ids(self, epoch: int, step: int, rank: int | None = None) -> list[str]:
+        """Return the IDs of the samples of a batch, padding included, without reading anything.
+
+        Args:
+            epoch: its number.
+            step: the batch of that epoch, from 0 on.
+            rank: another rank of shard=; None: this one.
+
+        Raises:
+            InvalidOption: the order is not a function of (seed, epoch).
+            IndexError: there is no such step.
+        """
+        return [name_of(self.dataset, index)[0] for index in self._indices_at(epoch, step, rank).tolist()]
+
+    def __len__(self) -> int:
+        steps = None if self._share() is None else self._length()
+        return super().__len__() if steps is None else steps  # type: ignore[misc]
+
+    def _size(self) -> int:
+        """Return the number of positions of an epoch's order."""
+        return len(self.sampler if isinstance(self.sampler, KeyedSampler) else self.dataset)
+
+    def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
+        if isinstance(self._plan, PythonPlan):
+            if self._cuts_itself():
+                return map(as_list, self._cut(seed, epoch))
+            if self._one_by_one():
+                return chain.from_iterable(map(as_list, self._cut(seed, epoch)))
+            return self._asked(self._index_sampler)
+        if not self._cuts_itself():
+            return self._asked(from_sampler(self._index_sampler))
+        return self._cut(seed, epoch)
+
+    def _asked(self, batches: Any) -> Iterator[Any]:
+        """Return what a sampler gives, from where the pass begins on."""
+        if self._share() is not None and not isinstance(
+            _innermost(self.sampler, self.batch_sampler), DistributedSampler
+        ):
+            raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
+        skipped = 0 if self._progress is None else self._progress.skipped
+        return islice(iter(batches), skipped, None)
+
+    def _one_by_one(self) -> bool:
+        """Return whether batch_size is None and the order is our own to make."""
+        if self.seed is None and self._share() is None and not (self._progress and self._progress.start):
+            return False
+        if self._index_sampler is not self.sampler:
+            return False
+        known = self._own_order and type(self.sampler) in (SequentialSampler, RandomSampler)
+        return known or isinstance(self.sampler, KeyedSampler)
+
+    def _cut(self, seed: int, epoch: int) -> Iterator[Indices]:
+        progress = self._progress or Progress(epoch)
+        progress.schedule = self._schedule(progress.start)
+        return cut(self._order(seed, epoch, progress.drawn), progress.schedule)
+
+    def _order(self, seed: int, epoch: int, drawn: dict[str, int]) -> Callable[[], Order]:
+        # Not a method of this loader: an iterator that a loader holds must not hold the loader.
+        return partial(order_of, self.sampler, self.seed is not None, self._size(), seed, epoch, drawn)
+
+    def _schedule(self, start: int = 0, share: Share | None = None) -> Schedule:
+        """Return which positions each batch of an epoch holds on this rank, or another."""
+        share = share or self._share() or Share()
+        return Schedule(
+            self._size(), self.batch_size or 1, self.drop_last and self.batch_size is not None, share, start
+        )
+
+    def _share(self) -> Share | None:
+        """Return this rank's share, None where the loader does not cut."""
+        share = share_of(self.shard)
+        return None if isinstance(_innermost(self.sampler, self.batch_sampler), DistributedSampler) else share
+
+    def _length(self) -> int | None:
+        """Return the number of batches of a pass, None where the sampler has no length."""
+        if self._share() is not None:
+            return self._schedule().steps
+        return length(self._index_sampler)
+
+    def _cuts_itself(self) -> bool:
+        """Return whether the batch sampler is torch's own, as it made it, and of an order that is ours to make."""
+        sampler, batches = self.sampler, self.batch_sampler
+        if type(batches) is not BatchSampler or self._index_sampler is not batches:
+            return False
+        if (batches.sampler, batches.batch_size, batches.drop_last) != (sampler, self.batch_size, self.drop_last):
+            return False
+        if isinstance(sampler, KeyedSampler):
+            return True
+        if not self._own_order:
+            return False
+        if type(sampler) is SequentialSampler:
+            return self._draws_from(sampler.data_source)
+        if type(sampler) is not RandomSampler or not self._draws_from(sampler.data_source):
+            return False
+        as_made = not sampler.replacement and sampler._num_samples is None and sampler.generator is self._seeded
+        # With a generator of the user's, torch's sampler advances it as torch's loader would.
+        return as_made and (self.seed is not None or len(sampler) < TorchShuffle.max_size)
+
+    def _draws_from(self, source: object) -> bool:
+        return source is self.dataset
+
+    def _refuse_shard(self) -> None:
+        """Raise InvalidOption where shard= cannot be."""
+        inner = _innermost(self.sampler, self.batch_sampler)
+        if isinstance(self.dataset, IterableDataset):
+            raise InvalidOption("shard= needs a map-style dataset: an iterable one is cut by itself")
+        if isinstance(inner, DistributedSampler):
+            return  # which is respected, and not cut again
+        if not self._own_order and not isinstance(inner, KeyedSampler):
+            raise InvalidOption(
+                "shard= cuts the loader's own order: give shuffle= in place of the sampler, or shard=None"
+            )
+        if isinstance(inner, RandomSampler | KeyedSampler) and self.seed is None:
+            raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")
+
+    def _indices_at(self, epoch: int, step: int, rank: int | None) -> Indices:
+        if self.seed is None or not (self._cuts_itself() and self.batch_size is not None):
+            raise InvalidOption(
+                "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
+            )
+        share = self._share() or Share()
+        if rank is not None:
+            if not 0 <= rank < share.world:
+                raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
+            share = Share(rank, share.world)
+        return indices_of(self._order(self.seed, epoch, {})(), self._schedule(share=share).part(step))
+
+
+def _innermost(sampler: Any, batch_sampler: Any) -> Any:
+    """Return the sampler that says which samples come."""
+    return getattr(batch_sampler, "sampler", sampler) if batch_sampler is not None else sampler

@@ -1,0 +1,59 @@
+"""A pass that is written to a ledger as it is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.ledger import Ledger, ids_bytes
+from penstock.naming import name_of
+from penstock.order import Order
+from penstock.schedule import Schedule, Share, indices_of
+
+
+class Recorder:
+    """Appends each step of a pass to a ledger.
+
+    Args:
+        ledger: where to.
+        dataset: names the samples.
+        order: makes the epoch's order.
+        epoch: its number.
+        start: the position that the pass began at.
+        chain: of the checkpoint that the pass goes on from, where it has one.
+    """
+
+    def __init__(
+        self, ledger: Ledger, dataset: Any, order: Callable[[], Order], epoch: int, start: int, chain: bytes | None
+    ) -> None:
+        self._ledger = ledger
+        self._dataset = dataset
+        self._make_order = order
+        self._order: Order | None = None
+        self._epoch = epoch
+        self._start = start
+        self._chain = chain
+        self._begun = False
+
+    def __call__(self, schedule: Schedule, step: int) -> None:
+        """Append a step of the pass, counted from 0. Raises OSError."""
+        if self._order is None:
+            self._order = self._make_order()
+        first = -(-self._start // schedule.step_size)  # of the epoch's steps, where they are of one size
+        if not self._begun:
+            self._ledger.rewind(self._epoch, first - 1, chain=self._chain)
+            self._begun = True
+        indices = indices_of(self._order, schedule.part(step)).tolist()
+        self._ledger.append(
+            self._epoch, first + step, ids_bytes([name_of(self._dataset, index)[0] for index in indices])
+        )
+
+    @property
+    def chain(self) -> str:
+        """Return the ledger's chain as text, for a state."""
+        return self._ledger.chain.hex()
+
+
+def open_ledger(path: str, share: Share, facts: Mapping[str, Any]) -> Ledger:
+    """Open the ledger of a rank; "{rank}" in the path is its number. Raises InvalidOption, OSError."""
+    return Ledger(path.replace("{rank}", str(share.rank)), run={**facts, "rank": share.rank, "world": share.world})

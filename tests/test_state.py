@@ -1,0 +1,508 @@
+"""Stopping and going on: ranks, state, epochs, replay. Whatever the cut, each sample of the epoch once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+
+import penstock
+from penstock.cli import main
+from penstock.schedule import Schedule, Share, share_of
+from tests.same import assert_same
+
+SIZE = 101
+NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
+
+
+class Python(torch.utils.data.Dataset[Any]):
+    """Read by Python, with a draw in each sample."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(3), random.random()
+
+
+def loader(dataset: Any = NATIVE, **options: Any) -> Any:
+    return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, **options})
+
+
+def real(batches: Any, of: Any) -> Iterator[int]:
+    """Yield the samples that were handed out, without padding."""
+    for batch in batches:
+        numbers = batch[0].tolist()
+        yield from numbers[: len(numbers) - of.padded]
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("start", [0, 4, 36])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("size", [0, 1, 7, 36, 37])
+def test_ranks_share_an_epoch(size: int, batch_size: int, world: int, start: int, drop_last: bool) -> None:
+    schedules = [Schedule(size, batch_size, drop_last, Share(rank, world), start) for rank in range(world)]
+    assert len({schedule.steps for schedule in schedules}) == 1
+    found: list[int] = []
+    for step in range(schedules[0].steps):
+        parts = [schedule.part(step) for schedule in schedules]
+        assert len({part.count for part in parts}) == 1
+        for part in parts:
+            found += range(part.begin, part.begin + part.count - part.padding)
+    wanted = list(range(start, size))
+    if drop_last:
+        wanted = wanted[: len(wanted) // (batch_size * world) * (batch_size * world)]
+    assert found == wanted
+    with pytest.raises(IndexError):
+        schedules[0].part(schedules[0].steps)
+
+
+@pytest.mark.parametrize("shard", ["all", (2, 2), (-1, 2), (0,), (0, 1.5), 3, (0, 0), (True, 2)])
+def test_shards_that_make_no_sense(shard: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match="shard="):
+        loader(shard=shard)
+
+
+def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert share_of("auto") == Share(0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert share_of("auto") == Share(1, 3)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 4)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 5)
+    assert share_of("auto") == Share(4, 5)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+WAYS = pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (NATIVE, {"num_workers": 0}),
+        (NATIVE, {"num_workers": 2}),
+        (Python(), {"num_workers": 0}),
+        (Python(), {"num_workers": 2}),
+        (Python(), {"num_workers": 2, "worker_method": "thread"}),
+    ],
+    ids=["native 0", "native 2", "python 0", "processes", "threads"],
+)
+
+
+@WAYS
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_order_does_not_depend_on_the_ranks(dataset: Any, options: Any, world: int) -> None:
+    whole = [number for batch in loader(dataset, **options) for number in batch[0].tolist()]
+    ranks = [loader(dataset, shard=(rank, world), **options) for rank in range(world)]
+    assert len({len(rank) for rank in ranks}) == 1
+    shares = [list(rank) for rank in ranks]
+    assert {len(share) for share in shares} == {len(ranks[0])}
+    together = [number for step in zip(*shares, strict=True) for batch in step for number in batch[0].tolist()]
+    assert together[:SIZE] == whole or sorted(set(together)) == sorted(whole)
+    full = SIZE // (4 * world) * 4 * world
+    assert together[:full] == whole[:full]
+    assert sorted(number for rank, share in zip(ranks, shares, strict=True) for number in real(share, Last(rank))) == (
+        sorted(whole)
+    )
+
+
+def test_explain_says_the_share() -> None:
+    assert "rank 1 of 3 gets its part of each global batch" in loader(shard=(1, 3)).explain()
+    assert "rank" not in loader(shard=(0, 1)).explain()
+
+
+class Last:
+    """Stands for a loader that has given all of its batches: only the last one is padded."""
+
+    def __init__(self, of: Any) -> None:
+        self._left, self._padding = len(of), of.padded
+
+    @property
+    def padded(self) -> int:
+        self._left -= 1
+        return 0 if self._left else self._padding
+
+
+def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
+    sampler: Any = DistributedSampler(NATIVE, 2, 1, shuffle=True, seed=3)
+    mine = penstock.DataLoader(NATIVE, 4, sampler=sampler, shard=(1, 2))
+    assert_same(list(mine), list(TorchDataLoader(NATIVE, 4, sampler=sampler)))
+    assert len(mine) == len(TorchDataLoader(NATIVE, 4, sampler=sampler))
+    mine.set_epoch(5)
+    assert sampler.epoch == 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: loader(seed=None, shard=(0, 2)),
+        lambda: penstock.DataLoader(NATIVE, 4, sampler=[1, 2, 3], shard=(0, 2)),
+        lambda: penstock.DataLoader(Stream(), 4, shard=(0, 2)),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(make: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match="shard="):
+        make()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(20)
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@WAYS
+@pytest.mark.parametrize("stop", [0, 1, 9, 25])
+def test_the_rest_of_an_epoch_is_bitwise_the_same(dataset: Any, options: Any, stop: int) -> None:
+    if options.get("worker_method") == "thread":
+        dataset = NATIVE  # global generators cannot be promised in threads
+    first = loader(dataset, **options)
+    whole, next_epoch = list(first), list(first)
+    begun = loader(dataset, **options)
+    batches = iter(begun)
+    for _ in range(stop):
+        next(batches)
+    state = json.loads(json.dumps(begun.state_dict()))
+    assert len(json.dumps(state)) < 1000
+    del batches
+    for workers in (0, 1, 2):
+        again = loader(dataset, **{**options, "num_workers": workers})
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert_same(list(again), whole[stop:])
+        assert_same(list(again), next_epoch)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3, 8])
+def test_other_ranks_and_batch_sizes_go_on_with_each_sample_once(before: int, after: int) -> None:
+    draw = random.Random(before * 10 + after)
+    for _ in range(5):
+        stop, batch_size = draw.randint(0, SIZE // (4 * before)), draw.randint(1, 7)
+        seen: list[int] = []
+        states = []
+        for rank in range(before):
+            one = loader(shard=(rank, before))
+            batches = iter(one)
+            for _ in range(stop):
+                seen += real([next(batches)], one)
+            states.append(one.state_dict())
+        assert all(state == states[0] for state in states)
+        for rank in range(after):
+            other = loader(shard=(rank, after), batch_size=batch_size)
+            other.load_state_dict(states[0])
+            seen += [number for batch in other for number in real([batch], other)]
+        assert sorted(seen) == list(range(SIZE))
+
+
+def test_without_a_seed_the_epoch_goes_on_all_the_same() -> None:
+    for dataset in (NATIVE, Python()):
+        torch.manual_seed(11)
+        whole = [batch[0] for batch in penstock.DataLoader(dataset, 4, shuffle=True)]
+        torch.manual_seed(11)
+        begun = penstock.DataLoader(dataset, 4, shuffle=True)
+        batches = iter(begun)
+        for _ in range(6):
+            next(batches)
+        state = json.loads(json.dumps(begun.state_dict()))
+        torch.manual_seed(99)
+        again = penstock.DataLoader(dataset, 4, shuffle=True)
+        again.load_state_dict(state)
+        assert_same([batch[0] for batch in again], whole[6:])
+
+
+def test_a_state_at_the_end_of_an_epoch() -> None:
+    begun = loader()
+    batches = iter(begun)
+    for _ in range(len(begun)):
+        next(batches)
+    at_end = begun.state_dict()
+    assert at_end["epoch"] == 0 and at_end["position"] == SIZE
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert begun.state_dict()["epoch"] == 1 and begun.state_dict()["position"] == 0
+    again = loader()
+    again.load_state_dict(at_end)
+    assert list(again) == []  # the loop over epoch 0 finds nothing left
+    assert_same(list(again), list(begun))
+
+
+def test_a_samplers_batches_are_skipped_without_being_read() -> None:
+    read: list[int] = []
+
+    class Watched(Python):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return index
+
+    order = list(range(0, SIZE, 3))
+    begun: Any = penstock.DataLoader(Watched(), 4, sampler=order)
+    batches = iter(begun)
+    for _ in range(3):
+        next(batches)
+    again: Any = penstock.DataLoader(Watched(), 4, sampler=order)
+    again.load_state_dict(begun.state_dict())
+    read.clear()
+    assert [number for batch in again for number in batch.tolist()] == order[12:]
+    assert read == order[12:]
+
+
+def test_errors_count_once_a_later_batch_came() -> None:
+    class Bad(Python):
+        def __getitem__(self, index: int) -> Any:
+            if index == 6:
+                raise ValueError("six")
+            return index
+
+    begun: Any = penstock.DataLoader(Bad(), 4, num_workers=2, worker_method="thread")
+    batches = iter(begun)
+    next(batches)
+    with pytest.raises(ValueError, match="six"):
+        next(batches)
+    assert begun.state_dict()["position"] == 4
+    assert next(batches).tolist() == [8, 9, 10, 11]
+    assert begun.state_dict()["position"] == 12
+
+
+def test_a_dataset_that_changed_is_refused_with_the_difference(tmp_path: Path) -> None:
+    def folder(names: list[str], labels: dict[str, int]) -> Any:
+        for name in names:
+            torch.save(torch.zeros(2), tmp_path / f"{name}.pt")
+        return penstock.TensorFolder(tmp_path, ids=names, labels=labels)
+
+    names = [f"id-{number}" for number in range(8)]
+    labels = dict.fromkeys(names, 1)
+    state = loader(folder(names, labels)).state_dict()
+    loader(folder(names, labels)).load_state_dict(state)
+    for change, said in (
+        (folder([*names, "id-8"], {**labels, "id-8": 0}), r"had 8 samples and has 9 \(\+1\).*IDs"),
+        (folder(names[:-1], labels), r"has 7 \(-1\)"),
+        (folder([*names[:-1], "other"], {**labels, "other": 1}), "its IDs, or their order, are others"),
+        (folder(names, {**labels, "id-3": 0}), "its labels are others"),
+    ):
+        with pytest.raises(penstock.DatasetChanged, match=said):
+            loader(change).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"format": 2}, {"format": 1, "epoch": -1}, {"format": 1, "epoch": 0, "position": 0, "batches": "x"}],
+)
+def test_states_that_are_none(state: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match="a state"):
+        loader().load_state_dict(state)
+    with pytest.raises(TypeError, match="state_dict"):
+        loader().load_state_dict([])
+
+
+def test_a_state_of_another_seed() -> None:
+    with pytest.raises(penstock.InvalidOption, match="seed=7 cannot go on with seed=8"):
+        loader(seed=8).load_state_dict(loader().state_dict())
+
+
+def test_persistent_workers_go_on_too() -> None:
+    for method in (None, "thread"):
+        whole = list(loader(Python(), num_workers=2, worker_method=None))
+        begun = loader(Python(), num_workers=2, persistent_workers=True, worker_method=method)
+        for number, _ in enumerate(begun):
+            if number == 4:
+                break
+        begun.load_state_dict(begun.state_dict())
+        assert_same([batch[0] for batch in begun], [batch[0] for batch in whole[5:]])
+
+
+def test_a_copy_of_the_loader_goes_on() -> None:
+    begun = loader()
+    batches = iter(begun)
+    for _ in range(5):
+        next(batches)
+    again = pickle.loads(pickle.dumps(begun))
+    again.load_state_dict(begun.state_dict())
+    assert_same(list(again), list(batches))
+
+
+class Keeper(Stream):
+    """An iterable dataset that says where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 20:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_iterable_datasets_go_on() -> None:
+    for made, workers in ((Keeper, 0), (Stream, 0), (Stream, 2)):
+        begun: Any = penstock.DataLoader(made(), 3, num_workers=workers)
+        batches = iter(begun)
+        for _ in range(3):
+            next(batches)
+        state = begun.state_dict()
+        rest = [batch.tolist() for batch in batches]
+        again: Any = penstock.DataLoader(made(), 3, num_workers=workers)
+        if made is Keeper:
+            again.load_state_dict(state)
+        else:
+            with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
+                again.load_state_dict(state)
+        assert [batch.tolist() for batch in again] == rest
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, stop: int | None = None, **options: Any) -> Any:
+        made = loader(ledger=tmp_path / name, **options)
+        batches = iter(made)
+        for number, _ in enumerate(batches, 1):
+            if number == stop:
+                break
+        return made
+
+    for workers in (0, 2):
+        list(run(f"whole-{workers}", num_workers=workers))
+    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "whole-2")]) == 0
+    state = run("killed", 5).state_dict()
+    again = loader(ledger=tmp_path / "killed")
+    again.load_state_dict(json.loads(json.dumps(state)))
+    list(again)
+    list(again)
+    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "killed")]) == 0
+    run("other seed", seed=8)
+    capsys.readouterr()
+    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "other seed")]) == 1
+    assert "epoch 0 step 0" in capsys.readouterr().out
+
+
+def test_a_ledger_a_rank(tmp_path: Path) -> None:
+    for rank in range(2):
+        list(loader(shard=(rank, 2), ledger=str(tmp_path / "run-{rank}")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1"]
+    with pytest.raises(penstock.InvalidOption, match="of another run"):
+        list(loader(shard=(0, 2), seed=9, ledger=str(tmp_path / "run-{rank}")))
+    with pytest.raises(penstock.InvalidOption, match="ledger= needs"):
+        iter(penstock.DataLoader(NATIVE, 4, sampler=[1, 2], ledger=tmp_path / "x"))
+
+
+# --- drawn by weight, mixed -------------------------------------------------------------------------------------------
+
+
+def drawn(**options: Any) -> Any:
+    weights = torch.arange(1.0, SIZE + 1)
+    return penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted(weights, 60), seed=7, **options)
+
+
+def mixed(dataset: Any = NATIVE, **options: Any) -> Any:
+    parts = {
+        "a": (torch.utils.data.Subset(dataset, range(30)), 3),
+        "b": (torch.utils.data.Subset(dataset, range(30, SIZE)), 1),
+    }
+    return penstock.DataLoader(penstock.Mix(parts, length=80), 4, shuffle=True, seed=7, **options)
+
+
+@pytest.mark.parametrize("make", [drawn, mixed])
+def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
+    plain = make(num_workers=2)
+    assert "plan     2 native threads" in plain.explain()
+    epochs = [list(plain) for _ in range(2)]
+    assert len(plain) == len(epochs[0]) == {drawn: 15, mixed: 20}[make]
+    whole = [number for batch in epochs[1] for number in batch[0].tolist()]
+    ranks = [make(shard=(rank, 2)) for rank in range(2)]
+    for rank in ranks:
+        rank.set_epoch(1)
+    steps = zip(*ranks, strict=True)
+    found = [number for step in steps for batch in step for number in batch[0].tolist()]
+    assert found[: len(whole)] == whole
+    begun = make()
+    begun.set_epoch(1)
+    batches = iter(begun)
+    for _ in range(6):
+        next(batches)
+    again = make(num_workers=1)
+    again.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    assert_same(list(again), epochs[1][6:])
+    assert_same(again.batch_at(1, 3), epochs[1][3])
+
+
+def test_a_mix_keeps_its_proportions_in_every_window() -> None:
+    for dataset in (NATIVE, Python()):
+        numbers = [number for batch in mixed(dataset) for number in batch[0].tolist()]
+        for begin in range(80 - 8):
+            assert abs(sum(number < 30 for number in numbers[begin : begin + 8]) - 6) <= 1
+
+
+def test_without_a_seed_weights_follow_torchs_generator() -> None:
+    sampler = penstock.Weighted([1.0] * SIZE, 20)
+    torch.manual_seed(4)
+    found = [batch[0].tolist() for batch in penstock.DataLoader(NATIVE, 4, sampler=sampler)]
+    torch.manual_seed(4)
+    assert found == [batch[0].tolist() for batch in TorchDataLoader(NATIVE, 4, sampler=sampler)]
+
+
+def test_weights_of_another_dataset() -> None:
+    with pytest.raises(penstock.InvalidOption, match="weights"):
+        penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted([1.0, 2.0]))
+
+
+# --- epochs and replay ------------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_set_epoch(dataset: Any, options: Any) -> None:
+    plain = loader(dataset, **options)
+    epochs = [[batch[0] for batch in plain] for _ in range(3)]
+    other = loader(dataset, **options)
+    for epoch in (2, 0, 1):
+        other.set_epoch(epoch)
+        assert_same([batch[0] for batch in other], epochs[epoch])
+    with pytest.raises(penstock.InvalidOption, match="epoch=-1"):
+        other.set_epoch(-1)
+
+
+@pytest.mark.parametrize("dataset", [NATIVE, Python()], ids=["native", "python"])
+def test_any_batch_can_be_made_again(dataset: Any) -> None:
+    plain = loader(dataset, num_workers=2)
+    epochs = [list(plain) for _ in range(2)]
+    other = loader(dataset)
+    for epoch, step in ((1, 17), (0, 0), (1, 25), (0, 3)):
+        assert_same(other.batch_at(epoch, step), epochs[epoch][step])
+        assert other.ids(epoch, step) == [str(number) for number in epochs[epoch][step][0].tolist()]
+    with pytest.raises(IndexError):
+        other.batch_at(0, 26)
+    ranks = loader(dataset, shard=(0, 3))
+    assert_same(ranks.batch_at(1, 2, rank=2), list(loader_at(dataset, (2, 3), epoch=1))[2])
+    with pytest.raises(penstock.InvalidOption, match="there are 3 ranks"):
+        ranks.batch_at(0, 0, rank=3)
+    with pytest.raises(penstock.InvalidOption, match="with seed="):
+        loader(dataset, seed=None).batch_at(0, 0)
+
+
+def loader_at(dataset: Any, shard: tuple[int, int], *, epoch: int) -> Any:
+    made = loader(dataset, shard=shard)
+    made.set_epoch(epoch)
+    return made
