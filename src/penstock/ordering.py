@@ -71,6 +71,8 @@ class Ordered:
     def ids(self, epoch: int, step: int, rank: int | None = None) -> list[str]:
         """Return the IDs of the samples of a batch, padding included, without reading anything.
 
+        The batches are those of an epoch that was begun at its start, with this batch size and these ranks.
+
         Args:
             epoch: its number.
             step: the batch of that epoch, from 0 on.

@@ -39,12 +39,37 @@ def _run_once(command: list[str], cwd: Path | None) -> tuple[int | None, str, st
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, cwd=cwd, stdout=said, stderr=errors, start_new_session=True)
         try:
-            status: int | None = process.wait(2 * PATIENCE_SECONDS)
+            code: int | None = process.wait(2 * PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            status = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            code = None
+        for leader in (process.pid, *descendants(process.pid)):  # torchrun gives each rank a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
         process.wait()
         said.seek(0)
         errors.seek(0)
-        return status, said.read(), errors.read()
+        return code, said.read(), errors.read()
+
+
+def status(process: int) -> tuple[int, str] | None:
+    """Return (parent, state) of a process."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[1]), fields[0]
+
+
+def lives(process: int) -> bool:
+    found = status(process)
+    return found is not None and found[1] not in "ZX"
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Return the processes that a process has started, and these."""
+    parents = {int(path.name): status(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    found, size = {ancestor}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {process for process, what in parents.items() if what is not None and what[0] in found}
+    return found - {ancestor}

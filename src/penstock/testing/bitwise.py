@@ -1,0 +1,163 @@
+"""Equality of batches bit for bit: where they differ first, and what stands for each of their samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class Difference(NamedTuple):
+    """The first difference of two values."""
+
+    path: str
+    """Where: what would follow the value's name in Python."""
+    row: int | None
+    """The index along the first dimension of a tensor or an array, or in a list of strings."""
+    what: str
+    """What the one is, "and" what the other is."""
+
+
+def difference(a: Any, b: Any, path: str = "", row: int | None = None) -> Difference | None:
+    """Return the first difference of two batches, None where all is the same: structure, types, shapes and bits.
+
+    NaNs are equal where their bits are; 0.0 and -0.0 are not. Strides are not looked at.
+    """
+    if type(a) is not type(b):
+        return Difference(path, row, f"is a {type(a).__name__}, and a {type(b).__name__}")
+    if isinstance(a, torch.Tensor | np.ndarray):
+        return _array_difference(a, b, path, row)
+    if isinstance(a, Mapping):
+        if list(a) != list(b):
+            return Difference(path, row, f"has the keys {list(a)}, and {list(b)}")
+        pairs = [(a[key], b[key], f"{path}[{key!r}]", row) for key in a]
+    elif isinstance(a, tuple | list):
+        if len(a) != len(b):
+            return Difference(path, row, f"has length {len(a)}, and {len(b)}")
+        words = all(isinstance(value, str | bytes) for value in a)
+        pairs = [(a[i], b[i], f"{path}[{i}]", i if words and row is None else row) for i in range(len(a))]
+    else:
+        parts = _parts(a), _parts(b)
+        if parts[0] is None or parts[1] is None:
+            return None if _leaf(a) == _leaf(b) else Difference(path, row, f"is {_short(a)}, and {_short(b)}")
+        if list(parts[0]) != list(parts[1]):
+            return Difference(path, row, f"has the attributes {list(parts[0])}, and {list(parts[1])}")
+        pairs = [(value, parts[1][name], f"{path}.{name}", row) for name, value in parts[0].items()]
+    found = (difference(*pair) for pair in pairs)
+    return next((one for one in found if one is not None), None)
+
+
+def rows(batch: Any) -> list[Any]:
+    """Return the samples of a batch as torch's default collation, or one like it, puts them together.
+
+    Raises:
+        TypeError: the batch is not made of rows: tensors or arrays with as many of them each, or lists of strings.
+    """
+    if isinstance(batch, torch.Tensor | np.ndarray) and batch.ndim:
+        return list(batch)
+    if isinstance(batch, Mapping) and batch:
+        fields = [rows(value) for value in batch.values()]
+    elif isinstance(batch, tuple | list) and batch:
+        if all(isinstance(value, str | bytes) for value in batch):
+            return list(batch)
+        fields = [rows(value) for value in batch]
+    else:
+        raise TypeError(f"a batch with a {type(batch).__name__} in it, which has no rows: give key=")
+    if len({len(field) for field in fields}) > 1:
+        raise TypeError(f"a batch whose parts have {', '.join(str(len(f)) for f in fields)} rows: give key=")
+    return list(zip(*fields, strict=True))
+
+
+def digest(value: Any) -> bytes:
+    """Return 16 bytes that are the same for values between which difference() finds none, and differ for others."""
+    into = hashlib.blake2b(digest_size=16)
+    _add(value, into)
+    return into.digest()
+
+
+def _add(value: Any, into: Any) -> None:
+    into.update(f"{type(value).__qualname__}\0".encode())
+    if isinstance(value, torch.Tensor | np.ndarray):
+        into.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            _add(value.ravel().tolist(), into)
+        else:
+            into.update(_bytes(value).tobytes())
+        return
+    parts = value if isinstance(value, Mapping) else None
+    if parts is None and isinstance(value, tuple | list):
+        parts = dict(enumerate(value))
+    if parts is None and (parts := _parts(value)) is None:
+        leaf = _leaf(value)
+        into.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode("utf-8", "surrogatepass"))
+        into.update(b"\0")
+        return
+    into.update(f"{len(parts)}\0".encode())
+    for name, part in parts.items():
+        into.update(f"{name!r}\0".encode("utf-8", "surrogatepass"))
+        _add(part, into)
+
+
+def _array_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
+    for name in ("dtype", "shape"):
+        ours, theirs = getattr(a, name), getattr(b, name)
+        if ours != theirs:
+            shown = (tuple(ours), tuple(theirs)) if name == "shape" else (ours, theirs)
+            return Difference(path, row, f"has {name} {shown[0]}, and {shown[1]}")
+    if isinstance(a, np.ndarray) and a.dtype.hasobject:
+        flat = zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)
+        at = next((i for i, (x, y) in enumerate(flat) if difference(x, y) is not None), None)
+    else:
+        unequal = _bytes(a) != _bytes(b)
+        at = int(unequal.argmax()) // a.itemsize if unequal.any() else None
+    if at is None:
+        return None
+    where = tuple(int(i) for i in np.unravel_index(at, tuple(a.shape)))
+    inside = f"[{', '.join(map(str, where))}]" if where else ""
+    values = [_short(one[where].item() if hasattr(one[where], "item") else one[where]) for one in (a, b)]
+    return Difference(path + inside, where[0] if where and row is None else row, f"is {values[0]}, and {values[1]}")
+
+
+def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of a tensor or an array, in order."""
+    if isinstance(value, np.ndarray):
+        return np.frombuffer(value.tobytes(), dtype=np.uint8)
+    dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+    flat = dense.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return np.asarray(flat.view(torch.uint8).numpy()) if flat.numel() else np.empty(0, dtype=np.uint8)
+
+
+def _parts(value: Any) -> Mapping[str, Any] | None:
+    """Return the attributes of an object that does not say itself when it is equal to another."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if (
+        getattr(type(value), "__eq__", None) is object.__eq__
+        and not isinstance(value, type)
+        and hasattr(value, "__dict__")
+    ):
+        return dict(vars(value))
+    return None
+
+
+def _leaf(value: Any) -> Any:
+    """Return what two values must have in common to be bitwise the same."""
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    if isinstance(value, complex):
+        return struct.pack("<2d", value.real, value.imag)
+    if isinstance(value, np.generic):
+        return value.dtype.str, value.tobytes()
+    if callable(to_bytes := getattr(value, "tobytes", None)):  # a PIL image
+        return getattr(value, "mode", None), getattr(value, "size", None), to_bytes()
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

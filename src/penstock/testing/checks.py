@@ -1,0 +1,285 @@
+"""The checks; see penstock.testing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from penstock.errors import InvalidOption
+from penstock.keyed import KeyedSampler
+from penstock.loader import DataLoader
+from penstock.naming import name_of
+from penstock.order import KeyedShuffle
+from penstock.randomness import kept
+from penstock.testing.bitwise import difference, digest, rows
+from penstock.testing.failing import fail
+from penstock.testing.ranks import Make, Ranks
+from penstock.testing.tally import Tally
+
+Key = Callable[[Any], Iterable[Hashable]]
+
+
+def assert_each_sample_once(
+    make: Make,
+    *,
+    ranks: Sequence[int] = (1, 2, 3),
+    workers: Sequence[int] = (0, 2),
+    epochs: int = 1,
+    key: Key | None = None,
+) -> None:
+    """Assert that the ranks together are handed each sample of the dataset once, padding left out.
+
+    With drop_last=True the samples of the last step that is not full may be missing, and no others.
+
+    Args:
+        make: returns the loader of one rank; see penstock.testing.
+        ranks: numbers of ranks to play.
+        workers: numbers of workers to play each with.
+        epochs: how many.
+        key: returns what tells the samples of a batch apart, in the batch's order: ``lambda batch: batch[0].tolist()``.
+            It is called with batches of one sample too, straight from the dataset. None: the IDs that the loader says
+            it reads; of a batch only the number of rows is looked at.
+
+    Raises:
+        AssertionError: a sample is missing or came twice.
+        InvalidOption: the loader draws samples by weight or by share; without a key: its order is not a function of
+            (seed, epoch), so that IDs cannot be known.
+    """
+    for world, count in product(ranks, workers):
+        for epoch in range(epochs):
+            team = Ranks(make, world, workers=count, epoch=epoch)
+            loader = team.loaders[0]
+            if isinstance(loader.sampler, KeyedSampler):
+                raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
+            tally = Tally(f"epoch {epoch}, {_people(world, count)}")
+            names, due = _of_dataset(loader, key), _due(team)
+            tally.expect(names, {one: due[name] for one, name in names.items() if name in due})
+            for step, batches in enumerate(team):
+                for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
+                    found = _named(team, step, rank, batch) if key is None else list(key(batch))
+                    tally.add(found[: len(found) - padding], f"step {step}, rank {rank}")
+            size = len(loader.dataset)
+            full = (loader.batch_size or 1) * world
+            tally.check(size // full * full if loader.drop_last else size)
+
+
+def assert_worker_invariant(make: Make, workers: Sequence[int] = (0, 1, 2, 8), epochs: int = 1) -> None:
+    """Assert that batches are bitwise the same for any number of workers.
+
+    Args:
+        make: returns the loader; see penstock.testing.
+        workers: numbers of workers; the first is what the others are compared with.
+        epochs: how many, one after the other from one loader.
+
+    Raises:
+        AssertionError: a batch differs; the message says where in it, and of which sample.
+    """
+    wanted: list[list[list[Any]]] = []
+    for count in workers:
+        team = Ranks(make, 1, workers=count, epoch=0)
+        for epoch in range(epochs):
+            team.epoch = epoch
+            if count == workers[0] and len(wanted) == epoch:
+                wanted.append(list(team))
+            else:
+                _compare(team, wanted[epoch], team, f"with {_hands(count)}", f"with {_hands(workers[0])}")
+
+
+def assert_resume_exact(
+    make: Make,
+    *,
+    stops: int | Sequence[int] = 20,
+    workers: Sequence[int] = (0, 2),
+    ranks: Sequence[int] = (1, 2, 3),
+    batch_sizes: Sequence[int] = (),
+    epochs: int = 1,
+    key: Key | None = None,
+    seed: int = 0,
+) -> None:
+    """Assert that a pass which stops anywhere is gone on with exactly, by new loaders from a JSON copy of the state.
+
+    By as many ranks and other workers: the remaining batches are bitwise those of a pass that did not stop. By other
+    ranks, and other batch sizes: each remaining sample comes once, and is bitwise the one of a pass that did not stop.
+
+    Args:
+        make: returns the loader of one rank; see penstock.testing. With batch_sizes it takes batch_size= too.
+        stops: how many random places to stop at, in any of the epochs, or the numbers of batches to stop behind, each
+            in epoch 0, or at its end. Each has the next of the pairs of ranks and workers, in turn.
+        workers: numbers of workers.
+        ranks: numbers of ranks.
+        batch_sizes: to go on with, beside the loader's own.
+        epochs: how many there are to stop in.
+        key: returns what tells the samples of a batch apart, in the batch's order. None: their contents, by rows of the
+            batch's tensors.
+        seed: of the random places.
+
+    Raises:
+        AssertionError: what came is not what should have.
+        TypeError: without a key: a batch is not made of rows.
+    """
+    cases = list(product(ranks, workers))
+    whole: dict[tuple[int, int], tuple[Ranks, list[list[Any]], list[list[int]]]] = {}
+    count = stops if isinstance(stops, int) else len(stops)
+    for number in range(count):
+        world, before = cases[number % len(cases)]
+        after = workers[(workers.index(before) + 1) % len(workers)]
+        if (world, 0) not in whole:
+            whole.update({(world, epoch): _whole(make, world, workers[0], epoch) for epoch in range(epochs)})
+        lengths = [len(whole[world, epoch][1]) for epoch in range(epochs)]
+        if isinstance(stops, int):
+            epoch, stop = _place(number, lengths, seed)
+        else:
+            epoch, stop = 0, min(stops[number], lengths[0])
+        reference, batches, padding = whole[world, epoch]
+        state = _stopped(make, world, before, epoch, stop)
+        told = f"stopped behind step {stop} with {_people(world, before)}, and gone on with "
+        again = Ranks(make, world, workers=after, state=state)
+        _compare(again, batches[stop:], reference, told + _people(world, after), "without a stop", first=stop)
+        other = ranks[(number // len(cases) + ranks.index(world) + 1) % len(ranks)]
+        size = {"batch_size": batch_sizes[number % len(batch_sizes)]} if batch_sizes else {}
+        if other == world and not size:
+            continue
+        repeats = isinstance(reference.loaders[0].sampler, KeyedSampler)
+        tally = Tally(f"epoch {epoch}, {told}{_people(other, after)}{_sized(size)}", repeats=repeats)
+        for step, rank in product(range(len(batches)), range(world)):
+            keys = _samples(key, reference.loaders[rank], batches[step][rank], padding[step][rank])
+            names = {one: reference.name(step, rank, row) for row, one in enumerate(keys)}
+            tally.expect(names, dict.fromkeys(keys, f"due at step {step}, rank {rank}"), keys)
+            if step < stop:
+                tally.add(keys, f"step {step}, rank {rank} before the stop")
+        later = Ranks(make, other, workers=after, state=state, **size)
+        _go_on(later, key, tally, state)
+
+
+def _place(number: int, lengths: Sequence[int], seed: int) -> tuple[int, int]:
+    """Return a random (epoch, number of steps taken), another for each number as long as there are any."""
+    total = sum(lengths) + len(lengths)
+    at = int(KeyedShuffle(total, seed, 0).take(number % total, 1)[0])
+    epoch = 0
+    while at > lengths[epoch]:
+        at -= lengths[epoch] + 1
+        epoch += 1
+    return epoch, at
+
+
+def _whole(make: Make, world: int, workers: int, epoch: int) -> tuple[Ranks, list[list[Any]], list[list[int]]]:
+    """Return a pass that does not stop: who made it, its batches, and the padding of each."""
+    team, batches, padding = Ranks(make, world, workers=workers, epoch=epoch), [], []
+    for step in team:
+        batches.append(step)
+        padding.append(team.padded())
+    return team, batches, padding
+
+
+def _stopped(make: Make, world: int, workers: int, epoch: int, stop: int) -> dict[str, Any]:
+    """Return the state behind some steps of a pass."""
+    team = Ranks(make, world, workers=workers, epoch=epoch)
+    steps = iter(team)
+    for step in range(stop):
+        if next(steps, None) is None:
+            fail(f"epoch {epoch}, step {step}: a second pass with {_people(world, workers)} ended before the first did")
+    return team.state_dict()
+
+
+def _go_on(team: Ranks, key: Key | None, tally: Tally, state: Mapping[str, Any]) -> None:
+    """Count what comes behind a stop, and check that it is all there was left."""
+    for step, batches in enumerate(team):
+        for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
+            keys = _samples(key, team.loaders[rank], batch, padding)
+            tally.add(keys, f"step {step}, rank {rank} after it")
+    loader = team.loaders[0]
+    if not loader.drop_last:
+        tally.check(tally.wanted.total())
+    else:  # the last step that is not full may begin elsewhere, and hold others, than without a stop
+        full = (loader.batch_size or 1) * len(team.loaders)
+        done, size = int(state["position"]), _size(loader)
+        tally.check(done + (size - done) // full * full, spare=size - tally.wanted.total())
+
+
+def _size(loader: DataLoader[Any]) -> int:
+    """Return how many samples an epoch has."""
+    return len(loader.sampler if isinstance(loader.sampler, KeyedSampler) else loader.dataset)
+
+
+def _compare(team: Ranks, wanted: list[list[Any]], named: Ranks, ours: str, theirs: str, first: int = 0) -> None:
+    """Fail unless a pass gives these batches; `named` knows what samples are called."""
+    step = first - 1
+    for step, batches in enumerate(team, first):
+        if step - first == len(wanted):
+            fail(f"epoch {team.epoch}, step {step}: {ours}: there is a batch; {theirs} there is none")
+        for rank, (mine, other) in enumerate(zip(batches, wanted[step - first], strict=True)):
+            found = difference(mine, other)
+            if found is not None:
+                path, row, what = found
+                name = None if row is None else named.name(step, rank, row)
+                sample = "" if row is None else f", sample {name if name is not None else f'at row {row}'}"
+                fail(f"epoch {team.epoch}, step {step}, rank {rank}{sample}: {ours}: batch{path} {what} {theirs}")
+    if step + 1 < first + len(wanted):
+        fail(f"epoch {team.epoch}, step {step + 1}: {ours}: there is no batch left; {theirs} there is one")
+
+
+def _people(ranks: int, workers: int) -> str:
+    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {_hands(workers)}"
+
+
+def _hands(workers: int) -> str:
+    return f"{workers} {'worker' if workers == 1 else 'workers'}"
+
+
+def _sized(options: Mapping[str, int]) -> str:
+    return "".join(f", batches of {size}" for size in options.values())
+
+
+def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]:
+    """Return the key of each sample of the dataset, and its ID."""
+    found: dict[Hashable, str] = {}
+    at: dict[Hashable, int] = {}
+    dataset: Any = loader.dataset
+    for index in range(len(dataset)):
+        name = name_of(dataset, index)[0]
+        keys: list[Hashable] = [name]
+        if key is not None:
+            with kept():
+                sample = dataset[index]
+                keys = list(key(loader.collate_fn([sample] if loader.batch_sampler is not None else sample)))
+        if len(keys) != 1:
+            fail(f"key() gives {len(keys)} keys for a batch of one sample, of index {index}")
+        if keys[0] in found:
+            fail(f"indices {at[keys[0]]} and {index} of the dataset have one key, {keys[0]!r}: keys tell samples apart")
+        found[keys[0]], at[keys[0]] = name, index
+    return found
+
+
+def _due(team: Ranks) -> dict[str, str]:
+    """Return where the loaders say that each ID comes; nothing where they cannot say."""
+    found: dict[str, str] = {}
+    with suppress(InvalidOption):
+        for rank, loader in enumerate(team.loaders):
+            for step in range(len(loader)):
+                for name in loader.ids(team.epoch, step):
+                    found.setdefault(name, f"due at step {step}, rank {rank}")
+    return found
+
+
+def _named(team: Ranks, step: int, rank: int, batch: Any) -> list[Hashable]:
+    """Return the IDs that a rank says it reads. Fails where the batch, put together by torch, has not as many rows."""
+    loader = team.loaders[rank]
+    names: list[Hashable] = list(loader.ids(team.epoch, step))
+    if loader.collate_fn is default_collate:
+        size = len(rows(batch))
+        if size != len(names):
+            fail(f"epoch {team.epoch}, step {step}, rank {rank}: the batch has {size} rows, for {len(names)} samples")
+    return names
+
+
+def _samples(key: Key | None, loader: DataLoader[Any], batch: Any, padding: int) -> list[Hashable]:
+    """Return what tells the samples of a batch apart, without padding."""
+    if key is not None:
+        keys = list(key(batch))
+    else:
+        keys = [digest(row) for row in (rows(batch) if loader.batch_sampler is not None else [batch])]
+    return keys[: len(keys) - padding]
