@@ -480,6 +480,11 @@ def test_set_epoch(dataset: Any, options: Any) -> None:
     for epoch in (2, 0, 1):
         other.set_epoch(epoch)
         assert_same([batch[0] for batch in other], epochs[epoch])
+        other.sampler.set_epoch(2)  # where Lightning looks for it
+        assert_same([batch[0] for batch in other], epochs[2])
+        copied = pickle.loads(pickle.dumps(other))
+        copied.batch_sampler.sampler.set_epoch(1)
+        assert_same([batch[0] for batch in copied], epochs[1])
     with pytest.raises(penstock.InvalidOption, match="epoch=-1"):
         other.set_epoch(-1)
 

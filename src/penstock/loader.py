@@ -194,6 +194,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         self._seeded = None if seed is None else torch.Generator().manual_seed(seed)
         if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._seeded
+        self._offer_set_epoch()
 
     def __iter__(self) -> Any:
         progress = self._progress = self._next_progress()
@@ -301,6 +302,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         self._buffers, self._counters, self._base_seed = None, Counters(), None
         self._turns, self._station, self._there, self._fingerprint, self._ledger = Turns(), None, None, None, None
         self._epochs = self._epochs.again()
+        self._offer_set_epoch()
         self._make_plan()
 
     def _kind(self) -> type:

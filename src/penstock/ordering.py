@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
@@ -47,18 +48,28 @@ class Ordered:
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
+        With a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
+
         Raises:
             InvalidOption: a negative epoch.
         """
         number = operator.index(epoch)
         if number < 0:
             raise InvalidOption(f"epoch={epoch!r}: 0 or more")
-        self._epochs.number = number
-        if self._resume is not None and self._resume["epoch"] != number:
+        self._begin_with(number)
+        theirs = getattr(_innermost(self.sampler, self.batch_sampler), "set_epoch", None)
+        if callable(theirs) and not isinstance(theirs, _SetEpoch):
+            theirs(number)
+
+    def _begin_with(self, epoch: int) -> None:
+        self._epochs.number = epoch
+        if self._resume is not None and self._resume["epoch"] != epoch:
             self._resume = None
-        inner = _innermost(self.sampler, self.batch_sampler)
-        if callable(set_epoch := getattr(inner, "set_epoch", None)):
-            set_epoch(number)
+
+    def _offer_set_epoch(self) -> None:
+        """Give the sampler that torch's __init__ made a set_epoch."""
+        if self.seed is not None and self._own_order and type(self.sampler) in (SequentialSampler, RandomSampler):
+            self.sampler.set_epoch = _SetEpoch(self)
 
     @property
     def padded(self) -> int:
@@ -195,6 +206,21 @@ class Ordered:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
         return indices_of(self._order(self.seed, epoch, {})(), self._schedule(share=share).part(step))
+
+
+class _SetEpoch:
+    """The set_epoch of a sampler whose order is its loader's."""
+
+    def __init__(self, loader: Ordered | None = None) -> None:
+        self._loader = None if loader is None else weakref.ref(loader)
+
+    def __call__(self, epoch: int) -> None:
+        loader = None if self._loader is None else self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _SetEpoch, ()  # a loader that is unpickled puts its own in this one's place
 
 
 def _innermost(sampler: Any, batch_sampler: Any) -> Any:
