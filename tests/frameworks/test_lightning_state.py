@@ -1,0 +1,69 @@
+"""Lightning saves where the loader is with its checkpoints, and goes on there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import penstock
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+DATA = TensorDataset(torch.arange(40), torch.randn(40, 3))
+
+
+class Model(lightning.LightningModule):  # type: ignore[name-defined]
+    """Notes the samples of each step, and fails at one."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+        self.seen: list[list[int]] = []
+        self.fails_at = fails_at
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        if len(self.seen) == self.fails_at:
+            raise RuntimeError("the machine was lost")
+        self.seen.append(batch[0].tolist())
+        return self.linear(batch[1]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(folder: Path, *, fails_at: int | None = None, ckpt: Path | None = None) -> list[list[int]]:
+    """Train for three epochs of ten steps, with a checkpoint every three steps; return the samples of each step."""
+    model = Model(fails_at)
+    loader = penstock.DataLoader(DATA, batch_size=4, shuffle=True, seed=7, num_workers=1)
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(
+        folder, filename="after-{step}", every_n_train_steps=3, save_top_k=-1
+    )
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        logger=False,
+        default_root_dir=folder,
+        callbacks=[saving],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    if fails_at is None:
+        trainer.fit(model, loader, ckpt_path=ckpt)
+    else:
+        with pytest.raises(RuntimeError, match="the machine was lost"):
+            trainer.fit(model, loader)
+    return model.seen
+
+
+def test_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole")
+    assert len(whole) == 30
+    before = fit(tmp_path / "lost", fails_at=14)
+    after = fit(tmp_path / "again", ckpt=tmp_path / "lost" / "after-step=12.ckpt")
+    assert before[:12] + after == whole
