@@ -24,12 +24,10 @@ from penstock.plan import NativePlan
 from penstock.recognise import Leaf, max_pixels
 from penstock.substitutes import Substitutes
 from penstock.tree import LeafNumbers
-from penstock.workers.leaving import leave_behind
+from penstock.workers.leaving import end_crew
 
 #: Threads at the most: each holds Python's lock for a good part of its time.
 READERS = 8
-#: How long closing waits for threads that are reading a file, in seconds.
-JOIN_SECONDS = 2.0
 #: A larger file is left to Pillow.
 _MOST_BYTES = 256 << 20
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -167,25 +165,14 @@ class Readers:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        if os.getpid() != self._pid:
-            self.ended.set()
-        elif threading.current_thread() in self._threads:
-            # The garbage collector runs in whatever thread allocates: in this one, which may hold the lock.
-            threading.Thread(target=self._close, name="penstock-closing", daemon=True).start()
-        else:
-            self._close()
+        end_crew(self._threads, self._stop, self.ended, self._pid)
 
-    def _close(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
             self._closed = True
             self._open.clear()
             self._work.notify_all()
             self._done.notify_all()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        leave_behind(self._threads)
-        self.ended.set()
 
     # --- the threads' side --------------------------------------------------------------------------------------------
 

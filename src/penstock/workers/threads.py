@@ -29,15 +29,13 @@ from penstock.composed import natively
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
-from penstock.workers.leaving import leave_behind
+from penstock.workers.leaving import end_crew
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
 
-#: How long closing waits for threads that are fetching a sample, in seconds.
-JOIN_SECONDS = 2.0
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
 #: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
@@ -245,25 +243,14 @@ class Threads:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        if os.getpid() != self._pid:
-            self.ended.set()
-        elif threading.current_thread() in self._threads:
-            # The garbage collector runs in whatever thread allocates: in this one, which may hold the lock.
-            threading.Thread(target=self._close, name="penstock-closing", daemon=True).start()
-        else:
-            self._close()
+        end_crew(self._threads, self._stop, self.ended, self._pid)
 
-    def _close(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
             self._closed = True
             self._open.clear()
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        leave_behind(self._threads)
-        self.ended.set()
 
     # --- the threads' side --------------------------------------------------------------------------------------
 
