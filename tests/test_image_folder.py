@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock import _native
+from penstock import _native, cache_folder
 from penstock.sources import scan_cache
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
 
@@ -258,7 +258,7 @@ def test_pickle_lists_nothing(photos: Path, listings: list[bytes]) -> None:
     ours = ImageFolder(photos, target_transform=str)
     assert ours.targets == [0, 0, 0, 1, 1]
     held = pickle.dumps(ours)
-    shutil.rmtree(scan_cache.cache_folder() or "", ignore_errors=True)
+    shutil.rmtree(cache_folder.folder_of(scan_cache.KIND) or "", ignore_errors=True)
     again = pickle.loads(held)
     assert len(listings) == 1
     assert again.samples == ours.samples
@@ -423,9 +423,9 @@ def test_no_cache_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_same(root)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert scan_cache.cache_folder() == tmp_path / "home" / ".cache" / "penstock" / "scans"
+    assert cache_folder.folder_of(scan_cache.KIND) == tmp_path / "home" / ".cache" / "penstock" / "scans"
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert scan_cache.cache_folder() is None
+    assert cache_folder.folder_of(scan_cache.KIND) is None
     assert_same(root)
 
 
@@ -450,9 +450,9 @@ def test_the_cache_folder_stays_small(root: Path, cache: Path, monkeypatch: pyte
     assert {"new.tmp", "README"} < kept
     assert "old.tmp" not in kept
     entries = {name for name in kept if name.endswith(".npz")}
-    assert len(entries) == scan_cache.MAX_FILES
+    assert len(entries) == cache_folder.MAX_FILES
     assert {f"{i}.npz" for i in range(7, 70)} < entries
-    monkeypatch.setattr(scan_cache, "MAX_BYTES", 0)
+    monkeypatch.setattr(cache_folder, "MAX_BYTES", 0)
     for i in range(70):
         (cache / f"{i}.npz").write_bytes(b"x")
     tree(root, "a/5.jpg")

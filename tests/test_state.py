@@ -279,29 +279,17 @@ def test_errors_count_once_a_later_batch_came() -> None:
     assert begun.state_dict()["position"] == 12
 
 
-def test_a_dataset_that_changed_is_refused_with_the_difference(tmp_path: Path) -> None:
-    def folder(names: list[str], labels: dict[str, int]) -> Any:
-        for name in names:
-            torch.save(torch.zeros(2), tmp_path / f"{name}.pt")
-        return penstock.TensorFolder(tmp_path, ids=names, labels=labels)
-
-    names = [f"id-{number}" for number in range(8)]
-    labels = dict.fromkeys(names, 1)
-    state = loader(folder(names, labels)).state_dict()
-    loader(folder(names, labels)).load_state_dict(state)
-    for change, said in (
-        (folder([*names, "id-8"], {**labels, "id-8": 0}), r"had 8 samples and has 9 \(\+1\).*IDs"),
-        (folder(names[:-1], labels), r"has 7 \(-1\)"),
-        (folder([*names[:-1], "other"], {**labels, "other": 1}), "its IDs, or their order, are others"),
-        (folder(names, {**labels, "id-3": 0}), "its labels are others"),
-    ):
-        with pytest.raises(penstock.DatasetChanged, match=said):
-            loader(change).load_state_dict(state)
-
-
 @pytest.mark.parametrize(
     "state",
-    [{}, {"format": 2}, {"format": 1, "epoch": -1}, {"format": 1, "epoch": 0, "position": 0, "batches": "x"}],
+    [
+        {},
+        {"format": 2},
+        {"format": 1, "epoch": -1},
+        {"format": 1, "epoch": 0, "position": 0, "batches": "x"},
+        {**loader().state_dict(), "past": None},
+        {**loader().state_dict(), "past": [{"data": {}}]},
+        {**loader().state_dict(), "data": None},
+    ],
 )
 def test_states_that_are_none(state: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match="a state"):
@@ -313,6 +301,13 @@ def test_states_that_are_none(state: Any) -> None:
 def test_a_state_of_another_seed() -> None:
     with pytest.raises(penstock.InvalidOption, match="seed=7 cannot go on with seed=8"):
         loader(seed=8).load_state_dict(loader().state_dict())
+
+
+def test_a_state_of_another_order() -> None:
+    with pytest.raises(penstock.InvalidOption, match="an epoch shuffled cannot go on in sequence"):
+        loader(shuffle=False).load_state_dict(loader().state_dict())
+    with pytest.raises(penstock.InvalidOption, match="by a sampler cannot go on shuffled"):
+        loader().load_state_dict(loader(shuffle=None, sampler=[1, 2, 3]).state_dict())
 
 
 def test_persistent_workers_go_on_too() -> None:

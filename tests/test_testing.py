@@ -220,7 +220,7 @@ class NoJSON(penstock.DataLoader[Any]):
 class OtherOrder(penstock.DataLoader[Any]):
     """Forgets the seed's epoch when it goes on with other ranks: hands out what was handed out."""
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, on_change: Any = "raise") -> None:
         super().load_state_dict({**state, "position": state["position"] - 1} if self.shard == (0, 2) else state)
 
 

@@ -30,6 +30,13 @@ class KeyedSampler(Sampler[int], ABC):
         self.generator = generator
         self.epoch = 0
 
+    #: Whether a draw says nothing of another: then there is no rest of an epoch, but any number of further draws.
+    independent = False
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return what tells the orders of this sampler from those of another of its class: a hash."""
+
     @abstractmethod
     def order(self, seed: int, epoch: int) -> Order:
         """Return the indices of an epoch, by position. Only the low 64 bits of the seed count."""

@@ -42,7 +42,7 @@ from penstock.mix import Mix
 from penstock.naming import name_of
 from penstock.passing import IN_FLIGHT, Course, Means, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.progress import Progress
+from penstock.progress import Progress, Rest
 from penstock.quarantine import Replace
 from penstock.recording import Recorder, open_ledger
 from penstock.resumable import Resumable
@@ -146,6 +146,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         self._epochs = Epochs(seed)
         self._progress: Progress | None = None  # of the pass that began last
         self._resume: Mapping[str, Any] | None = None  # the state that the next pass goes on from
+        self._rest: Rest | None = None  # of that state
         self._fingerprint: tuple[object, dict[str, Any]] | None = None
         self._base_seed: int | None = None  # torch's, of the last pass
         self.on_error = on_error
@@ -226,7 +227,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         if self._ledger is None:
             facts = {"seed": self.seed, "batch_size": self.batch_size, "data": self._data()}
             self._ledger = open_ledger(os.fspath(self.ledger), self._share() or Share(), facts)
-        order = self._order(self.seed or 0, progress.epoch, progress.drawn)
+        order = self._order(self.seed or 0, progress.epoch, progress.drawn, progress.rest)
         return Recorder(self._ledger, self.dataset, order, progress.epoch, progress.start, progress.chain)
 
     def _feeding(self, batches: Any, feed: Feed, station: Station, lane: Lane | None) -> Feeding[Any]:
@@ -509,7 +510,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         setting = Setting(
             self.num_workers,
             self.batch_size,
-            self._order_name() + self._share_name(),
+            self._order_name() + self._rest_name() + self._share_name(),
             self._can_pin(),
             threads=python and self._in_threads(),
             remarks=(
@@ -558,6 +559,13 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
         if self.seed is not None:
             return f"shuffled by (seed {self.seed}, epoch), any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
+
+    def _rest_name(self) -> str:
+        """Return what is said of an epoch that goes on with a dataset that has changed."""
+        rest = self._rest if self._progress is None or self._progress.done else self._progress.rest
+        if rest is None:
+            return ""
+        return f"; of the {len(rest.indices):,} samples that this epoch had not handed out when its dataset changed"
 
     def _share_name(self) -> str:
         share = self._share()

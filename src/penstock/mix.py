@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -108,6 +109,10 @@ class MixSampler(KeyedSampler):
 
     def __len__(self) -> int:
         return self.mix.length
+
+    def fingerprint(self) -> str:
+        what = [self.mix.length, self.shuffle, *map(str, self.mix.shares)]
+        return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
 
     def order(self, seed: int, epoch: int) -> MixOrder:
         return self.mix.order(seed, epoch, shuffle=self.shuffle)

@@ -14,11 +14,14 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from penstock.batches import Epochs, as_list, from_sampler, length, order_of
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler
-from penstock.naming import name_of
+from penstock.naming import id_of
 from penstock.order import Indices, Order, TorchShuffle
 from penstock.plan import Plan, PythonPlan
-from penstock.progress import Progress
+from penstock.progress import Progress, Rest
 from penstock.schedule import Schedule, Shard, Share, cut, indices_of, share_of
+
+# Of a sampler whose draws nobody but itself can know.
+BY_SAMPLER = "by a sampler"
 
 
 class Ordered:
@@ -93,7 +96,7 @@ class Ordered:
             InvalidOption: the order is not a function of (seed, epoch).
             IndexError: there is no such step.
         """
-        return [name_of(self.dataset, index)[0] for index in self._indices_at(epoch, step, rank).tolist()]
+        return [id_of(self.dataset, index) for index in self._indices_at(epoch, step, rank).tolist()]
 
     def __len__(self) -> int:
         steps = None if self._share() is None else self._length()
@@ -134,19 +137,30 @@ class Ordered:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[Indices]:
         progress = self._progress or Progress(epoch)
-        progress.schedule = self._schedule(progress.start)
-        return cut(self._order(seed, epoch, progress.drawn), progress.schedule)
+        progress.schedule = self._schedule(progress.start, rest=progress.rest)
+        return cut(self._order(seed, epoch, progress.drawn, progress.rest), progress.schedule)
 
-    def _order(self, seed: int, epoch: int, drawn: dict[str, int]) -> Callable[[], Order]:
-        # Not a method of this loader: an iterator that a loader holds must not hold the loader.
-        return partial(order_of, self.sampler, self.seed is not None, self._size(), seed, epoch, drawn)
+    def _order(self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None) -> Callable[[], Order]:
+        """Return what makes the order of an epoch, or of the rest of one."""
+        # Not methods of this loader: an iterator that a loader holds must not hold the loader.
+        if rest is None:
+            return partial(order_of, self.sampler, self.seed is not None, self._size(), seed, epoch, drawn)
+        key = drawn.get("order", 0) if self.seed is None else self.seed
+        return partial(rest.order, partial(order_of, self.sampler, True, len(rest.indices), key, epoch, {}))
 
-    def _schedule(self, start: int = 0, share: Share | None = None) -> Schedule:
-        """Return which positions each batch of an epoch holds on this rank, or another."""
+    def _order_kind(self) -> str:
+        """Return what tells this order from others, but for seed and epoch."""
+        inner = _innermost(self.sampler, self.batch_sampler)
+        if isinstance(inner, KeyedSampler):
+            return f"{type(inner).__name__} {inner.fingerprint()}"
+        kinds = {SequentialSampler: "in sequence", RandomSampler: "shuffled"}
+        return kinds.get(type(inner), BY_SAMPLER) if self._own_order else BY_SAMPLER
+
+    def _schedule(self, start: int = 0, share: Share | None = None, rest: Rest | None = None) -> Schedule:
+        """Return which positions each batch of an epoch, or of the rest of one, holds on this rank, or another."""
         share = share or self._share() or Share()
-        return Schedule(
-            self._size(), self.batch_size or 1, self.drop_last and self.batch_size is not None, share, start
-        )
+        size = self._size() if rest is None else rest.end
+        return Schedule(size, self.batch_size or 1, self.drop_last and self.batch_size is not None, share, start)
 
     def _share(self) -> Share | None:
         """Return this rank's share, None where the loader does not cut."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import InvalidOption
+from penstock.order import Indices, Order
 from penstock.schedule import Schedule
 
 T = TypeVar("T")
@@ -26,6 +27,35 @@ class Recording(Protocol):
 FORMAT = 1
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What is left of an epoch whose dataset has changed: it begins at a position, and has an order of its own."""
+
+    begin: int
+    indices: Indices
+    """Of the samples that were not handed out, ascending."""
+    past: tuple[Mapping[str, Any], ...]
+    """What the dataset was: "data", its fingerprint, and "to", the position up to which it was that; in turn."""
+
+    @property
+    def end(self) -> int:
+        """Return the number of positions of the epoch."""
+        return self.begin + len(self.indices)
+
+    def order(self, among: Callable[[], Order]) -> Order:
+        """Return the order of the rest: `among` makes one of len(indices) positions."""
+        return _RestOrder(self, among())
+
+
+class _RestOrder:
+    def __init__(self, rest: Rest, among: Order) -> None:
+        self._rest = rest
+        self._among = among
+
+    def take(self, begin: int, count: int) -> Indices:
+        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
+
+
 @dataclass
 class Progress:
     """One pass: what was handed to the user, not what was read ahead. Changed by the iterator that the user calls."""
@@ -39,6 +69,8 @@ class Progress:
     """Without a seed: what was drawn for the pass, "order" and "base"."""
     chain: bytes | None = None
     """Of the ledger, in the state that the pass goes on from."""
+    rest: Rest | None = None
+    """None: the dataset is what it was when the epoch began."""
     schedule: Schedule | None = None
     """None: a sampler of the user's says what comes."""
     taken: int = 0
@@ -86,8 +118,17 @@ def checked_state(state: Any) -> Mapping[str, Any]:
         raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
     if state.get("format") != FORMAT:
         raise InvalidOption(f"a state of format {state.get('format')!r}: this version reads format {FORMAT}")
-    numbers = {name: state.get(name) for name in ("epoch", "position", "batches")}
-    wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
-    if wrong or not isinstance(state.get("data"), Mapping) or not isinstance(state.get("drawn"), Mapping):
-        raise InvalidOption(f"a state whose {wrong[0] if wrong else 'data'} is not what state_dict() writes")
+    wrong = [name for name in ("epoch", "position", "batches") if not _is_count(state.get(name))]
+    wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
+    past = state.get("past")
+    if not isinstance(past, list | tuple) or not all(
+        isinstance(one, Mapping) and isinstance(one.get("data"), Mapping) and _is_count(one.get("to")) for one in past
+    ):
+        wrong.append("past")
+    if wrong:
+        raise InvalidOption(f"a state whose {wrong[0]!r} is not what state_dict() writes")
     return state
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

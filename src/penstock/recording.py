@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.ledger import Ledger, ids_bytes
-from penstock.naming import name_of
+from penstock.naming import id_of
 from penstock.order import Order
 from penstock.schedule import Schedule, Share, indices_of
 
@@ -44,9 +44,7 @@ class Recorder:
             self._ledger.rewind(self._epoch, first - 1, chain=self._chain)
             self._begun = True
         indices = indices_of(self._order, schedule.part(step)).tolist()
-        self._ledger.append(
-            self._epoch, first + step, ids_bytes([name_of(self._dataset, index)[0] for index in indices])
-        )
+        self._ledger.append(self._epoch, first + step, ids_bytes([id_of(self._dataset, index) for index in indices]))
 
     @property
     def chain(self) -> str:

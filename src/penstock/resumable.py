@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
+from penstock.batches import order_of
+from penstock.catalogue import Catalogue, catalogue, kept, place_of
+from penstock.changed import differences, remaining
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.fingerprint import differences, fingerprint
+from penstock.keyed import KeyedSampler
+from penstock.order import Order
 from penstock.ordering import Ordered
-from penstock.progress import FORMAT, Progress, checked_state
+from penstock.progress import FORMAT, Progress, Rest, checked_state
+
+OnChange = Literal["raise", "continue"]
 
 
 class Resumable(Ordered):
     """The part of the loader that says where it is, and goes on from there; torchdata's Stateful protocol."""
 
     num_workers: int
+    _rest: Rest | None
+    """Of the state that the next pass goes on from."""
     _fingerprint: tuple[object, dict[str, Any]] | None
     """The dataset object, and what tells it from others."""
 
@@ -26,49 +34,72 @@ class Resumable(Ordered):
 
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
         counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
-        thread, adds its state, of whatever size that is.
+        thread, adds its state, of whatever size that is. The first call makes the dataset's fingerprint, and keeps its
+        IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
         """
         if self._resume is not None:
             return dict(self._resume)
         progress = self._progress
         if progress is None or progress.done:
-            epoch, position, batches, drawn = self._epochs.number, 0, 0, {}
-        else:
-            epoch, position, drawn = progress.epoch, progress.position, dict(progress.drawn)
-            batches = 0 if progress.schedule is not None else progress.skipped + progress.handed
-        state: dict[str, Any] = {
+            progress = Progress(self._epochs.number)
+        own = progress.schedule is None
+        batches = progress.skipped + progress.handed if own else 0
+        return {
             "format": FORMAT,
             "seed": self.seed,
-            "epoch": epoch,
-            "position": position,
+            "order": self._order_kind(),
+            "epoch": progress.epoch,
+            "position": progress.position,
             "batches": batches,
-            "drawn": drawn,
+            "drawn": {name: progress.drawn.get(name) for name in ("order", "base")},
             "data": self._data(),
+            "past": [] if progress.rest is None else list(progress.rest.past),
+            "ledger": progress.record.chain if progress.record is not None and progress.handed else None,
+            "dataset": self.dataset.state_dict() if batches and self._keeps_its_own_state() else None,
         }
-        if progress is not None and progress.record is not None and progress.handed:
-            state["ledger"] = progress.record.chain
-        if batches and self._keeps_its_own_state():
-            state["dataset"] = self.dataset.state_dict()
-        return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
         """Let the next pass go on where state_dict() was taken, with any number of ranks, workers and any batch size.
 
-        What was read before is not read again. Nothing is read by this call.
+        What was read before is not read again. No sample is read by this call.
+
+        Args:
+            state: of state_dict().
+            on_change: what becomes of a dataset that has changed since. "raise": an error says how. "continue": the
+                epoch goes on by ID: with each sample of the dataset as it is now whose ID was not handed out before;
+                where a sampler draws with replacement, with as many draws as were left. The next epoch is of the
+                dataset as it is now. The IDs that it had are read from the user's cache folder, where state_dict()
+                kept them.
 
         Raises:
-            InvalidOption: a state of another seed or another format.
-            DatasetChanged: the dataset is not what it was; the message says how it differs.
+            InvalidOption: a state of another seed, another order or another format; on_change="continue" where a
+                sampler of one's own, or a Mix, says which samples come.
+            DatasetChanged: the dataset is not what it was, the message says how it differs; or the IDs that it had are
+                not kept here.
         """
+        if on_change not in ("raise", "continue"):
+            raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
         state = checked_state(state)
         if state.get("seed") != self.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={self.seed}")
-        changed = differences(state["data"], self._data()) if state["data"] else None
-        if changed is not None:
-            raise DatasetChanged(f"the dataset is not what it was when the state was taken: {changed}")
-        if "dataset" in state and self._keeps_its_own_state():
+        state = {**state, "past": list(state["past"]), "data": dict(state["data"])}
+        now = None if self._data_known() else self._make_data()  # made once, for what needs it below
+        if now is None and (state["past"] or state["data"] not in ({}, self._data())):
+            now = catalogue(self.dataset)
+        told = self._changes(state, now)
+        if told is not None:
+            if on_change == "raise":
+                raise DatasetChanged(
+                    f"{told}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
+                )
+            self._refuse_to_continue(state)
+            if state["position"] and not self._draws_independently() and not self._same_ids(state["data"]):
+                state["past"].append({"data": state["data"], "to": state["position"]})
+        rest = self._rest_of(state, now) if state["past"] and now is not None else None
+        state["data"], state["order"] = self._data(), self._order_kind()
+        if state.get("dataset") is not None and self._keeps_its_own_state():
             self.dataset.load_state_dict(state["dataset"])
-            state = {**state, "batches": 0}
+            state["batches"] = 0
         elif isinstance(self.dataset, IterableDataset) and state["batches"]:
             warnings.warn(
                 f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that could be called in this "
@@ -76,7 +107,64 @@ class Resumable(Ordered):
                 stacklevel=2,
             )
         self._epochs.number = state["epoch"]
-        self._resume, self._progress = dict(state), None
+        self._resume, self._rest, self._progress = state, rest, None
+
+    def _changes(self, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
+        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
+        order, before = self._order_kind(), str(state.get("order"))
+        told = None
+        if now is not None and state["data"] not in ({}, now.fingerprint):
+            found = differences(state["data"], kept(state["data"]), now)
+            told = None if found is None else f"the dataset is not what it was when the state was taken: {found}"
+        if before != order:
+            kind = order.partition(" ")[0]
+            if not isinstance(self.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
+                raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
+            if told is None:
+                told = f"{kind} is not what it was when the state was taken: it draws otherwise"
+        return told
+
+    def _refuse_to_continue(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidOption where what is left of an epoch cannot be told."""
+        if state["batches"]:
+            raise InvalidOption(
+                "on_change='continue' needs the loader's own order: which samples a sampler of one's own has given, "
+                "and which it would give now, is not known"
+            )
+        if state["position"] and isinstance(self.sampler, KeyedSampler) and not self._draws_independently():
+            raise InvalidOption(
+                f"on_change='continue': {type(self.sampler).__name__} does not draw each sample once, so that none is "
+                f"left to come; begin the next epoch with set_epoch({state['epoch'] + 1})"
+            )
+
+    def _same_ids(self, then: Mapping[str, Any]) -> bool:
+        return all(then.get(what) == self._data()[what] for what in ("size", "ids"))
+
+    def _draws_independently(self) -> bool:
+        return isinstance(self.sampler, KeyedSampler) and self.sampler.independent
+
+    def _rest_of(self, state: Mapping[str, Any], now: Catalogue) -> Rest:
+        """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""
+        stages: list[tuple[Catalogue, int]] = []
+        for one in state["past"]:
+            then = kept(one["data"])
+            if then is None:
+                raise DatasetChanged(
+                    f"the IDs that the dataset had are not kept here: {place_of(one['data'])} is not there. It lies in "
+                    "the cache folder of the user, and on the machine, that took the state: copy it from there"
+                )
+            stages.append((then, one["to"]))
+        begin = stages[-1][1]
+        if state["position"] < begin:
+            raise InvalidOption(f"a state at position {state['position']}, before its dataset changed at {begin}")
+        drawn = state["drawn"]
+        key = self.seed if self.seed is not None else drawn.get("order") or 0
+
+        def order(stage: int, size: int) -> Order:
+            known = {} if drawn.get("order") is None else {"order": key}
+            return order_of(self.sampler, self.seed is not None or stage > 0, size, key, state["epoch"], known)
+
+        return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
 
     def _keeps_its_own_state(self) -> bool:
         """Return whether the dataset itself says where it is, and can be told: in the caller's thread only."""
@@ -87,17 +175,31 @@ class Resumable(Ordered):
         """Return the dataset's fingerprint, made once for each dataset object; nothing for an iterable one."""
         if isinstance(self.dataset, IterableDataset):
             return {}
-        if self._fingerprint is None or self._fingerprint[0] is not self.dataset:
-            self._fingerprint = (self.dataset, fingerprint(self.dataset))
+        if not self._data_known():
+            self._make_data()
+        assert self._fingerprint is not None
         return self._fingerprint[1]
+
+    def _data_known(self) -> bool:
+        known = self._fingerprint is not None and self._fingerprint[0] is self.dataset
+        return known or isinstance(self.dataset, IterableDataset)
+
+    def _make_data(self) -> Catalogue:
+        """Return the dataset's catalogue, which is kept."""
+        found = catalogue(self.dataset)
+        found.keep()
+        self._fingerprint = (self.dataset, found.fingerprint)
+        return found
 
     def _next_progress(self) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
         state, self._resume = self._resume, None
+        rest, self._rest = self._rest, None
         if state is None:
             return Progress(self._epochs.number)
-        chain = bytes.fromhex(state["ledger"]) if "ledger" in state else None
-        return Progress(state["epoch"], state["position"], state["batches"], dict(state["drawn"]), chain)
+        chain = bytes.fromhex(state["ledger"]) if state.get("ledger") else None
+        drawn = {name: value for name, value in state["drawn"].items() if value is not None}
+        return Progress(state["epoch"], state["position"], state["batches"], drawn, chain, rest)
 
     def _forwarded(self, batches: Any, progress: Progress) -> Any:
         """Return a pass behind the batches of an iterable dataset that were handed out before."""

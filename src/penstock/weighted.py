@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -54,7 +55,8 @@ class Weighted(KeyedSampler):
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, not {replacement!r}")
         checked = _checked(weights)
-        self.replacement = replacement
+        self.replacement = self.independent = replacement
+        self._fingerprint: str | None = None
         self.size = len(checked)
         self.num_samples = self.size if num_samples is None else checked_count("num_samples", num_samples)
         if replacement:
@@ -107,6 +109,13 @@ class Weighted(KeyedSampler):
             raise InvalidOption(
                 f"Weighted has {self.size} weights, but the dataset has {size} samples: give one weight for each"
             )
+
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            hashed = hashlib.blake2b(f"{self.num_samples} {self.replacement}".encode(), digest_size=8)
+            hashed.update(self._table.tobytes())
+            self._fingerprint = hashed.hexdigest()
+        return self._fingerprint
 
     def order(self, seed: int, epoch: int) -> Order:
         kind = _WithReplacement if self.replacement else _WithoutReplacement

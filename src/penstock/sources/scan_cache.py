@@ -6,11 +6,7 @@ It is used when every folder has its stamp still, which takes one stat() a folde
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+from penstock import _native, cache_folder
 
 # A folder changed this shortly before the scan, or since, could change again without a new mtime: time stamps have
 # a granularity, 2 s at most (FAT; 1 s on ext3, a timer tick on ext4 and XFS). Such a scan is not kept, as
 # git does not trust an index entry as young as the index ("racy git").
 RACY_NS = 2_000_000_000
 
-# The most files and bytes that the cache folder keeps; the oldest used go first.
-MAX_FILES = 64
-MAX_BYTES = 1 << 30
+#: The folder of scans below the cache folder.
+KIND = "scans"
 
 _VERSION = 1
-_STALE_TEMPORARY_S = 3600  # a writer that died left it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +47,9 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     """
     raw_root = os.fsencode(root)
     key = _key(root, extensions)
-    folder = cache_folder()
-    entry = None if folder is None else folder / f"{hashlib.sha256(key).hexdigest()[:32]}.npz"
-    if entry is not None and (kept := _load(entry, key, raw_root)) is not None:
-        return kept
+    entry = cache_folder.entry(KIND, key)
+    if entry is not None and (known := _load(entry, key, raw_root)) is not None:
+        return known
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
         raw_root, list(extensions), _threads()
     )
@@ -70,19 +63,8 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     }
     if entry is not None and int(arrays["stamps"][:, 0].max()) < started_ns - RACY_NS:
         arrays["names"] = np.frombuffer(paths.names(), np.uint8)
-        _store(entry, arrays)
+        cache_folder.store(entry, arrays)
     return Scan(paths, _split(classes), np.frombuffer(counts, np.int64))
-
-
-def cache_folder() -> Path | None:
-    """Return the folder of the kept scans, which may not exist yet; None when the user has no home folder."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG rule: a relative path is ignored
-        try:
-            base = os.path.join(Path.home(), ".cache")
-        except RuntimeError:
-            return None
-    return Path(base, "penstock", "scans")
 
 
 def _key(root: str, extensions: tuple[str, ...]) -> bytes:
@@ -100,7 +82,7 @@ def _split(names: bytes) -> list[str]:
 
 def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
     """Return the kept scan, or None when there is none, it is damaged, or a folder changed."""
-    arrays = _read(entry)
+    arrays = cache_folder.load(entry)
     if arrays is None or not _well_formed(arrays, key):
         return None
     classes = _split(arrays["classes"].tobytes())
@@ -110,18 +92,8 @@ def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
         return None
     if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _threads()):
         return None
-    with contextlib.suppress(OSError):
-        os.utime(entry)  # the newest used is the last to go
+    cache_folder.used(entry)
     return Scan(_native.PathTable(root, names), classes, counts)
-
-
-def _read(entry: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the arrays of an entry. The zip format verifies the checksum of each."""
-    try:
-        with entry.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception:  # a damaged file makes numpy and zipfile raise errors of many kinds
-        return None
 
 
 def _well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
@@ -136,38 +108,3 @@ def _well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
     if arrays["version"].tolist() != [_VERSION] or arrays["key"].tobytes() != key:
         return False
     return bool(arrays["stamps"].shape[1] == 4 and arrays["stamps"].flags.c_contiguous)
-
-
-def _store(entry: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write an entry in one step, so that a reader sees all of it or none, and drop the oldest ones."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=entry.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            os.replace(temporary, entry)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        _prune(entry)
-    except OSError:
-        pass  # the cache only saves time
-
-
-def _prune(keep: Path) -> None:
-    files = []
-    for path in keep.parent.iterdir():
-        try:
-            status = path.stat()
-        except FileNotFoundError:  # another process prunes too
-            continue
-        if path.suffix == ".tmp" and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
-            path.unlink(missing_ok=True)
-        elif path.suffix == ".npz":
-            files.append((path != keep, -status.st_mtime_ns, status.st_size, path))
-    held = 0
-    for position, (_, _, size, path) in enumerate(sorted(files)):
-        held += size
-        if path != keep and (position >= MAX_FILES or held > MAX_BYTES):
-            path.unlink(missing_ok=True)

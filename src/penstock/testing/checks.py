@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler
 from penstock.loader import DataLoader
-from penstock.naming import name_of
+from penstock.naming import id_of
 from penstock.order import KeyedShuffle
 from penstock.randomness import kept
 from penstock.testing.bitwise import difference, digest, rows
@@ -240,7 +240,7 @@ def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]
     at: dict[Hashable, int] = {}
     dataset: Any = loader.dataset
     for index in range(len(dataset)):
-        name = name_of(dataset, index)[0]
+        name = id_of(dataset, index)
         keys: list[Hashable] = [name]
         if key is not None:
             with kept():
