@@ -331,40 +331,132 @@ def test_a_copy_of_the_loader_goes_on() -> None:
     assert_same(list(again), list(batches))
 
 
-class Keeper(Stream):
-    """An iterable dataset that says where it is."""
+class Keeper(IterableDataset[Any]):
+    """An iterable dataset that says where it is; each worker reads its own part."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 20) -> None:
+        self.size = size
         self.at = 0
+        self.read: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
-        while self.at < 20:
+        info = torch.utils.data.get_worker_info()
+        assert info is None or info.dataset is self
+        mine = range(self.size)[0 if info is None else info.id :: 1 if info is None else info.num_workers]
+        while self.at < len(mine):
             self.at += 1
-            yield self.at - 1
+            self.read.append(mine[self.at - 1])
+            yield mine[self.at - 1]
         self.at = 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+    def state_dict(self) -> dict[str, Any]:
+        return self.__dict__  # changes as it goes on: what is kept must be a copy
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.read = state["at"], []
 
 
-def test_iterable_datasets_go_on() -> None:
-    for made, workers in ((Keeper, 0), (Stream, 0), (Stream, 2)):
-        begun: Any = penstock.DataLoader(made(), 3, num_workers=workers)
+def listed(batches: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create [34] worker processes")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"drop_last": True},
+        {"batch_size": None},
+        {"persistent_workers": True},
+        {"worker_method": "process"},
+        {"device": penstock.Feed("cpu")},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) -> None:
+    if "persistent_workers" in options and not workers:
+        pytest.skip("needs workers")
+
+    def make(count: int = workers) -> Any:
+        return penstock.DataLoader(Keeper(), **{"batch_size": 3, "num_workers": count, **options})
+
+    whole = listed(make())
+    for stop in (0, 1, 4, len(whole)):
+        begun = make()
+        batches = iter(begun)
+        for _ in range(stop):
+            next(batches)
+        state = json.loads(json.dumps(begun.state_dict()))
+        del batches
+        again = make()
+        again.load_state_dict(state)
+        assert listed(again) == whole[stop:]
+        if workers == 0 and stop == 4 and not options:
+            assert again.dataset.read[:1] == [12], "nothing is read again"
+        assert listed(again) == whole, "the next epoch begins at the start"
+        begun.load_state_dict(state)  # the same loader, with whatever workers it has
+        assert listed(begun) == whole[stop:]
+    if workers > 1:
+        with pytest.raises(penstock.InvalidOption, match=f"{workers} workers have read.*num_workers={workers + 1}"):
+            make(workers + 1).load_state_dict(state)
+
+
+def test_states_of_streams_that_are_none() -> None:
+    begun: Any = penstock.DataLoader(Keeper(), 3, num_workers=0)
+    next(iter(begun))
+    state = begun.state_dict()
+    for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
+        with pytest.raises(penstock.InvalidOption, match="'dataset' is not what"):
+            begun.load_state_dict({**state, "dataset": wrong})
+
+
+class Halting(Keeper):
+    """Fails once, and goes on."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at == 5:
+            raise ValueError("the fifth")
+        if self.at > 12:
+            raise StopIteration
+        return self.at
+
+
+@pytest.mark.parametrize("feed", [None, penstock.Feed("cpu")], ids=["host", "fed"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
+    begun: Any = penstock.DataLoader(Halting(), None, num_workers=workers, device=feed)
+    batches = iter(begun)
+    assert [int(next(batches)) for _ in range(4)] == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="the fifth"):
+        next(batches)
+    assert [int(next(batches)) for _ in range(3)] == [6, 7, 8]
+    state = json.loads(json.dumps(begun.state_dict()))
+    again: Any = penstock.DataLoader(Halting(), None, num_workers=workers, device=feed)
+    again.load_state_dict(state)
+    assert [int(one) for one in again] == [9, 10, 11, 12]
+
+
+def test_other_iterable_datasets_are_gone_through_again() -> None:
+    for made, workers, method in ((Stream, 0, None), (Stream, 2, None), (Keeper, 2, "thread")):
+        how: Any = {"num_workers": workers, "worker_method": method}
+        begun: Any = penstock.DataLoader(made(), 3, **how)
         batches = iter(begun)
         for _ in range(3):
             next(batches)
         state = begun.state_dict()
-        rest = [batch.tolist() for batch in batches]
-        again: Any = penstock.DataLoader(made(), 3, num_workers=workers)
-        if made is Keeper:
+        assert state["dataset"] is None
+        if method is not None:
+            continue  # threads share one object: what its state would be is anybody's guess
+        rest = listed(batches)
+        again: Any = penstock.DataLoader(made(), 3, **how)
+        with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
             again.load_state_dict(state)
-        else:
-            with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
-                again.load_state_dict(state)
-        assert [batch.tolist() for batch in again] == rest
+        assert listed(again) == rest
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------

@@ -33,14 +33,15 @@ class Task:
 
 @dataclass(slots=True)
 class Delivered:
-    """A batch with news for the loader: samples that were bad."""
+    """A batch with news for the loader: samples that were bad, or where the iterable dataset is behind it."""
 
     batch: Any
     bad: list[BadSample] = field(default_factory=list)
+    state: Any = None
 
     def pin_memory(self) -> Delivered:
         """Pin the batch, where torch's pinning thread meets this."""
-        return Delivered(pin_memory(self.batch), self.bad)  # type: ignore[no-untyped-call]
+        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
 
 
 class Replacing(Protocol):

@@ -6,6 +6,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,30 +21,68 @@ from penstock.fetch import Fetch, Task
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
+from penstock.streams import ENDED, Streams, state_of
 from penstock.workers.threads import Init, Loading, Threads
 
 
 class InTurn(_SingleProcessDataLoaderIter):
-    """torch's own pass in the caller's thread, with each Compose that the dataset calls run natively.
+    """torch's own pass in the caller's thread.
 
     Args:
         loader: a torch DataLoader with num_workers=0.
         batches: what its sampler gives; None: it is asked by torch.
+        composes: each Compose that the dataset calls runs natively.
+        streams: where an iterable dataset is that says so itself.
+        ahead: the pass is read ahead of its user.
     """
 
     progress: Progress | None = None
 
-    def __init__(self, loader: Any, batches: Iterator[Any] | None = None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        batches: Iterator[Any] | None = None,
+        *,
+        composes: bool = True,
+        streams: Streams | None = None,
+        ahead: bool = False,
+    ) -> None:
+        (given,) = [None] if streams is None else streams.states()
+        if given is not None and given != ENDED:
+            loader.dataset.load_state_dict(given["state"])
         super().__init__(loader)
+        self._composes = composes
         if batches is not None:
             self._sampler_iter = batches
+        if streams is not None:
+            self._dataset_fetcher.ended = given == ENDED
+        self._streams = streams if ahead else None
+        if streams is not None and not ahead:
+            streams.now = partial(_state_now, loader.dataset, self._dataset_fetcher)
 
     def __next__(self) -> Any:
-        return counted(self.progress, super().__next__)
+        return counted(self.progress, self._one)
+
+    def _one(self) -> Any:
+        if self._streams is None:
+            return super().__next__()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            raise
+        except Exception:
+            self._streams.failed()
+            raise
+        self._streams.read(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+        return batch
 
     def _next_data(self) -> Any:
-        with natively():
+        with natively() if self._composes else nullcontext():
             return super()._next_data()  # type: ignore[no-untyped-call]
+
+
+def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any]:
+    return state_of(dataset, ended=fetcher.ended)
 
 
 class Fetching(Pass):

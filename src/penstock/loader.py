@@ -22,7 +22,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
 )
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from penstock.batches import Epochs, checked_seed, settled_at_start
 from penstock.buffers import Buffers
@@ -267,14 +266,20 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
     def _batches(self) -> Any:
         """Return the pass in host memory."""
         held = self._iterator
-        if held is not None and (type(held) is not self._kind() or not getattr(held, "reusable", True)):
+        elsewhere = self._progress is not None and self._progress.streams is not None and self._progress.streams.resumed
+        if held is not None and (
+            type(held) is not self._kind() or not getattr(held, "reusable", True) or elsewhere  # with other states
+        ):
             held._shutdown_workers()  # type: ignore[attr-defined]  # it was made for something else, or its workers died
             self._iterator = None
         given, self.generator = self.generator, self.generator or self._seeded
         try:
-            return super().__iter__()
+            batches = super().__iter__()
         finally:
             self.generator = given
+        if isinstance(batches, Processes) and self._progress is not None:
+            batches.streams = self._progress.streams  # persistent workers came with those of the pass before
+        return batches
 
     def _make_plan(self) -> None:
         """Plan anew: the dataset may have changed since the last pass."""
@@ -317,7 +322,7 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
             return Fetching
         if not iterable and not self._fetch(here=True).plain:
             return Fetching
-        return _SingleProcessDataLoaderIter if self._method is Method.PROCESS else InTurn
+        return InTurn
 
     def _get_iterator(self) -> Any:
         kind = self._kind()
@@ -353,13 +358,18 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
                 composes=self._method is not Method.PROCESS,
                 # By a proxy, for the iterator must not keep the loader alive, which may hold it.
                 batches=partial(_index_batches_of, weakref.proxy(self)),
+                streams=None if self._progress is None else self._progress.streams,
                 identify=partial(name_of, self.dataset),
                 deliver=self._deliver(),
             )
         self._epochs.next(counted=True)
-        if kind is not InTurn:
-            return super()._get_iterator()
-        return InTurn(self, None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0))
+        return InTurn(
+            self,
+            None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
+            composes=self._method is not Method.PROCESS,
+            streams=None if self._progress is None else self._progress.streams,
+            ahead=self.device is not None,
+        )
 
     def _begin(self, held: Pass) -> None:
         """Let a persistent iterator go through the data again."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.errors import InvalidOption
 from penstock.order import Indices, Order
 from penstock.schedule import Schedule
+from penstock.streams import Streams
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class Progress:
     """Without a seed: what was drawn for the pass, "order" and "base"."""
     chain: bytes | None = None
     """Of the ledger, in the state that the pass goes on from."""
+    streams: Streams | None = None
+    """Where an iterable dataset is that says so itself."""
     rest: Rest | None = None
     """None: the dataset is what it was when the epoch began."""
     schedule: Schedule | None = None
@@ -90,6 +93,8 @@ class Progress:
     def took(self, *, handed: bool) -> None:
         """Count a batch that came, or whose error was raised."""
         self.taken += 1
+        if self.streams is not None:
+            self.streams.taken()
         if handed:
             self.handed = self.taken
             if self.record is not None and self.schedule is not None:

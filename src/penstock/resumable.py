@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset
 
@@ -16,12 +16,17 @@ from penstock.keyed import KeyedSampler
 from penstock.order import Order
 from penstock.ordering import Ordered
 from penstock.progress import FORMAT, Progress, Rest, checked_state
+from penstock.streams import Streams, check_streams, is_stateful
 
 OnChange = Literal["raise", "continue"]
 
 
 class Resumable(Ordered):
     """The part of the loader that says where it is, and goes on from there; torchdata's Stateful protocol."""
+
+    if TYPE_CHECKING:
+
+        def _in_threads(self) -> bool: ...
 
     num_workers: int
     _rest: Rest | None
@@ -34,8 +39,8 @@ class Resumable(Ordered):
 
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
         counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
-        thread, adds its state, of whatever size that is. The first call makes the dataset's fingerprint, and keeps its
-        IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
+        thread or in worker processes, adds its states, of whatever size they are. The first call makes the dataset's
+        fingerprint, and keeps its IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
         """
         if self._resume is not None:
             return dict(self._resume)
@@ -55,7 +60,7 @@ class Resumable(Ordered):
             "data": self._data(),
             "past": [] if progress.rest is None else list(progress.rest.past),
             "ledger": progress.record.chain if progress.record is not None and progress.handed else None,
-            "dataset": self.dataset.state_dict() if batches and self._keeps_its_own_state() else None,
+            "dataset": progress.streams.as_state() if batches and progress.streams is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
@@ -98,12 +103,11 @@ class Resumable(Ordered):
         rest = self._rest_of(state, now) if state["past"] and now is not None else None
         state["data"], state["order"] = self._data(), self._order_kind()
         if state.get("dataset") is not None and self._keeps_its_own_state():
-            self.dataset.load_state_dict(state["dataset"])
-            state["batches"] = 0
+            check_streams(state["dataset"], self.num_workers)
         elif isinstance(self.dataset, IterableDataset) and state["batches"]:
             warnings.warn(
-                f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that could be called in this "
-                f"thread: {state['batches']:,} batches will be read and dropped to go on behind them",
+                f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that its workers could call: "
+                f"{state['batches']:,} batches will be read and dropped to go on behind them",
                 stacklevel=2,
             )
         self._epochs.number = state["epoch"]
@@ -167,9 +171,8 @@ class Resumable(Ordered):
         return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
 
     def _keeps_its_own_state(self) -> bool:
-        """Return whether the dataset itself says where it is, and can be told: in the caller's thread only."""
-        methods = (getattr(self.dataset, name, None) for name in ("state_dict", "load_state_dict"))
-        return isinstance(self.dataset, IterableDataset) and not self.num_workers and all(map(callable, methods))
+        """Return whether the dataset itself says where it is, and can be told: not where threads share it."""
+        return is_stateful(self.dataset) and not (self.num_workers and self._in_threads())
 
     def _data(self) -> dict[str, Any]:
         """Return the dataset's fingerprint, made once for each dataset object; nothing for an iterable one."""
@@ -195,15 +198,18 @@ class Resumable(Ordered):
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
         state, self._resume = self._resume, None
         rest, self._rest = self._rest, None
+        given = None if state is None else state.get("dataset")
+        streams = Streams(self.num_workers, given, resumed=state is not None) if self._keeps_its_own_state() else None
         if state is None:
-            return Progress(self._epochs.number)
+            return Progress(self._epochs.number, streams=streams)
         chain = bytes.fromhex(state["ledger"]) if state.get("ledger") else None
         drawn = {name: value for name, value in state["drawn"].items() if value is not None}
-        return Progress(state["epoch"], state["position"], state["batches"], drawn, chain, rest)
+        return Progress(state["epoch"], state["position"], state["batches"], drawn, chain, streams, rest)
 
     def _forwarded(self, batches: Any, progress: Progress) -> Any:
         """Return a pass behind the batches of an iterable dataset that were handed out before."""
-        if isinstance(self.dataset, IterableDataset):
+        known = progress.streams is not None and progress.streams.resumed
+        if isinstance(self.dataset, IterableDataset) and not known:
             batches.progress = None
             for _ in range(progress.skipped):
                 next(batches, None)

@@ -14,11 +14,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
+from penstock.batches import length
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
@@ -212,7 +213,7 @@ class Feeding(Generic[T]):
         self._ended = ended
         self._number = 0
         self._open = True
-        self._length = len(source) if isinstance(source, Sized) else None
+        self._length = length(source)
         self.way: Pump | Here
         if lane is not None and in_thread:
             self.way = Pump(source, lane, self._mover, feed.depth)

@@ -32,8 +32,9 @@ from torch.utils.data.dataloader import (
 from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
-from penstock.fetch import Fetch, Task
+from penstock.fetch import Delivered, Fetch, Task
 from penstock.progress import Progress, counted
+from penstock.streams import Stating, Streams
 from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.workers.progress import Board, Stage
 from penstock.workers.results import Context
@@ -58,6 +59,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         composes: torchvision's Compose runs natively in the workers.
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
         batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then; None: iter().
+        streams: where an iterable dataset is that says so itself; it is told of the batches that come.
         identify: returns (ID, path) of a sample's index; for messages only.
         deliver: called with each batch, returns what the user gets.
 
@@ -76,10 +78,13 @@ class Processes(_MultiProcessingDataLoaderIter):
         key: Key,
         composes: bool = True,
         batches: Batches | None = None,
+        streams: Streams | None = None,
         identify: Identify = lambda index: (str(index), None),
         deliver: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
         self._owner = os.getpid()
+        self.streams = streams
+        self._turn = 0 if streams is None else streams.following  # the worker that comes first in the pass that begins
         self._key, self._identify, self._deliver = key, identify, deliver
         self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
         self._grace: int | None = None  # batches that may still be taken from the queue after a death
@@ -94,8 +99,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
         self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches)
         super().__init__(self._view(loader, fetch, composes))
-        if fetch is not None:
-            self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
+        self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
     def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> _View:
@@ -109,6 +113,9 @@ class Processes(_MultiProcessingDataLoaderIter):
             replaced["dataset"] = _Tasked(fetch, loader.dataset)
             replaced["collate_fn"] = _collated
             replaced["_index_sampler"] = self._tasks
+        elif self.streams is not None:
+            stating = Stating(loader.dataset, loader.collate_fn, self.streams)
+            replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
         replaced["worker_init_fn"] = _Start(self._board, init, composes)
         return _View(loader, replaced)
 
@@ -135,8 +142,24 @@ class Processes(_MultiProcessingDataLoaderIter):
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
         super()._reset(loader, first_iter)
 
+    def _try_put_index(self) -> None:
+        while self._turn:
+            next(self._worker_queue_idx_cycle)
+            self._turn -= 1
+        super()._try_put_index()
+
     def __next__(self) -> Any:
-        return counted(self.progress, super().__next__)
+        return counted(self.progress, self._one)
+
+    def _one(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except Exception:
+            if self.streams is not None:
+                self.streams.failed()
+            raise
 
     def _next_data(self) -> Any:
         with self._one_at_a_time:
@@ -145,7 +168,11 @@ class Processes(_MultiProcessingDataLoaderIter):
             return super()._next_data()  # type: ignore[no-untyped-call]
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        return self._deliver(super()._process_data(data, worker_idx))  # type: ignore[no-untyped-call]
+        batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if self.streams is not None and isinstance(batch, Delivered):
+            self.streams.read(worker_idx, batch.state)
+            return batch.batch
+        return self._deliver(batch)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._unwatch(self._workers[worker_id].sentinel)  # it is told to end now
@@ -354,6 +381,9 @@ class _Start:
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
         if isinstance(tasked, _Tasked):
             tasked.begin = tasked.fetch.note = begin
+        if isinstance(tasked, Stating):
+            tasked.worker = worker
+        if isinstance(tasked, _Tasked | Stating):
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
