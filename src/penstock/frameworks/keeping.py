@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.utils.data
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from penstock.errors import InvalidOption
+from penstock.frameworks.prepared import Prepared, Seeded
 from penstock.loader import DataLoader
 
 AcceleratorT = TypeVar("AcceleratorT")
@@ -26,7 +27,10 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
 
     Its `prepare`, `prepare_data_loader` and `skip_first_batches` then return Accelerate's own adapters with a
     penstock.DataLoader inside. Loaders of other classes, those derived from penstock.DataLoader among them, are
-    treated as before.
+    treated as before. With a seed the order of epoch `iteration` of the adapter is a function of (seed, epoch).
+
+    A prepared loader that is given to `accelerator.register_for_checkpointing` is saved by `save_state` and restored by
+    `load_state`, in the middle of an epoch too: the next pass goes on there, and skip_first_batches is not needed.
 
     Args:
         accelerator: of Accelerate 1.8 or newer; it is changed in place and returned.
@@ -38,39 +42,74 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
     if theirs.use_stateful_dataloader:
         raise InvalidOption(
             "use_stateful_dataloader=True puts torchdata's StatefulDataLoader in the place of a penstock loader; "
-            "leave it False, and resume with accelerator.skip_first_batches(loader, number)"
+            "leave it False, and give what prepare returns to accelerator.register_for_checkpointing: save_state and "
+            "load_state then go on in the middle of an epoch"
         )
     if getattr(theirs.prepare_data_loader, "func", None) is not _prepare:
-        theirs.prepare_data_loader = functools.partial(_prepare, theirs.prepare_data_loader)
-        theirs.skip_first_batches = functools.partial(_skip, theirs.skip_first_batches)
+        theirs.prepare_data_loader = functools.partial(_prepare, theirs, theirs.prepare_data_loader)
+        theirs.skip_first_batches = functools.partial(_skip, theirs, theirs.skip_first_batches)
+        theirs.register_for_checkpointing = functools.partial(_register, theirs.register_for_checkpointing)
     return accelerator
 
 
-# In the place of Accelerator.prepare_data_loader: the same arguments, after the original.
-def _prepare(prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+# In the place of Accelerator.prepare_data_loader: the same arguments, after the Accelerator and the original.
+def _prepare(accelerator: Any, prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
     if type(data_loader) is not DataLoader:  # one of Accelerate's adapters with ours inside only says that it is one
         return prepare(data_loader, *args, **kwargs)
-    return _with_ours(data_loader, prepare(_as_torchs(data_loader), *args, **kwargs))
+    if data_loader.shard is not None:
+        raise InvalidOption(
+            f"Accelerator.prepare cuts the batches among the processes, as shard={data_loader.shard!r} does: give "
+            "shard=None, or leave the loader unprepared"
+        )
+    made = _with_ours(data_loader, prepare(_as_torchs(data_loader), *args, **kwargs))
+    made.prepared = Prepared(made, accelerator.num_processes, skips=False)
+    return made
 
 
-# In the place of Accelerator.skip_first_batches: the same arguments, after the original.
-def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
-    if type(dataloader) is DataLoader:
-        return _with_ours(dataloader, skip(_as_torchs(dataloader), num_batches))
-    ours = vars(dataloader).get("base_dataloader")
+# In the place of Accelerator.skip_first_batches: the same arguments, after the Accelerator and the original.
+def _skip(accelerator: Any, skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+    ours = dataloader if type(dataloader) is DataLoader else vars(dataloader).get("base_dataloader")
     if not isinstance(ours, DataLoader):
         return skip(dataloader, num_batches)
+    if _goes_on(ours):
+        raise InvalidOption(
+            "a state was loaded, and the next pass goes on behind the batches that were handed out before: go through "
+            "the loader itself, without skip_first_batches"
+        )
+    if ours is dataloader:
+        return _with_ours(ours, skip(_as_torchs(ours), num_batches))
     guard = vars(dataloader).pop("timeout")
     try:
-        return _with_ours(ours, skip(dataloader, num_batches))
+        made = _with_ours(ours, skip(dataloader, num_batches))
     finally:
         dataloader.timeout = guard
+    made.iteration = dataloader.iteration  # which Accelerate 1.8 does not hand on
+    made.prepared = Prepared(made, accelerator.num_processes, skips=True)
+    return made
+
+
+# In the place of Accelerator.register_for_checkpointing: the same arguments, after the original.
+def _register(register: Callable[..., Any], *objects: Any) -> Any:
+    for each in objects:
+        prepared = getattr(each, "prepared", None)
+        if isinstance(prepared, Prepared):
+            prepared.state_dict()  # what cannot be saved is said here, not at the first checkpoint
+    return register(*objects)
+
+
+def _goes_on(loader: DataLoader[Any]) -> bool:
+    """Return whether the next pass goes on in the middle of an epoch."""
+    state = loader._resume
+    return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
 
 
 def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
     """Return torch's loader with the attributes of ours, for Accelerate to copy."""
     plain: torch.utils.data.DataLoader[Any] = object.__new__(torch.utils.data.DataLoader)
     vars(plain).update(vars(loader))
+    if loader.seed is not None and loader._cuts_itself():
+        sampler, size = Seeded(loader.sampler, loader.seed, loader._epochs.number), loader.batch_size or 1
+        vars(plain).update(sampler=sampler, batch_sampler=BatchSampler(sampler, size, loader.drop_last))
     return plain
 
 

@@ -1,0 +1,158 @@
+"""Two ranks of Accelerate, stopped in the middle of an epoch and gone on with; started by test_accelerate_state.py.
+
+    torchrun --nproc-per-node 2 run_accelerate_state.py save FOLDER
+    torchrun --nproc-per-node 2 run_accelerate_state.py load FOLDER
+
+Each rank writes FOLDER/<verb>-<rank>.json: for each case the samples of each step of each epoch.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import penstock
+from penstock.frameworks import keep_loaders
+
+SAMPLES, BATCH, EPOCHS = 43, 4, 3
+#: The state is saved in this epoch, after so many steps: in its middle, and when a dispatcher has met its end.
+EPOCH, STEPS = 1, (2, 5)
+#: The samples of each step of each epoch.
+Seen = list[list[list[int]]]
+
+
+class Counting(Dataset[Any]):
+    """What only Python can read, and which samples it was asked for."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return (torch.tensor(index),)
+
+
+class Stream(IterableDataset[Any]):
+    """Says itself where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.read: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < SAMPLES:
+            self.at += 1
+            self.read.append(self.at - 1)
+            yield (torch.tensor(self.at - 1),)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a loader is made and prepared."""
+
+    dataset: type[Any] | None = None
+    """None: one that native threads read."""
+    loading: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    prepared: bool = True
+
+    def begin(self, seed: int = 3) -> tuple[Any, Any, Any]:
+        """Return an accelerator, the loader, whose state it saves, and the dataset."""
+        accelerate.utils.set_seed(seed)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**self.config))
+        dataset = TensorDataset(torch.arange(SAMPLES)) if self.dataset is None else self.dataset()
+        loader: Any = penstock.DataLoader(dataset, **{"batch_size": BATCH, "num_workers": 0, **self.loading})
+        if self.prepared:
+            loader = keep_loaders(accelerator).prepare(loader)
+        accelerator.register_for_checkpointing(loader)
+        return accelerator, loader, dataset
+
+
+SEEDED = {"shuffle": True, "seed": 5}
+CASES = {
+    "not prepared": Case(loading={**SEEDED, "shard": "auto"}, prepared=False),
+    "not prepared, Python": Case(Counting, {**SEEDED, "shard": "auto"}, prepared=False),
+    "in sequence": Case(),
+    "seeded": Case(loading=SEEDED),
+    "threads": Case(loading={**SEEDED, "num_workers": 2, "persistent_workers": True}),
+    "Python": Case(Counting, SEEDED),
+    "Python threads": Case(Counting, {**SEEDED, "worker_method": "thread", "num_workers": 1}),
+    "drop_last": Case(loading={**SEEDED, "drop_last": True}),
+    "split": Case(loading=SEEDED, config={"split_batches": True}),
+    "weighted": Case(loading={"sampler": penstock.Weighted([1.0] * SAMPLES), "seed": 5}),
+    "seedable": Case(loading={"shuffle": True}, config={"use_seedable_sampler": True}),
+    "both": Case(loading=SEEDED, config={"use_seedable_sampler": True}),
+    "dispatched": Case(loading=SEEDED, config={"dispatch_batches": True}),
+    "dispatched, split": Case(loading=SEEDED, config={"dispatch_batches": True, "split_batches": True}),
+    "dispatched stream": Case(Stream, config={"dispatch_batches": True}),
+    "dispatched stream, split": Case(Stream, config={"dispatch_batches": True, "split_batches": True}),
+}
+
+
+def whole(case: Case) -> Seen:
+    """Return what epochs give that nothing interrupts."""
+    _, loader, _ = case.begin()
+    return [[batch[0].tolist() for batch in loader] for _ in range(EPOCHS)]
+
+
+def saved(case: Case, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
+    """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
+    accelerator, loader, _ = case.begin()
+    seen: Seen = [[batch[0].tolist() for batch in loader] for _ in range(epoch)]
+    if 0 in steps:
+        accelerator.save_state(str(folder / "0"))
+    seen.append([])
+    for batch in loader:
+        seen[-1].append(batch[0].tolist())
+        if len(seen[-1]) in steps:
+            accelerator.save_state(str(folder / str(len(seen[-1]))))
+        if len(seen[-1]) == max(steps):
+            break
+    return seen
+
+
+def gone_on(case: Case, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[Seen, list[int]]:
+    """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
+    accelerator, loader, dataset = case.begin(seed=4)
+    accelerator.load_state(str(folder))
+    first = [batch[0].tolist() for batch in loader]
+    read = list(getattr(dataset, "read", ()))
+    return [first, *([batch[0].tolist() for batch in loader] for _ in range(epochs - 1))], read
+
+
+def main(verb: str, folder: Path) -> None:
+    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if verb == "save":
+            results[name] = whole(case), saved(case, folder / name)
+        else:
+            results[name] = {step: gone_on(case, folder / name / str(step)) for step in STEPS}
+    rank = accelerate.PartialState().process_index
+    (folder / f"{verb}-{rank}.json").write_text(json.dumps(results))
+    accelerate.PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
