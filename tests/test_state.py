@@ -321,6 +321,21 @@ def test_persistent_workers_go_on_too() -> None:
         assert_same([batch[0] for batch in begun], [batch[0] for batch in whole[5:]])
 
 
+@pytest.mark.parametrize("method", [None, "process"])
+def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
+    """Without a seed and workers torch's code reads, natively composed or not."""
+    numbers: Any = list(range(SIZE))
+    options: dict[str, Any] = {"num_workers": 0, "worker_method": method}
+    begun: Any = penstock.DataLoader(numbers, 4, **options)
+    batches = iter(begun)
+    next(batches), next(batches)
+    again: Any = penstock.DataLoader(numbers, 4, **options)
+    again.load_state_dict(begun.state_dict())
+    assert_same(list(again), list(batches))
+    ranks: list[Any] = [penstock.DataLoader(numbers, 4, shard=(rank, 2), **options) for rank in (0, 1)]
+    assert [next(iter(rank)).tolist() for rank in ranks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_a_copy_of_the_loader_goes_on() -> None:
     begun = loader()
     batches = iter(begun)

@@ -53,9 +53,13 @@ class KeyedSampler(Sampler[int], ABC):
 
     def __iter__(self) -> Iterator[int]:
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        order, size = self.order(seed, self.epoch), len(self)
-        for begin in range(0, size, _AT_ONCE):
-            yield from order.take(begin, min(_AT_ONCE, size - begin)).tolist()
+        yield from one_by_one(self.order(seed, self.epoch), len(self))
+
+
+def one_by_one(order: Order, size: int) -> Iterator[int]:
+    """Yield the indices at the first positions of an order."""
+    for begin in range(0, size, _AT_ONCE):
+        yield from order.take(begin, min(_AT_ONCE, size - begin)).tolist()
 
 
 def checked_count(name: str, value: object) -> int:

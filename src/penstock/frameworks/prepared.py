@@ -13,12 +13,9 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 
 from penstock.batches import order_of
 from penstock.errors import InvalidOption
-from penstock.keyed import KeyedSampler
+from penstock.keyed import KeyedSampler, one_by_one
 from penstock.loader import DataLoader
 from penstock.resumable import OnChange
-
-# Indices that are made at once where they are asked for one by one.
-_AT_ONCE = 1024
 
 
 class Seeded(Sampler[int]):
@@ -42,9 +39,7 @@ class Seeded(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self)
-        order = order_of(self._sampler, True, size, self._seed, self._epoch, {})
-        for begin in range(0, size, _AT_ONCE):
-            yield from order.take(begin, min(_AT_ONCE, size - begin)).tolist()
+        yield from one_by_one(order_of(self._sampler, True, size, self._seed, self._epoch, {}), size)
 
 
 class Prepared:
