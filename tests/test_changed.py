@@ -192,9 +192,12 @@ def test_a_native_plan_goes_on(tmp_path: Path) -> None:
     again = loader(folder(CHANGES["others"]), num_workers=2)
     again.load_state_dict(stored(begun), on_change="continue")
     assert "of the 52 samples that this epoch had not handed out when its dataset changed" in again.explain()
+    begins = stored(again)
     after = given(again)
     assert sorted(after) == sorted(set(CHANGES["others"]) - set(before))
     assert "dataset changed" not in again.explain()
+    assert again.batch_at(0, 3, state=begins)[0].tolist() == after[12:16]
+    assert again.ids(0, 12, state=begins) == list(map(str, after[48:]))
 
 
 def images(root: Path, names: dict[str, int]) -> None:

@@ -609,6 +609,25 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
         loader(dataset, seed=None).batch_at(0, 0)
 
 
+def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
+    begun = loader(NATIVE, shard=(0, 3))
+    batches = iter(begun)
+    for _ in range(3):
+        next(batches)
+    state = begun.state_dict()  # of position 36, which is no multiple of the next batch size
+    ranks = [loader(NATIVE, batch_size=5, shard=(rank, 2)) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for rank, share in enumerate([list(one) for one in ranks]):
+        for step, batch in enumerate(share):
+            assert_same(ranks[0].batch_at(0, step, rank, state=state), batch)
+            assert ranks[0].ids(0, step, rank, state=state) == list(map(str, batch[0].tolist()))
+    with pytest.raises(IndexError):
+        ranks[0].ids(0, 7, state=state)
+    with pytest.raises(penstock.InvalidOption, match="of epoch 0 says nothing of epoch 1"):
+        ranks[0].batch_at(1, 0, state=state)
+
+
 def loader_at(dataset: Any, shard: tuple[int, int], *, epoch: int) -> Any:
     made = loader(dataset, shard=shard)
     made.set_epoch(epoch)

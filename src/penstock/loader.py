@@ -622,12 +622,14 @@ class DataLoader(Resumable, torch.utils.data.DataLoader[T_co]):
             self.num_workers, self.prefetch_factor = 0, None
         return False
 
-    def batch_at(self, epoch: int, step: int, rank: int | None = None) -> Any:
+    def batch_at(
+        self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
+    ) -> Any:
         """Return a batch as a pass would give it, in host memory, without going through what comes before it.
 
         Args, Raises: as `ids`; and what reading the samples raises.
         """
-        indices = self._indices_at(epoch, step, rank)
+        indices = self._replayed(epoch, step, rank, state)
         assert self.seed is not None
         station, self._station = self._station, None  # the host's plan
         try:

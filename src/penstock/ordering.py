@@ -14,7 +14,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from penstock.batches import Epochs, as_list, from_sampler, length, order_of
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler
-from penstock.naming import id_of
 from penstock.order import Indices, Order, TorchShuffle
 from penstock.plan import Plan, PythonPlan
 from penstock.progress import Progress, Rest
@@ -81,22 +80,6 @@ class Ordered:
         if progress is None or progress.schedule is None or not progress.handed:
             return 0
         return progress.schedule.part(progress.handed - 1).padding
-
-    def ids(self, epoch: int, step: int, rank: int | None = None) -> list[str]:
-        """Return the IDs of the samples of a batch, padding included, without reading anything.
-
-        The batches are those of an epoch that was begun at its start, with this batch size and these ranks.
-
-        Args:
-            epoch: its number.
-            step: the batch of that epoch, from 0 on.
-            rank: another rank of shard=; None: this one.
-
-        Raises:
-            InvalidOption: the order is not a function of (seed, epoch).
-            IndexError: there is no such step.
-        """
-        return [id_of(self.dataset, index) for index in self._indices_at(epoch, step, rank).tolist()]
 
     def __len__(self) -> int:
         steps = None if self._share() is None else self._length()
@@ -209,7 +192,8 @@ class Ordered:
         if isinstance(inner, RandomSampler | KeyedSampler) and self.seed is None:
             raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")
 
-    def _indices_at(self, epoch: int, step: int, rank: int | None) -> Indices:
+    def _indices_at(self, epoch: int, step: int, rank: int | None, start: int = 0, rest: Rest | None = None) -> Indices:
+        """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed."""
         if self.seed is None or not (self._cuts_itself() and self.batch_size is not None):
             raise InvalidOption(
                 "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
@@ -219,7 +203,8 @@ class Ordered:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
-        return indices_of(self._order(self.seed, epoch, {})(), self._schedule(share=share).part(step))
+        order = self._order(self.seed, epoch, {}, rest)
+        return indices_of(order(), self._schedule(start, share, rest).part(step))
 
 
 class _SetEpoch:

@@ -13,7 +13,8 @@ from penstock.catalogue import Catalogue, catalogue, kept, place_of
 from penstock.changed import differences, remaining
 from penstock.errors import DatasetChanged, InvalidOption
 from penstock.keyed import KeyedSampler
-from penstock.order import Order
+from penstock.naming import id_of
+from penstock.order import Indices, Order
 from penstock.ordering import Ordered
 from penstock.progress import FORMAT, Progress, Rest, checked_state
 from penstock.streams import Streams, check_streams, is_stateful
@@ -82,12 +83,26 @@ class Resumable(Ordered):
             DatasetChanged: the dataset is not what it was, the message says how it differs; or the IDs that it had are
                 not kept here.
         """
+        state, rest = self._checked(state, on_change)
+        if state.get("dataset") is not None and self._keeps_its_own_state():
+            check_streams(state["dataset"], self.num_workers)
+        elif isinstance(self.dataset, IterableDataset) and state["batches"]:
+            warnings.warn(
+                f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that its workers could call: "
+                f"{state['batches']:,} batches will be read and dropped to go on behind them",
+                stacklevel=2,
+            )
+        self._epochs.number = state["epoch"]
+        self._resume, self._rest, self._progress = state, rest, None
+
+    def _checked(self, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Rest | None]:
+        """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
-        state = checked_state(state)
+        state = dict(checked_state(state))
         if state.get("seed") != self.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={self.seed}")
-        state = {**state, "past": list(state["past"]), "data": dict(state["data"])}
+        state["past"], state["data"] = list(state["past"]), dict(state["data"])
         now = None if self._data_known() else self._make_data()  # made once, for what needs it below
         if now is None and (state["past"] or state["data"] not in ({}, self._data())):
             now = catalogue(self.dataset)
@@ -102,16 +117,37 @@ class Resumable(Ordered):
                 state["past"].append({"data": state["data"], "to": state["position"]})
         rest = self._rest_of(state, now) if state["past"] and now is not None else None
         state["data"], state["order"] = self._data(), self._order_kind()
-        if state.get("dataset") is not None and self._keeps_its_own_state():
-            check_streams(state["dataset"], self.num_workers)
-        elif isinstance(self.dataset, IterableDataset) and state["batches"]:
-            warnings.warn(
-                f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that its workers could call: "
-                f"{state['batches']:,} batches will be read and dropped to go on behind them",
-                stacklevel=2,
-            )
-        self._epochs.number = state["epoch"]
-        self._resume, self._rest, self._progress = state, rest, None
+        return state, rest
+
+    def ids(
+        self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """Return the IDs of the samples of a batch, padding included, without reading anything.
+
+        The batches are those of an epoch that was begun at its start, with this batch size and these ranks.
+
+        Args:
+            epoch: its number.
+            step: the batch of that epoch, from 0 on.
+            rank: another rank of shard=; None: this one.
+            state: of a pass that began in the middle of the epoch, what state_dict() returned before its first batch:
+                steps count from there too.
+
+        Raises:
+            InvalidOption: the order is not a function of (seed, epoch), or the state is not of that epoch.
+            DatasetChanged: the dataset is not that of the state.
+            IndexError: there is no such step.
+        """
+        return [id_of(self.dataset, index) for index in self._replayed(epoch, step, rank, state).tolist()]
+
+    def _replayed(self, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None) -> Indices:
+        """Return the indices of a past batch."""
+        if state is None:
+            return self._indices_at(epoch, step, rank)
+        state, rest = self._checked(state, "raise")
+        if state["epoch"] != epoch:
+            raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
+        return self._indices_at(epoch, step, rank, state["position"], rest)
 
     def _changes(self, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
         """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
