@@ -90,7 +90,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return choose(measured(100e3, 100e3, 10 * US, 40 * US), 2, 2, seeded=False)
 
-    monkeypatch.setattr("penstock.loader.try_out", fake)
+    monkeypatch.setattr("penstock.passes.try_out", fake)
     dataset: Any = list(range(40))
     loader: Any = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto")
     assert not calls  # not before somebody iterates or asks
