@@ -152,6 +152,17 @@ def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(method: dict[str, A
     sampler = tud.SubsetRandomSampler(range(0, 40, 4))
     batches = list(penstock.DataLoader(Numbers({8, 12}), 5, sampler=sampler, on_error=ALL, **method))
     assert all(i % 4 == 0 for i in torch.cat(batches).tolist())
+    for weights in (
+        penstock.Weighted([float(i % 4 == 0) for i in range(40)]),
+        penstock.Weighted([1.0] * 4 + [0.0] * 36),
+    ):
+        drawn = torch.cat(
+            list(penstock.DataLoader(Numbers({0, 8}), 2, sampler=weights, seed=1, on_error=ALL, **method))
+        )
+        assert set(drawn.tolist()) <= set(weights.drawn_from()) - {0, 8}
+    parts: Any = {"a": (tud.Subset(Numbers({8, 12}), range(20)), 1), "b": (Numbers({3}), 2)}
+    mixed = penstock.DataLoader(penstock.Mix(parts, length=30), 5, shuffle=True, seed=1, on_error=ALL, **method)
+    assert {len(batch) for batch in mixed} == {5}
     own: list[list[int]] = [[1, 2, 3], [20, 21, 22]]  # of a sampler nobody knows: from the same batch
     got = [
         set(batch.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
@@ -36,6 +36,10 @@ class KeyedSampler(Sampler[int], ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return what tells the orders of this sampler from those of another of its class: a hash."""
+
+    @abstractmethod
+    def drawn_from(self) -> Sequence[int]:
+        """Return the indices that can come."""
 
     @abstractmethod
     def order(self, seed: int, epoch: int) -> Order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any, Final, TypeVar
@@ -113,6 +113,9 @@ class MixSampler(KeyedSampler):
     def fingerprint(self) -> str:
         what = [self.mix.length, self.shuffle, *map(str, self.mix.shares)]
         return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+
+    def drawn_from(self) -> Sequence[int]:
+        return range(len(self.mix))
 
     def order(self, seed: int, epoch: int) -> MixOrder:
         return self.mix.order(seed, epoch, shuffle=self.shuffle)

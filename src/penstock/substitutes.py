@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption
 from penstock.fetch import Delivered, Task
+from penstock.keyed import KeyedSampler
 from penstock.manifest import BadSample
 from penstock.naming import name_of
 from penstock.quarantine import Quarantine, Replace
@@ -140,13 +141,15 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
 
 
 def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | None:
-    """Return the indices that a loader's sampler draws from, as far as it is one of torch's; None: only it knows."""
+    """Return the indices that a loader's sampler draws from, as far as it is torch's or ours; None: only it knows."""
     if type(batch_sampler) is BatchSampler:
         sampler = batch_sampler.sampler
     elif batch_sampler is not None:
         return None
     if type(sampler) is SubsetRandomSampler:
         return sampler.indices
+    if isinstance(sampler, KeyedSampler):
+        return sampler.drawn_from()
     if type(sampler) not in (SequentialSampler, RandomSampler, DistributedSampler):
         return None
     source: Any = sampler.dataset if type(sampler) is DistributedSampler else sampler.data_source

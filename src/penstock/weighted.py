@@ -117,6 +117,11 @@ class Weighted(KeyedSampler):
             self._fingerprint = hashed.hexdigest()
         return self._fingerprint
 
+    def drawn_from(self) -> Sequence[int]:
+        weights = np.diff(self._table, prepend=0) if self.replacement else self._table
+        drawable = np.flatnonzero(weights)
+        return range(self.size) if len(drawable) == self.size else drawable.tolist()
+
     def order(self, seed: int, epoch: int) -> Order:
         kind = _WithReplacement if self.replacement else _WithoutReplacement
         return kind(self._table, self.num_samples, seed, epoch)
