@@ -443,6 +443,18 @@ def test_no_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         loader(numbered(*CHANGES["grown"])).load_state_dict(stored(begun), on_change="continue")
 
 
+@pytest.mark.parametrize("samples", [17, None, {0: ("a", 1)}, torch.tensor(3), []])
+def test_what_is_named_samples_need_not_be_a_list_of_files(samples: Any) -> None:
+    class Counted(Dataset[Any]):
+        def __init__(self) -> None:
+            self.samples = samples
+
+        def __len__(self) -> int:
+            return 1
+
+    assert loader(Counted()).state_dict()["data"]["size"] == 1
+
+
 def test_what_cannot_go_on_by_id() -> None:
     with pytest.raises(penstock.InvalidOption, match="on_change='ignore'"):
         loader(numbered(*BEFORE)).load_state_dict(loader(numbered(*BEFORE)).state_dict(), on_change="ignore")

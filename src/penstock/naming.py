@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
@@ -54,7 +55,7 @@ def id_list(leaf: Any) -> list[Any] | tuple[Any, ...] | None:
 def file_pairs(leaf: Any) -> Any:
     """Return the (file, class) pairs of a dataset that is made like torchvision's DatasetFolder, None of another."""
     samples = getattr(leaf, "samples", None)
-    if samples is None or not len(samples) or len(samples) != len(leaf):
+    if not isinstance(samples, Sequence) or not samples or len(samples) != len(leaf):
         return None
     first = samples[0]
     return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
