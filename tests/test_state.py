@@ -511,6 +511,25 @@ def test_a_ledger_a_rank(tmp_path: Path) -> None:
         iter(penstock.DataLoader(NATIVE, 4, sampler=[1, 2], ledger=tmp_path / "x"))
 
 
+def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: Path) -> None:
+    def run(name: str, steps: int, state: Any = None) -> Any:
+        for rank in range(2):
+            one = loader(shard=(rank, 2), ledger=str(tmp_path / f"{name}-{{rank}}"))
+            if state is not None:
+                one.load_state_dict(state)
+            batches = iter(one)
+            for _ in range(steps):
+                next(batches)
+            if rank == 0:
+                first = one.state_dict()
+        return first
+
+    run("whole", 9)
+    run("killed", 5, run("killed", 4))
+    for rank in range(2):
+        assert main(["ledger", "diff", str(tmp_path / f"whole-{rank}"), str(tmp_path / f"killed-{rank}")]) == 0
+
+
 # --- drawn by weight, mixed -------------------------------------------------------------------------------------------
 
 

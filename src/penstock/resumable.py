@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset
@@ -17,6 +19,7 @@ from penstock.naming import id_of
 from penstock.order import Indices, Order
 from penstock.ordering import Ordered
 from penstock.progress import FORMAT, Progress, Rest, checked_state
+from penstock.schedule import Share
 from penstock.streams import Streams, check_streams, is_stateful
 
 OnChange = Literal["raise", "continue"]
@@ -44,13 +47,13 @@ class Resumable(Ordered):
         fingerprint, and keeps its IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
         """
         if self._resume is not None:
-            return dict(self._resume)
+            return _with_leaves(self._resume)
         progress = self._progress
         if progress is None or progress.done:
             progress = Progress(self._epochs.number)
         own = progress.schedule is None
         batches = progress.skipped + progress.handed if own else 0
-        return {
+        state: dict[str, Any] = {
             "format": FORMAT,
             "seed": self.seed,
             "order": self._order_kind(),
@@ -60,9 +63,13 @@ class Resumable(Ordered):
             "drawn": {name: progress.drawn.get(name) for name in ("order", "base")},
             "data": self._data(),
             "past": [] if progress.rest is None else list(progress.rest.past),
-            "ledger": progress.record.chain if progress.record is not None and progress.handed else None,
+            "ledger": None,
             "dataset": progress.streams.as_state() if batches and progress.streams is not None else None,
         }
+        if progress.record is not None and progress.handed:
+            share = self._share() or Share()
+            state["ledger"] = [share.rank, share.world, progress.record.chain]
+        return _with_leaves(state)
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
         """Let the next pass go on where state_dict() was taken, with any number of ranks, workers and any batch size.
@@ -99,7 +106,7 @@ class Resumable(Ordered):
         """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
-        state = dict(checked_state(state))
+        state = dict(checked_state(_without_leaves(state)))
         if state.get("seed") != self.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={self.seed}")
         state["past"], state["data"] = list(state["past"]), dict(state["data"])
@@ -238,7 +245,10 @@ class Resumable(Ordered):
         streams = Streams(self.num_workers, given, resumed=state is not None) if self._keeps_its_own_state() else None
         if state is None:
             return Progress(self._epochs.number, streams=streams)
-        chain = bytes.fromhex(state["ledger"]) if state.get("ledger") else None
+        share = self._share() or Share()
+        rank, world, text = state.get("ledger") or (None, None, "")
+        # The state may be another rank's, whose ledger is another.
+        chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
         drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         return Progress(state["epoch"], state["position"], state["batches"], drawn, chain, streams, rest)
 
@@ -250,3 +260,26 @@ class Resumable(Ordered):
             for _ in range(progress.skipped):
                 next(batches, None)
         return batches
+
+
+def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that has the same keys as any other: torch.distributed.checkpoint reads those of a new loader's.
+
+    It takes dictionaries apart, and lists that hold some, into a key for each value; texts and tuples it keeps whole.
+    """
+    own = state["dataset"]
+    return {
+        **state,
+        "past": [json.dumps(one) for one in state["past"]],
+        "dataset": None if own is None else (own,),
+    }
+
+
+def _without_leaves(state: Any) -> Any:
+    """Return a state as it was before _with_leaves(), of whatever checked_state() will make an error of."""
+    if not isinstance(state, Mapping):
+        return state
+    past, own = state.get("past"), state.get("dataset")
+    with suppress(TypeError, ValueError):
+        past = [json.loads(one) for one in past or ()] if isinstance(past, list | tuple) else past
+    return {**state, "past": past, "dataset": own[0] if isinstance(own, list | tuple) and len(own) == 1 else own}

@@ -1,0 +1,256 @@
+"""torch.distributed.checkpoint and torch.save hold a loader's state, and give it back whole."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import IterableDataset, TensorDataset
+
+import penstock
+from tests.frameworks import run_checkpoint
+from tests.frameworks.launching import TORCHRUN, run
+from tests.same import assert_same
+
+dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
+
+SIZE = 50
+NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(3.0 * SIZE).view(SIZE, 3))
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+needs_gloo = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
+
+
+class Python(torch.utils.data.Dataset[Any]):
+    """Read by Python, with draws in each sample."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(2), random.random()
+
+
+class Keeper(IterableDataset[Any]):
+    """An iterable dataset that says where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < SIZE:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": {"at": self.at, "shard": None}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["place"]["at"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what datasets were in a folder of each test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def loader(folder: Path, dataset: Any = NATIVE, **options: Any) -> Any:
+    ledger = folder / "ledger" if options.pop("ledger", False) else None
+    return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, "ledger": ledger, **options})
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "native": {"num_workers": 2},
+    "python": {"dataset": Python()},
+    "without a seed": {"seed": None},
+    "with a ledger": {"ledger": True},
+    "sampler": {"sampler": list(range(0, SIZE, 3)), "shuffle": None, "seed": None},
+    "weighted": {"sampler": penstock.Weighted([1.0] * SIZE, 40), "shuffle": None},
+    "ranks": {"shard": (1, 2)},
+}
+EVERY = pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
+
+
+def stopped(made: Any, steps: int) -> tuple[dict[str, Any], list[Any]]:
+    """Return the state behind some steps of a pass, and what comes after them."""
+    batches = iter(made)
+    assert len(list(islice(batches, steps))) == steps
+    state = made.state_dict()
+    return state, list(batches)
+
+
+def saved(folder: Path, made: Any, steps: int) -> tuple[dict[str, Any], list[Any]]:
+    """Save a loader behind some steps of a pass; return its state, and what comes after them."""
+    batches = iter(made)
+    assert len(list(islice(batches, steps))) == steps
+    dcp.save({"loader": made, "model": {"weight": torch.ones(2)}}, checkpoint_id=folder / "saved", no_dist=True)
+    state = made.state_dict()
+    return state, list(batches)
+
+
+def restored(folder: Path, made: Any) -> Any:
+    assert isinstance(made, Stateful)
+    model = {"weight": torch.zeros(2)}
+    dcp.load({"loader": made, "model": model}, checkpoint_id=folder / "saved", no_dist=True)
+    assert model["weight"].tolist() == [1, 1]
+    return made
+
+
+@EVERY
+def test_a_loader_is_saved_and_restored(options: dict[str, Any], tmp_path: Path) -> None:
+    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
+    again = restored(tmp_path, loader(tmp_path, **options))
+    assert again.state_dict() == state
+    assert_same(list(again), rest)
+
+
+@EVERY
+def test_a_state_dict_is_saved_and_restored(options: dict[str, Any], tmp_path: Path) -> None:
+    state, rest = stopped(loader(tmp_path, **options), 3)
+    dcp.save({"loader": state}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    again = loader(tmp_path, **options)
+    read = {"loader": again.state_dict()}
+    dcp.load(read, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert read["loader"] == state
+    again.load_state_dict(read["loader"])
+    assert_same(list(again), rest)
+
+
+@EVERY
+def test_without_a_new_loader_the_checkpoint_is_read_whole(options: dict[str, Any], tmp_path: Path) -> None:
+    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
+    dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
+    read = torch.load(tmp_path / "whole.pt", weights_only=True)["loader"]
+    assert read == state
+    again = loader(tmp_path, **options)
+    again.load_state_dict(read)
+    assert_same(list(again), rest)
+
+
+@EVERY
+def test_torch_save_and_load_of_weights_only(options: dict[str, Any], tmp_path: Path) -> None:
+    state, rest = stopped(loader(tmp_path, **options), 3)
+    torch.save({"loader": state}, tmp_path / "saved.pt")
+    read = torch.load(tmp_path / "saved.pt", weights_only=True)["loader"]
+    assert read == state
+    again = loader(tmp_path, **options)
+    again.load_state_dict(read)
+    assert_same(list(again), rest)
+
+
+@EVERY
+def test_no_key_of_a_state_comes_or_goes(options: dict[str, Any], tmp_path: Path) -> None:
+    """dcp.load fills in the keys of the new loader's state: one that came later would be lost without a word."""
+
+    def keys(state: dict[str, Any], path: str = "") -> set[str]:
+        nested = [keys(value, f"{path}{key}.") for key, value in state.items() if isinstance(value, dict)]
+        assert all(nested), f"an empty dictionary in {path or 'the state'} is not saved"
+        return {path + key for key in state}.union(*nested)
+
+    made = loader(tmp_path, **options)
+    wanted = keys(made.state_dict())
+    batches = iter(made)
+    assert keys(made.state_dict()) == wanted
+    for _ in batches:
+        assert keys(made.state_dict()) == wanted
+    assert keys(made.state_dict()) == wanted
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, tmp_path: Path) -> None:
+    """The state that is asked for its keys is the one of a pass that has begun; the saved one may be of none."""
+    for options in ({}, {"seed": None}):
+        made = loader(tmp_path, **options)
+        dcp.save({"loader": made}, checkpoint_id=tmp_path / f"saved {options}", no_dist=True)
+        state = made.state_dict()
+        other = loader(tmp_path, **options)
+        list(islice(other, steps))
+        dcp.load({"loader": other}, checkpoint_id=tmp_path / f"saved {options}", no_dist=True)
+        assert other.state_dict() == state
+        assert sorted(int(number) for batch in other for number in batch[0]) == list(range(SIZE))
+
+
+def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dataset": Keeper(), "shuffle": None, "seed": None}
+    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
+    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Keeper()}))
+    assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
+    assert_same(list(again), rest)
+
+
+class Named(Python):
+    """Samples with IDs."""
+
+    def __init__(self, names: list[int]) -> None:
+        self.samples = [(f"id-{name}", name) for name in names]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index][1], 0
+
+
+def test_an_epoch_whose_dataset_has_changed_is_saved_and_restored(tmp_path: Path) -> None:
+    before, now = Named(list(range(40))), Named(list(range(60)))
+    begun = loader(tmp_path, before)
+    seen = [int(number) for batch in islice(iter(begun), 3) for number in batch[0]]
+    changed = loader(tmp_path, now)
+    changed.load_state_dict(begun.state_dict(), on_change="continue")
+    for folder, steps in (("at once", 0), ("later", 2)):
+        (tmp_path / folder).mkdir()
+        dcp.save({"loader": changed}, checkpoint_id=tmp_path / folder / "saved", no_dist=True)
+        state = changed.state_dict()
+        assert state["past"] != []
+        changed = loader(tmp_path, now)
+        dcp.load({"loader": changed}, checkpoint_id=tmp_path / folder / "saved", no_dist=True)
+        assert changed.state_dict() == state
+        seen += [int(number) for batch in islice(iter(changed), 2 if not steps else None) for number in batch[0]]
+    assert sorted(seen) == list(range(60))
+
+
+# --- two ranks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save with two ranks, go on with two; return the folder."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    for what in ("save", "load"):
+        run(*TORCHRUN, run_checkpoint.__file__, str(folder), what)
+    return folder
+
+
+def handed(folder: Path, what: str, name: str) -> list[tuple[int, str]]:
+    shares = json.loads((folder / f"{what}.json").read_text())
+    assert len(shares) == 2
+    return [(int(number), str(content)) for share in shares for number, content in share[name]]
+
+
+@needs_gloo
+@pytest.mark.timeout(600)  # see launching.run
+@pytest.mark.parametrize("name", ["native", "python"])
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_two_ranks_are_gone_on_with_by_two_and_by_one(two_ranks: Path, name: str, ranks: int) -> None:
+    before = handed(two_ranks, "save", name)
+    assert len(before) == 2 * run_checkpoint.STOP * run_checkpoint.BATCH
+    if ranks == 2:
+        after = handed(two_ranks, "load", name)
+    else:
+        again = run_checkpoint.loaders(None)
+        dcp.load({**again}, checkpoint_id=two_ranks / "checkpoint", no_dist=True)
+        after = list(run_checkpoint.handed(again[name], again[name]))
+    assert sorted(number for number, _ in before + after) == list(range(run_checkpoint.SIZE))
+    undisturbed = run_checkpoint.loaders(None)[name]
+    assert dict(before + after) == dict(run_checkpoint.handed(undisturbed, undisturbed))
