@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import harness, process
 
-QUESTIONS = ("tensor_files", "arrays", "photos", "cifar", "startup", "python_datasets")
+QUESTIONS = ("tensor_files", "arrays", "photos", "cifar", "startup", "python_datasets", "state")
 
 
 def main(arguments: list[str]) -> int:

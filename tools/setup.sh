@@ -185,6 +185,7 @@ step_peers() {
     step_borrow "$venv" build/peers
     peer setuptools wheel tqdm numba
     peer grain
+    peer torchdata
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
     peer nvidia-dali-cuda130
     # FFCV is built from source with OpenCV's and TurboJPEG's headers; it names versions that no longer install.
