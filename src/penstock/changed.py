@@ -85,7 +85,9 @@ def _of_ids(before: Catalogue, now: Catalogue) -> str:
         common = int(np.isin(present, then).sum())
     else:
         had, has = Counter(before.texts()), Counter(now.texts())
-        common = sum(min(had[name], has[name]) for name in had.keys() & has.keys())
+        both = had.keys() & has.keys()
+        once = len(had) == before.size or len(has) == now.size
+        common = len(both) if once else sum(min(had[name], has[name]) for name in both)
     fresh, gone = now.size - common, before.size - common
     if not fresh and not gone:
         return "its IDs are the same, in another order"
