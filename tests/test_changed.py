@@ -466,7 +466,7 @@ def test_what_cannot_go_on_by_id() -> None:
     begun = loader(numbered(*BEFORE))
     given(begun, 3)
     state = {**stored(begun), "position": 51}
-    with pytest.raises(penstock.InvalidOption, match="position 51 of an epoch that had 50 samples"):
+    with pytest.raises(penstock.InvalidOption, match="position 51 of an epoch of 50 samples"):
         loader(numbered(*CHANGES["grown"])).load_state_dict(state, on_change="continue")
     again = loader(numbered(*CHANGES["grown"]))
     again.load_state_dict(stored(begun), on_change="continue")

@@ -303,6 +303,13 @@ def test_a_state_of_another_seed() -> None:
         loader(seed=8).load_state_dict(loader().state_dict())
 
 
+def test_a_state_behind_the_end() -> None:
+    state = loader().state_dict()
+    loader().load_state_dict({**state, "position": SIZE})
+    with pytest.raises(penstock.InvalidOption, match="position 102 of an epoch of 101 samples"):
+        loader().load_state_dict({**state, "position": SIZE + 1})
+
+
 def test_a_state_of_another_order() -> None:
     with pytest.raises(penstock.InvalidOption, match="an epoch shuffled cannot go on in sequence"):
         loader(shuffle=False).load_state_dict(loader().state_dict())
@@ -624,6 +631,10 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
     assert_same(ranks.batch_at(1, 2, rank=2), list(loader_at(dataset, (2, 3), epoch=1))[2])
     with pytest.raises(penstock.InvalidOption, match="there are 3 ranks"):
         ranks.batch_at(0, 0, rank=3)
+    with pytest.raises(penstock.InvalidOption, match="epoch=-1 is out of range"):
+        ranks.batch_at(-1, 0)
+    with pytest.raises(TypeError, match="epoch must be an integer"):
+        ranks.ids("1", 0)
     with pytest.raises(penstock.InvalidOption, match="with seed="):
         loader(dataset, seed=None).batch_at(0, 0)
 

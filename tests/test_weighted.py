@@ -173,7 +173,7 @@ def test_set_epoch() -> None:
 
     assert one(1) == one(1)
     assert one(1) != one(2)
-    with pytest.raises(InvalidOption, match="epoch=-1 is negative"):
+    with pytest.raises(InvalidOption, match="epoch=-1 is out of range"):
         sampler.set_epoch(-1)
     with pytest.raises(TypeError):
         sampler.set_epoch("1")  # type: ignore[arg-type]

@@ -122,6 +122,8 @@ class Catalogue:
 
     def keep(self) -> None:
         """Keep it in the user's cache folder, where there is something to keep."""
+        if self.nameless and self.labels is None:
+            return
         arrays = self._arrays()
         entry = cache_folder.entry(KIND, _key(self.fingerprint))
         if entry is None or sum(array.nbytes for array in arrays.values()) > cache_folder.MAX_BYTES:

@@ -55,7 +55,7 @@ def remaining(stages: Sequence[tuple[Catalogue, int]], now: Catalogue, order: Ca
     for stage, (then, end) in enumerate(stages):
         left = _without(keys[stage], handed) if stage else np.arange(then.size, dtype=np.int64)
         if not begin <= end <= begin + len(left):
-            raise InvalidOption(f"a state at position {end} of an epoch that had {begin + len(left)} samples")
+            raise InvalidOption(f"a state at position {end:,} of an epoch of {begin + len(left):,} samples")
         done = left[order(stage, len(left)).take(0, end - begin)]
         if numeric:
             handed = np.concatenate([handed, keys[stage][done]])

@@ -50,10 +50,7 @@ class KeyedSampler(Sampler[int], ABC):
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""
-        number = operator.index(epoch)
-        if number < 0:
-            raise InvalidOption(f"epoch={number} is negative: epochs are counted from 0")
-        self.epoch = number
+        self.epoch = checked_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
         seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
@@ -64,6 +61,16 @@ def one_by_one(order: Order, size: int) -> Iterator[int]:
     """Yield the indices at the first positions of an order."""
     for begin in range(0, size, _AT_ONCE):
         yield from order.take(begin, min(_AT_ONCE, size - begin)).tolist()
+
+
+def checked_epoch(epoch: object) -> int:
+    """Return the number of an epoch. Raises TypeError, InvalidOption."""
+    if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
+        raise TypeError(f"epoch must be an integer, not {epoch!r}")
+    number = operator.index(epoch)
+    if not 0 <= number < 1 << 63:
+        raise InvalidOption(f"epoch={number} is out of range: epochs are counted from 0")
+    return number
 
 
 def checked_count(name: str, value: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 from penstock.batches import Epochs, as_list, from_sampler, length, order_of
 from penstock.errors import InvalidOption
-from penstock.keyed import KeyedSampler
+from penstock.keyed import KeyedSampler, checked_epoch
 from penstock.order import Indices, Order, TorchShuffle
 from penstock.plan import Plan, PythonPlan
 from penstock.progress import Progress, Rest
@@ -54,10 +53,9 @@ class Ordered:
 
         Raises:
             InvalidOption: a negative epoch.
+            TypeError: no integer.
         """
-        number = operator.index(epoch)
-        if number < 0:
-            raise InvalidOption(f"epoch={epoch!r}: 0 or more")
+        number = checked_epoch(epoch)
         self._begin_with(number)
         theirs = getattr(_innermost(self.sampler, self.batch_sampler), "set_epoch", None)
         if callable(theirs) and not isinstance(theirs, _SetEpoch):
@@ -203,7 +201,7 @@ class Ordered:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
-        order = self._order(self.seed, epoch, {}, rest)
+        order = self._order(self.seed, checked_epoch(epoch), {}, rest)
         return indices_of(order(), self._schedule(start, share, rest).part(step))
 
 

@@ -123,6 +123,10 @@ class Resumable(Ordered):
             if state["position"] and not self._draws_independently() and not self._same_ids(state["data"]):
                 state["past"].append({"data": state["data"], "to": state["position"]})
         rest = self._rest_of(state, now) if state["past"] and now is not None else None
+        if state["position"] and not self._draws_independently():
+            end = self._size() if rest is None else rest.end
+            if state["position"] > end:
+                raise InvalidOption(f"a state at position {state['position']:,} of an epoch of {end:,} samples")
         state["data"], state["order"] = self._data(), self._order_kind()
         return state, rest
 
