@@ -328,7 +328,7 @@ def test_draws_with_replacement_go_on_with_new_weights() -> None:
             again.load_state_dict(state)
         again.load_state_dict(state, on_change="continue")
         assert given(again) == given(again_from(again, 0))[8:]
-    with pytest.raises(penstock.InvalidOption, match=r"Weighted does not draw each sample once.*set_epoch\(1\)"):
+    with pytest.raises(penstock.InvalidOption, match=r"what Weighted had still to draw.*set_epoch\(1\)"):
         weighted(30, 2.0, replacement=False).load_state_dict(state, on_change="continue")
 
 
@@ -349,7 +349,7 @@ def test_a_mix_cannot_go_on_by_id() -> None:
     for again in (mixed(20, 2), mixed(30, 1)):
         with pytest.raises(penstock.DatasetChanged):
             again.load_state_dict(state)
-        with pytest.raises(penstock.InvalidOption, match=r"Mix.* does not draw each sample once"):
+        with pytest.raises(penstock.InvalidOption, match=r"what Mix.* had still to draw"):
             again.load_state_dict(state, on_change="continue")
 
 
