@@ -184,8 +184,8 @@ class Resumable(Ordered):
             )
         if state["position"] and isinstance(self.sampler, KeyedSampler) and not self._draws_independently():
             raise InvalidOption(
-                f"on_change='continue': what {type(self.sampler).__name__} had still to draw depends on what the dataset "
-                f"and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
+                f"on_change='continue': what {type(self.sampler).__name__} had still to draw depends on what the "
+                f"dataset and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
             )
 
     def _same_ids(self, then: Mapping[str, Any]) -> bool:
