@@ -19,6 +19,7 @@ from torchvision.transforms import functional as functional_v1
 from penstock import _native
 from penstock.recipe import Recipe, read
 from penstock.steps import Refusal
+from penstock.transforms import names_interpolations
 
 pytestmark = pytest.mark.native
 
@@ -178,7 +179,19 @@ def test_every_filter_of_pillow(t, interpolation):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_resize_of_tensors_without_antialias(interpolation):
-    check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation=interpolation, antialias=False)]))
+    mode = InterpolationMode(interpolation)
+    check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation=mode, antialias=False)]))
+
+
+def test_names_of_interpolations_are_taken_where_torchvision_takes_them():
+    named = v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation="bilinear")])
+    if names_interpolations():
+        check(named)
+        check_drawn([v2.ToImage(), v2.RandomResizedCrop([24, 60], interpolation="bicubic"), v2.CenterCrop(20)], "RGB")
+    else:
+        assert isinstance(read(named, mode="RGB"), Refusal)
+        with pytest.raises(ValueError, match="interpolation"):
+            named(picture(40, 60))
 
 
 def test_sizes_only_version_two_knows():
@@ -313,7 +326,10 @@ def test_random_resized_crop_with_the_drawn_box(t, mode):
     check_drawn([t.PILToTensor(), t.RandomResizedCrop(24, interpolation=InterpolationMode.NEAREST)], mode)
     if t is v2:
         check_drawn([t.PILToTensor(), t.RandomResizedCrop(24), t.RandomHorizontalFlip()], mode)
-        check_drawn([t.ToImage(), t.RandomResizedCrop([24, 60], interpolation="bicubic"), t.CenterCrop(20)], mode)
+        check_drawn(
+            [t.ToImage(), t.RandomResizedCrop([24, 60], interpolation=InterpolationMode.BICUBIC), t.CenterCrop(20)],
+            mode,
+        )
         check_drawn([t.ToImage(), t.RandomResizedCrop(90, antialias=False)], mode)
 
 
@@ -478,7 +494,10 @@ REFUSED = {
         "interpolation='bilinear'",
     ),
     "grey of tensors": (v1.Compose([v1.ToTensor(), v1.Grayscale()]), "Pillow's grey"),
-    "filter of tensors": (v2.Compose([v2.ToImage(), v2.Resize(8, interpolation="lanczos")]), "not reproduced"),
+    "filter of tensors": (
+        v2.Compose([v2.ToImage(), v2.Resize(8, interpolation=InterpolationMode.LANCZOS)]),
+        "not reproduced",
+    ),
     "normalise bytes": (v1.Compose([v1.PILToTensor(), v1.Normalize(MEAN, STD)]), "raises TypeError"),
     "normalise one of three": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN[:2], STD[:2])]), "raises RuntimeError"),
     "normalise an image": (

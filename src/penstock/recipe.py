@@ -35,6 +35,7 @@ from penstock.transforms import (
     is_v1,
     low_high,
     margins,
+    names_interpolations,
     pair,
     refuse,
     run,
@@ -277,7 +278,8 @@ class Reader:
     def _sampling(self, transform: Any) -> dict[str, Any]:
         given = transform.interpolation
         name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-        if name not in {*FILTERS.values(), "nearest-exact"} or (isinstance(given, str) and is_v1(transform)):
+        named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
+        if named or name not in {*FILTERS.values(), "nearest-exact"}:
             refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
         antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
         if self._pil():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -52,6 +53,17 @@ def changed(transform: object) -> str | None:
     if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
         return "a method was replaced on the object"
     return None
+
+
+@cache
+def names_interpolations() -> bool:
+    """Return whether version 2 takes "bilinear" for InterpolationMode.BILINEAR, as torchvision 0.25 does not."""
+    resize = vars(sys.modules[f"{V2}.functional"])["resize"]
+    try:
+        resize(torch.zeros(1, 2, 2), [1, 1], interpolation="bilinear", antialias=True)
+    except ValueError:
+        return False
+    return True
 
 
 def classes(name: str, *modules: str) -> list[type]:

@@ -26,7 +26,10 @@ dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 SIZE = 50
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(3.0 * SIZE).view(SIZE, 3))
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # by torch 2.10's own checkpoints
+]
 needs_gloo = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
 
 
