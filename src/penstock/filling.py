@@ -9,9 +9,9 @@ from __future__ import annotations
 import operator
 import time
 from collections import Counter, deque
+from functools import partial
 from typing import Any
 
-import numpy as np
 from torch.utils.data import default_collate
 
 from penstock import _native
@@ -92,7 +92,7 @@ class Filling(Pass):
                 batch.rows.clear()
         if error is not None:
             # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
-            batch = InFlight(batch.indices)
+            batch = InFlight()
             try:
                 raise error
             finally:
@@ -100,8 +100,7 @@ class Filling(Pass):
         out = self._means.deliver(self._assemble(batch))
         if self._threads and self._means.ahead:  # without workers nothing is done before it is asked for
             self._refill()
-        samples = len(batch.indices if batch.other is None else batch.other)
-        self._means.counters.delivered(samples, time.perf_counter() - started, batch.rescued)
+        self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
         return out
 
     def close(self) -> None:
@@ -130,23 +129,20 @@ class Filling(Pass):
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
     def _next_batch(self) -> InFlight | None:
-        batch = InFlight(np.empty(0, dtype=np.int64))
+        batch = InFlight()
         try:
-            indices = next(self._course.batches)
-            if isinstance(indices, list):
-                batch.other = indices
-                return batch
-            batch.indices = batch.wanted = indices
-            if self._substitutes is not None:
-                self._put_others(batch, [i for i, index in enumerate(indices) if self._substitutes.is_bad(int(index))])
-            self._resolve(batch)
-            self._submit(batch)
+            batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
         except StopIteration:
             self._exhausted = True
             return None
-        except Exception as error:  # of the user's sampler or dataset: raised when this batch's turn has come
-            batch.error = error
         return batch
+
+    def _begin_batch(self, batch: InFlight) -> None:
+        if self._substitutes is not None:
+            bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
+            self._put_others(batch, bad)
+        self._resolve(batch)
+        self._submit(batch)
 
     def _resolve(self, batch: InFlight) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)

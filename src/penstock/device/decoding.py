@@ -10,9 +10,9 @@ import contextlib
 import time
 from collections import deque
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -114,13 +114,12 @@ class GpuDecoding(Pass):
                 "Raise timeout= if they may take as long, else look at the file system they lie on."
             )
         self._queue.popleft()
-        if batch.failed is not None:
+        if batch.error is not None:
             _raise_failed(batch)
         out = self._means.deliver(self._assemble(batch))
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
             self._refill()
-        samples = len(batch.indices if batch.other is None else batch.other)
-        self._means.counters.delivered(samples, time.perf_counter() - started, batch.rescued)
+        self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
         return out
 
     def close(self) -> None:
@@ -141,22 +140,18 @@ class GpuDecoding(Pass):
         if self._num_workers and self._means.ahead:
             target = AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
         while not self._exhausted and len(self._queue) < target:
-            batch = Batch(np.empty(0, dtype=np.int64))
+            batch = Batch()
             try:
-                given = next(self._course.batches)
-                if isinstance(given, list):
-                    batch.other = given
-                else:
-                    batch.indices = given.copy()
-                    batch.wanted = given
-                    batch.leaves, batch.local = self._plan.root.resolve(given)
-                    self._crew.submit(batch)
+                batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
             except StopIteration:
                 self._exhausted = True
                 return
-            except Exception as error:  # of the user's sampler or dataset: raised when this batch's turn has come
-                batch.failed = (0, error)
             self._queue.append(batch)
+
+    def _begin_batch(self, batch: Batch) -> None:
+        batch.indices = batch.wanted.copy()  # threads put others in it
+        batch.leaves, batch.local = self._plan.root.resolve(batch.wanted)
+        self._crew.submit(batch)
 
     # --- the batch on its device --------------------------------------------------------------------------------------
 
@@ -209,7 +204,7 @@ class GpuDecoding(Pass):
         """Let Pillow decode a sample, here and now. Raises what it raises."""
         self._crew.prepare(batch, position, trusted=False)
         batch.rescued.append(why)
-        if batch.failed is not None:
+        if batch.error is not None:
             _raise_failed(batch)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -233,8 +228,8 @@ class GpuDecoding(Pass):
 
 def _raise_failed(batch: Batch) -> NoReturn:
     """Raise a batch's error. Its traceback holds the batch: that lets go of the error and of its samples' memory."""
-    assert batch.failed is not None
-    (_, error), batch.failed = batch.failed, None
+    assert batch.error is not None
+    error, batch.error = batch.error, None
     batch.samples.clear()
     try:
         raise error

@@ -6,18 +6,18 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from penstock.asked import Asked
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
-from penstock.order import Indices
 from penstock.passing import Course, Means, Pass
-from penstock.tree import LeafNumbers
 
 #: Batches that are gathered together: operations of a device cost the same for few samples and for many.
 _TOGETHER = 16
@@ -25,18 +25,10 @@ _TOGETHER = 16
 _ROOM = 64 << 20
 
 
-@dataclass
-class _Batch:
+@dataclass(slots=True)
+class _Batch(Asked):
     """What a batch is made of."""
 
-    indices: Indices
-    """As the sampler gave them: the draws are theirs."""
-    leaves: LeafNumbers | None = None
-    local: Indices | None = None
-    """In their leaf."""
-    other: list[Any] | None = None
-    """What the sampler gave in place of indices."""
-    error: Exception | None = None
     places: torch.Tensor | None = None
     """Its rows in the stores, on the device."""
     image: torch.Tensor | None = None
@@ -98,14 +90,13 @@ class Gathering(Pass):
                 raise StopIteration
             batch = self._ready.popleft()
             if batch.error is not None:
-                error, batch = batch.error, _Batch(batch.indices)
+                error, batch = batch.error, _Batch()
                 try:
                     raise error
                 finally:
                     del error  # its traceback holds this frame
             out = self._means.deliver(self._assemble(batch))
-        samples = len(batch.indices if batch.other is None else batch.other)
-        self._means.counters.delivered(samples, time.perf_counter() - started, ())
+        self._means.counters.delivered(batch.count, time.perf_counter() - started, ())
         return out
 
     # --- several batches ------------------------------------------------------------------------------------
@@ -138,20 +129,16 @@ class Gathering(Pass):
 
     def _ask(self) -> None:
         """Ask the sampler for a batch."""
-        batch = _Batch(np.empty(0, dtype=np.int64))
+        batch = _Batch()
         try:
-            indices = next(self._course.batches)
-            if isinstance(indices, list):
-                batch.other = indices
-            else:
-                batch.indices = indices
-                batch.leaves, batch.local = self._held.plan.root.resolve(indices)
+            batch.ask(self._course.batches.__next__, partial(self._resolve, batch))
         except StopIteration:
             self._exhausted = True
             return
-        except Exception as error:  # of the user's sampler or dataset: raised when this batch's turn has come
-            batch.error = error
         self._asked.append(batch)
+
+    def _resolve(self, batch: _Batch) -> None:
+        batch.leaves, batch.local = self._held.plan.root.resolve(batch.indices)
 
     def _grow(self, group: list[_Batch]) -> None:
         """Gather twice as many batches the next time, as far as there is room."""
@@ -166,7 +153,7 @@ class Gathering(Pass):
             self._held.hand_to_current_stream()
             self._images, self._labels = self._held.images(), self._held.labels()
             self._prepared = True
-        ours = [batch for batch in group if batch.local is not None]
+        ours = [batch for batch in group if batch.other is None and batch.error is None]
         if not ours:
             return
         held, course = self._held, self._course
@@ -189,7 +176,7 @@ class Gathering(Pass):
         plan = self._held.plan
         if batch.other is not None:
             return default_collate([plan.dataset[index] for index in batch.other])
-        assert batch.places is not None and batch.local is not None
+        assert batch.places is not None
         if batch.image is not None:
             fields: list[Any] = [batch.image if plan.table is not None else _by_itself(batch.image)]
         else:

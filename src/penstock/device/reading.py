@@ -16,14 +16,13 @@ import torch
 from PIL import Image
 
 from penstock import _native
+from penstock.asked import Asked
 from penstock.device.decoders import read_header
 from penstock.errors import InvalidOption
 from penstock.fetch import Task
-from penstock.order import Indices
 from penstock.plan import NativePlan
 from penstock.recognise import Leaf, max_pixels
 from penstock.substitutes import Substitutes
-from penstock.tree import LeafNumbers
 from penstock.workers.leaving import end_crew
 
 #: Threads at the most: each holds Python's lock for a good part of its time.
@@ -69,24 +68,15 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(Asked):
     """A batch whose files are being read. The lock of its Readers guards what threads write."""
 
-    indices: Indices
-    wanted: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
-    leaves: LeafNumbers | None = None
-    local: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     samples: list[Sample] = field(default_factory=list)
     taken: int = 0
     unfinished: int = 0
     replaced: bool = False
-    failed: tuple[int, Exception] | None = None
-    """The first position that failed, and its error."""
-    rescued: list[str] = field(default_factory=list)
-    """Why Pillow read a sample, once for each."""
-    other: list[Any] | None = None
-    """What a sampler gave that is no list of indices."""
+    failed_at: int = 0
+    """The first position that failed, with the error."""
 
 
 class Readers:
@@ -220,8 +210,8 @@ class Readers:
                 f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} ({path or 'in memory'})"
             )
         with self._lock:
-            if batch.failed is None or position < batch.failed[0]:
-                batch.failed = (position, error)
+            if batch.error is None or position < batch.failed_at:
+                batch.failed_at, batch.error = position, error
         error = None  # whose traceback holds this frame
 
     def _replaced(self, batch: Batch, position: int, error: Exception | None, trusted: bool) -> Exception | None:

@@ -11,18 +11,16 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from penstock import _native
+from penstock.asked import Asked
 from penstock.buffers import Field, Rows
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.order import Indices
 from penstock.plan import NativePlan
-from penstock.tree import LeafNumbers
 
 #: How long closing waits for Python threads that are reading a sample, in seconds.
 JOIN_SECONDS = 2.0
@@ -57,22 +55,14 @@ class ThreadWorker:
 
 
 @dataclass(slots=True)
-class InFlight:
-    """A batch that was submitted, or the error that came in its place."""
+class InFlight(Asked):
+    """A batch that was submitted to the pool."""
 
-    indices: Indices
-    wanted: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
-    leaves: LeafNumbers | None = None
-    local: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     names: bytes | None = None
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     number: int = -1
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
-    rescued: list[str] = field(default_factory=list)  # why Python read a sample, once for each
-    other: list[Any] | None = None  # what a sampler gave that is no list of indices
-    error: Exception | None = None
 
 
 class Workers:
