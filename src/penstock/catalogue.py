@@ -184,7 +184,7 @@ def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
 
 def place_of(fingerprint: Mapping[str, Any]) -> str:
     """Return the file that the catalogue of a dataset of this fingerprint is kept in, for messages."""
-    return str(cache_folder.entry(KIND, _key(fingerprint)) or "no cache folder")
+    return str(cache_folder.entry(KIND, _key(fingerprint)) or "a cache folder")
 
 
 def catalogue(dataset: Any) -> Catalogue:

@@ -40,6 +40,8 @@ class Ordered:
     """Of the pass that began last."""
     _resume: Mapping[str, Any] | None
     """The state that the next pass goes on from."""
+    _rest: Rest | None
+    """Of that state."""
 
     if TYPE_CHECKING:
 
@@ -64,7 +66,7 @@ class Ordered:
     def _begin_with(self, epoch: int) -> None:
         self._epochs.number = epoch
         if self._resume is not None and self._resume["epoch"] != epoch:
-            self._resume = None
+            self._resume = self._rest = None
 
     def _offer_set_epoch(self) -> None:
         """Give the sampler that torch's __init__ made a set_epoch."""

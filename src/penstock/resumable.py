@@ -33,8 +33,6 @@ class Resumable(Ordered):
         def _in_threads(self) -> bool: ...
 
     num_workers: int
-    _rest: Rest | None
-    """Of the state that the next pass goes on from."""
     _fingerprint: tuple[object, dict[str, Any]] | None
     """The dataset object, and what tells it from others."""
 
@@ -258,11 +256,13 @@ class Resumable(Ordered):
 
     def _forwarded(self, batches: Any, progress: Progress) -> Any:
         """Return a pass behind the batches of an iterable dataset that were handed out before."""
-        known = progress.streams is not None and progress.streams.resumed
-        if isinstance(self.dataset, IterableDataset) and not known:
+        streams = progress.streams
+        if isinstance(self.dataset, IterableDataset) and (streams is None or not streams.given):
             batches.progress = None
             for _ in range(progress.skipped):
                 next(batches, None)
+                if streams is not None:
+                    streams.taken()
         return batches
 
 

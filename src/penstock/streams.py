@@ -37,7 +37,7 @@ class Streams:
     """
 
     def __init__(self, workers: int, given: Mapping[str, Any] | None = None, *, resumed: bool = False) -> None:
-        self.resumed = resumed
+        self.resumed, self.given = resumed, given is not None
         self._states: list[Any] = [None] * max(1, workers) if given is None else list(given["states"])
         self.following: int = 0 if given is None else given["next"]
         self._read: deque[tuple[int, Any] | None] = deque()
