@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cache", type=Path, help="where data is made once (in the temporary folder)")
     parser.add_argument("--results", type=Path, help="where the JSON goes (benchmarks/results, or build/quick)")
     parser.add_argument("--peers", type=Path, help="the peers' Python (build/peers/bin/python when there)")
+    parser.add_argument("--before", type=Path, help="the Python of an environment with another build of Penstock")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.questions if name not in QUESTIONS]
     if unknown:
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
         ids=given.ids,
         peers_python=str(peers.absolute()) if peers.exists() else sys.executable,
         only=tuple(given.only),
+        before=None if given.before is None else str(given.before.absolute()),
     )
     options.cache.mkdir(parents=True, exist_ok=True)
     missed = 0

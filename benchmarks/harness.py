@@ -61,6 +61,8 @@ class Options:
     ids: int | None
     peers_python: str
     only: tuple[str, ...] = ()
+    before: str | None = None
+    """The interpreter of an environment with another build of Penstock, which is measured beside this one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,10 @@ class Contestant:
     @property
     def how(self) -> str:
         return " ".join((self.build.__doc__ or "").split())
+
+    def before(self) -> Contestant:
+        """The same contestant, to be run with the other build of Penstock."""
+        return dataclasses.replace(self, name=self.name + process.BEFORE, role=Role.ASIDE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,13 +192,17 @@ def answer(question: Question, options: Options) -> Facts:
 def run_table(question: Question, table: Table, setup: Setup, options: Options) -> Facts:
     """Interleaved rounds of one table, reduced to medians, ratios and targets, and printed."""
     chosen = [c for c in table.contestants if not options.only or any(word in c.name for word in options.only)]
+    if options.before is not None:
+        chosen += [c.before() for c in chosen if c.role is Role.PENSTOCK]
     setup = dataclasses.replace(setup, variant=table.name)
     entries = [
         process.Entry(
             question.name,
             table.name,
             c.name,
-            process.python_for(c.peers_venv, options.peers_python),
+            options.before
+            if options.before is not None and c.name.endswith(process.BEFORE)
+            else process.python_for(c.peers_venv, options.peers_python),
             json.dumps(dataclasses.asdict(setup)),
             c.packages,
         )
@@ -254,7 +264,8 @@ def best_peer(rows: Sequence[Facts], measure: Measure) -> Facts | None:
 
 
 def add_ratios(rows: Sequence[Facts], measure: Measure) -> None:
-    """Medians over the medians of torch's loader, of the bare limit and of the best peer (first row of each role)."""
+    """Medians over those of torch's loader, of the bare limit, of the best peer and of the build before."""
+    named = {r["name"]: r for r in rows if measure.key in r}
     against = {"best_peer": best_peer(rows, measure)}
     for role in (Role.TORCH, Role.BARE):
         against[str(role)] = next((r for r in rows if r["role"] == role and measure.key in r), None)
@@ -263,7 +274,7 @@ def add_ratios(rows: Sequence[Facts], measure: Measure) -> None:
         if mine is not None:
             r["ratios"] = {
                 name: round(mine / other[measure.key]["median"], 3)
-                for name, other in against.items()
+                for name, other in {**against, "before": named.get(r["name"] + process.BEFORE)}.items()
                 if other and other[measure.key]["median"]
             }
 
@@ -292,14 +303,17 @@ def show(question: Question, table: Table, facts: Facts) -> None:
     """The table on stdout."""
     print(f"\n{question.name} / {table.name}: {table.title}")
     measured = [f"{m.key} [{m.unit}]" for m in table.measures]
-    heads = ["contestant", *measured, "spread", "x torch", "x bare", "x best peer"]
+    shown = {"torch": "x torch", "bare": "x bare", "best_peer": "x best peer", "before": "x before"}
+    if not any("before" in r.get("ratios", {}) for r in facts["contestants"]):
+        del shown["before"]
+    heads = ["contestant", *measured, "spread", *shown.values()]
     lines = [heads]
     for r in facts["contestants"]:
         first = r.get(table.measures[0].key)
         ratios = r.get("ratios", {})
         cells = [figure(median_of(r, m)) for m in table.measures]
         spread = f"{figure(first['least'])}..{figure(first['most'])}" if first else r["status"]
-        lines.append([r["name"], *cells, spread, *(figure(ratios.get(k)) for k in ("torch", "bare", "best_peer"))])
+        lines.append([r["name"], *cells, spread, *(figure(ratios.get(k)) for k in shown)])
     # A reason in the spread column may be long: it does not set the width.
     widths = [max(len(line[i]) for line in lines if i == 0 or len(line[i]) < 40) for i in range(len(heads))]
     for line in lines:

@@ -23,6 +23,7 @@ from benchmarks import machine
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 1800.0  # a build may write a packed file or compile code
 EPOCH_TIMEOUT_S = 600.0
+BEFORE = " (before)"  # ends the name of a contestant that is run with another build of Penstock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Worker:
             "benchmarks.worker",
             entry.question,
             entry.table,
-            entry.contestant,
+            entry.contestant.removesuffix(BEFORE),
             entry.setup,
             json.dumps(entry.packages),
         ]
