@@ -95,13 +95,14 @@ def _rebuild(kind: type[SampleError], message: str, sample_id: str, path: str | 
     return kind(message, sample_id=sample_id, path=path)
 
 
+P = TypeVar("P", bound=PenstockError)
 E = TypeVar("E", bound=SampleError)
 
 
 class _Pair(type):
     """The type of the classes that `pair` makes: they are pickled as the pair that they were made of."""
 
-    of: tuple[type[SampleError], type[BaseException]]
+    of: tuple[type[PenstockError], type[BaseException]]
 
 
 def _reduce_pair(made: _Pair) -> tuple[Any, ...]:
@@ -112,7 +113,7 @@ copyreg.pickle(_Pair, _reduce_pair)  # type: ignore[arg-type]
 
 
 @cache
-def pair(kind: type[E], other: type[BaseException]) -> type[E]:
+def pair(kind: type[P], other: type[BaseException]) -> type[P]:
     """Return the class of errors that are instances of both; of `kind` and a base of `other` where no class can be."""
     if issubclass(kind, other):
         return kind

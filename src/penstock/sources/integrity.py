@@ -118,6 +118,15 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
     return None
 
 
+def foreign(file: BinaryIO) -> str | None:
+    """Return how a file begins that is in none of the formats of torch.save and numpy.save; None: it is in one."""
+    file.seek(0)
+    head = file.read(16)
+    if head.startswith((_ZIP, _NPY, b"\x80")):
+        return None
+    return f"it is neither a file of torch.save nor of numpy.save, it begins with {head!r}"
+
+
 def _npy_bytes(file: BinaryIO) -> int | None:
     """Return how long a .npy file must be by its header; None: the header cannot be read."""
     file.seek(0)

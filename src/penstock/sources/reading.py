@@ -23,7 +23,7 @@ from penstock.errors import (
     UnreadableSample,
     like,
 )
-from penstock.sources.integrity import changed, truncated
+from penstock.sources.integrity import changed, foreign, truncated
 
 # How a terminal is told to write in bold, which torch puts into messages.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,7 +62,12 @@ def open_sample(paths: _native.PathTable, position: int, sample_id: str) -> Bina
     """Open a file of a table for reading. Raises MissingSample, UnreadableSample, OutsideRoot."""
     path = os.fsdecode(paths.path(position))
     try:
-        return os.fdopen(paths.open(position), "rb")
+        descriptor = paths.open(position)
+        try:
+            return os.fdopen(descriptor, "rb")
+        except BaseException:  # a folder: the descriptor is still ours
+            os.close(descriptor)
+            raise
     except PermissionError as error:
         if error.errno == errno.EXDEV or error.errno is None:
             raise outside_root(sample_id, path) from error
@@ -95,7 +100,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
                 )
             magic = file.read(6)
             file.seek(0)
-            tensor = _load_npy(file) if magic == b"\x93NUMPY" else torch.load(file, "cpu", weights_only=True)
+            tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)
             wrong = changed(file)
             if wrong is not None:
                 raise CorruptSample(_unreadable(sample_id, path, wrong), sample_id=sample_id, path=path)
@@ -117,6 +122,13 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     return tensor.detach()
 
 
+def _is_numpy(magic: bytes, path: str) -> bool:
+    """Return whether a file is numpy's to read, or to refuse: by its first bytes, else by its name."""
+    if magic.startswith((b"PK\x03\x04", b"\x80")) or not magic:
+        return False
+    return b"\x93NUMPY".startswith(magic) or path.endswith(".npy")
+
+
 def _unreadable(sample_id: str, path: str, why: str) -> str:
     return (
         f"sample {sample_id!r} ({path}) cannot be read as a tensor: {why}; "
@@ -129,7 +141,13 @@ def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> Cor
     if os.fstat(file.fileno()).st_size == 0:
         message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
     else:
-        why = truncated(file, error) or changed(file) or _refused(error) or _without_dot(_first_line(error))
+        why = (
+            truncated(file, error)
+            or changed(file)
+            or foreign(file)
+            or _refused(error)
+            or _without_dot(_first_line(error).partition(". This is an internal miniz error")[0])
+        )
         message = _unreadable(sample_id, path, why)
     return like(error, CorruptSample, message, sample_id=sample_id, path=path)
 
