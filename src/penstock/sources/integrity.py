@@ -113,7 +113,7 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
         least = _archive_bytes(head)
         more = f" and needs more than {least:,}" if least is not None and least >= size else ""
         return f"it is truncated, it has {_bytes(size)}{more}, and the directory at the end of a zip archive is missing"
-    if head.startswith(b"\x80") and (isinstance(error, EOFError) or "EOF" in str(error) or size == 1):
+    if head.startswith(b"\x80") and (isinstance(error, EOFError) or "EOF" in str(error) or _pickle_ends(file)):
         return f"it is truncated, it has {_bytes(size)}"
     return None
 
@@ -137,6 +137,18 @@ def _npy_bytes(file: BinaryIO) -> int | None:
     except Exception:  # numpy raises whatever a damaged header leads it to
         return None
     return file.tell() + math.prod(shape) * dtype.itemsize
+
+
+def _pickle_ends(file: BinaryIO) -> bool:
+    """Return whether a file of torch before 1.6 ends within one of the five pickles that it begins with."""
+    file.seek(0)
+    try:
+        for _ in range(5):
+            for _ in pickletools.genops(file):
+                pass
+    except Exception:  # whatever pickletools raises, at the end or elsewhere
+        return not file.read(1)
+    return False
 
 
 def _archive_bytes(head: bytes) -> int | None:
@@ -163,7 +175,7 @@ def _storage_bytes(pickle: bytes) -> int:
     for opcode, argument, _ in pickletools.genops(pickle):
         if opcode.name == "GLOBAL" and str(argument).endswith("Storage"):
             item = _ITEMS[str(argument).rpartition(" ")[2].removesuffix("Storage")]
-        elif isinstance(argument, int):
+        elif isinstance(argument, int) and "PUT" not in opcode.name and "GET" not in opcode.name:
             count = argument
         elif opcode.name == "BINPERSID":
             return item * count
