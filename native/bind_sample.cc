@@ -24,9 +24,6 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-// Larger working memory is not kept from one sample to the next.
-constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
-
 // Working memory between calls, as many as were in use at once. Never waits for its lock: in a process that was forked
 // off another thread may seem to hold it for ever, and new memory serves as well.
 class Idle {
@@ -39,17 +36,26 @@ class Idle {
 
   std::unique_ptr<Scratch> take() {
     const std::unique_lock hold(lock_, std::try_to_lock);
-    return hold && count_ > 0 ? std::move(idle_[--count_]) : std::make_unique<Scratch>();
+    if (!hold || count_ == 0) return std::make_unique<Scratch>();
+    std::unique_ptr<Scratch> scratch = std::move(idle_[--count_]);
+    held_ -= scratch->held();
+    return scratch;
   }
+  // Leaves it to the caller where enough is kept.
   void give_back(std::unique_ptr<Scratch>& scratch) {
     const std::unique_lock hold(lock_, std::try_to_lock);
-    if (hold && count_ < idle_.size()) idle_[count_++] = std::move(scratch);
+    if (!hold || count_ == idle_.size() || held_ + scratch->held() > kIdleBytes) return;
+    held_ += scratch->held();
+    idle_[count_++] = std::move(scratch);
   }
 
  private:
   std::mutex lock_;
   std::array<std::unique_ptr<Scratch>, 64> idle_;
   std::size_t count_ = 0;
+  std::size_t held_ = 0;  // bytes in idle_
+
+  static constexpr std::size_t kIdleBytes = std::size_t{256} << 20;
 };
 
 // Working memory for one sample.
@@ -57,7 +63,8 @@ class OwnScratch {
  public:
   OwnScratch() : scratch_(Idle::instance().take()) {}
   ~OwnScratch() {
-    if (scratch_->file.capacity() + scratch_->recipe.held() <= kKeptBytes) Idle::instance().give_back(scratch_);
+    scratch_->trim();
+    Idle::instance().give_back(scratch_);
   }
   OwnScratch(const OwnScratch&) = delete;
   OwnScratch& operator=(const OwnScratch&) = delete;

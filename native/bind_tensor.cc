@@ -1,14 +1,17 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <fcntl.h>
 
 #include <cerrno>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bind.h"
+#include "crc32.h"
 #include "tensor_file.h"
 #include "unique_fd.h"
 
@@ -110,10 +113,36 @@ nb::object probe(TensorReader& reader, const std::string& path) {
   return explain(outcome, got);
 }
 
+// The file's bytes are borrowed from a bytes object; another way than the best one is for tests.
+std::uint32_t crc32_of(const nb::bytes& data, std::uint32_t before, const std::optional<std::string>& name) {
+  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
+  if (name) {
+    const CrcWay way = *name == "clmul256"   ? CrcWay::clmul256
+                       : *name == "clmul128" ? CrcWay::clmul128
+                                             : CrcWay::portable;
+    if (!can_crc(way)) throw nb::value_error("this processor cannot");
+    // A heap block of their own and of their own length, so that AddressSanitizer sees a step outside it.
+    const std::vector<std::uint8_t> copy(bytes, bytes + size);
+    return crc32(before, copy.data(), size, way);
+  }
+  const nb::gil_scoped_release released;
+  return crc32(before, bytes, size);
+}
+
+std::vector<std::string> crc32_ways() {
+  std::vector<std::string> names{"portable"};
+  if (can_crc(CrcWay::clmul128)) names.emplace_back("clmul128");
+  if (can_crc(CrcWay::clmul256)) names.emplace_back("clmul256");
+  return names;
+}
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
   m.def("parse_tensor", &parse, nb::arg("data"), nb::arg("head") = -1, nb::arg("tail") = 0);
+  m.def("crc32", &crc32_of, nb::arg("data"), nb::arg("before") = 0, nb::arg("way") = nb::none());
+  m.def("crc32_ways", &crc32_ways);
   nb::class_<TensorReader>(m, "TensorReader")
       .def(nb::init<>())
       .def("read", &read, nb::arg("path"), nb::arg("name_length"), nb::arg("dtype"), nb::arg("shape"))

@@ -64,6 +64,13 @@ void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) {
 
 }  // namespace
 
+void Scratch::trim() noexcept {
+  if (held() <= kKeptBytes) return;
+  std::vector<std::uint8_t>().swap(file);
+  jpeg.release();
+  recipe.release();
+}
+
 GatherFiller::GatherFiller(const std::uint8_t* base, std::size_t count, std::ptrdiff_t row_stride, TensorSpec spec)
     : base_(base), count_(count), row_stride_(row_stride), row_bytes_(0), spec_(spec) {
   std::int64_t bytes = 0;

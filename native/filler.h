@@ -34,6 +34,14 @@ struct Scratch {
   JpegDecoder jpeg;
   RecipeScratch recipe;
   std::vector<std::uint8_t> file;  // the encoded image
+
+  // Gives back the memory for an image where it is over kKeptBytes, so that one huge image does not cost its memory
+  // for the rest of the pass. To be called when no sample is in work. (`tensors` does the same by itself.)
+  void trim() noexcept;
+  // Bytes that the memory for an image takes.
+  [[nodiscard]] std::size_t held() const noexcept { return file.capacity() + jpeg.held() + recipe.held(); }
+
+  static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 };
 
 // An image that was read by itself, whatever its size.

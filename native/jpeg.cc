@@ -277,6 +277,14 @@ void JpegDecoder::State::read_rows(State& s) {
   if (cinfo.output_scanline == cinfo.output_height) jpeg_finish_decompress(&cinfo);
 }
 
+std::size_t JpegDecoder::held() const noexcept { return state_->capacity; }
+
+void JpegDecoder::release() noexcept {
+  if (state_->opened) state_->close();
+  state_->capacity = 0;
+  state_->buffer.reset();
+}
+
 JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {}
 JpegDecoder::~JpegDecoder() = default;
 

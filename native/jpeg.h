@@ -49,6 +49,11 @@ class JpegDecoder {
   // Rows are not aligned, on purpose (see jpeg.cc).
   [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride) noexcept;
 
+  // Bytes of the buffer of pixels.
+  [[nodiscard]] std::size_t held() const noexcept;
+  // Gives that buffer back, and all that belongs to an open image, which is closed.
+  void release() noexcept;
+
   static constexpr std::size_t kReadable = 16;
 
  private:

@@ -291,10 +291,12 @@ void PathTable::refresh() const {
   struct stat held {}, named {};
   if (known < 0 || ::fstat(known, &held) != 0 || ::stat(absolute_root_.c_str(), &named) != 0) return;
   if (held.st_dev == named.st_dev && held.st_ino == named.st_ino) return;
-  UniqueFd opened(openat_retrying(AT_FDCWD, absolute_root_.c_str(), kFolderFlags));
+  const UniqueFd opened(openat_retrying(AT_FDCWD, absolute_root_.c_str(), kFolderFlags));
   if (!opened) return;
-  retired_.emplace_back(known);
-  root_fd_.store(opened.release(), std::memory_order_release);
+  // The number stays, and means the new folder from one moment to the next: a thread that is about to use it opens
+  // its file in either. Where that fails, the known folder is kept.
+  while (::dup3(opened.get(), known, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY)) {
+  }
 }
 
 Outcome PathTable::open(std::size_t i, UniqueFd& out) const noexcept {

@@ -74,7 +74,6 @@ class PathTable {
   std::vector<std::uint32_t> delta_;
   mutable std::atomic<int> root_fd_{-1};  // -1 until the first open(); owned
   mutable std::mutex refresh_lock_;
-  mutable std::vector<UniqueFd> retired_;  // former roots, which another thread may be about to use
 };
 
 // Index of the first name that is empty, absolute or has a component '..'; nothing when all are good.

@@ -164,6 +164,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
     worker.at(batch.number, position);
     fill_sample(batch, position, scratch);
   }
+  scratch.trim();
   finish(batch, end - begin);
   return true;
 }

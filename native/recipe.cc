@@ -39,6 +39,11 @@ std::uint8_t* RecipeScratch::buffer(Box box, int channels) {
   return bytes.data();
 }
 
+void RecipeScratch::release() noexcept {
+  for (std::vector<std::uint8_t>& bytes : buffers_) std::vector<std::uint8_t>().swap(bytes);
+  resizer_.release();
+}
+
 // Replaces `part` by the window of the segment's result. False: the resize was refused.
 bool RecipeScratch::advance(const Recipe& recipe, const Segment& segment, ImagePart& part) {
   const Box mapped = segment.mapped;

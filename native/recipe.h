@@ -209,7 +209,11 @@ class RecipeScratch {
   // Whether a crop or a pad of the planned sample adds pixels around the picture.
   [[nodiscard]] bool padded() const { return padded_; }
   // Bytes that the buffers hold.
-  [[nodiscard]] std::size_t held() const { return buffers_[0].capacity() + buffers_[1].capacity(); }
+  [[nodiscard]] std::size_t held() const {
+    return buffers_[0].capacity() + buffers_[1].capacity() + resizer_.held();
+  }
+  // Gives the buffers back. What was planned stays.
+  void release() noexcept;
   // The segment of a planned sample that has no other; null where there are several.
   [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
   // Height and width of the planned result.

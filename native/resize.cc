@@ -266,6 +266,13 @@ void Resizer::State::fixed_point(const Task& task, View view, std::uint8_t* dst,
 
 Resizer::Resizer(bool simd) : state_(std::make_unique<State>(simd)) {}
 Resizer::~Resizer() = default;
+
+std::size_t Resizer::held() const noexcept { return state_->between.capacity() + state_->padded.capacity(); }
+
+void Resizer::release() noexcept {
+  std::vector<std::uint8_t>().swap(state_->between);
+  std::vector<std::uint8_t>().swap(state_->padded);
+}
 Resizer::Resizer(Resizer&&) noexcept = default;
 Resizer& Resizer::operator=(Resizer&&) noexcept = default;
 

@@ -60,6 +60,11 @@ class Resizer {
   [[nodiscard]] bool resize(const ImagePart& src, int out_width, int out_height, Filter filter, Arithmetic arithmetic,
                             bool antialias, Box window, std::uint8_t* dst, std::ptrdiff_t dst_stride) noexcept;
 
+  // Bytes of the intermediate rows of the last resizes.
+  [[nodiscard]] std::size_t held() const noexcept;
+  // Gives them back.
+  void release() noexcept;
+
  private:
   struct State;
   std::unique_ptr<State> state_;

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <new>
 
+#include "crc32.h"
+
 namespace penstock {
 namespace {
 
@@ -54,6 +56,16 @@ bool c_order(const TensorLayout& layout) {
 }
 
 constexpr const char* kMismatch = "shape or dtype is not the batch's";
+constexpr const char* kChanged = "the elements do not match their CRC-32";
+
+// The CRC-32 of the bytes of `record` that `bytes`, which begins at `offset` in the file, holds; `crc` is that of
+// the record's bytes before them.
+std::uint32_t crc_within(std::uint32_t crc, const FileRange& record, const std::uint8_t* bytes, std::uint64_t length,
+                         std::uint64_t offset) noexcept {
+  const std::uint64_t begin = std::max(record.offset, offset);
+  const std::uint64_t end = std::min(record.offset + record.length, offset + length);
+  return begin < end ? crc32(crc, bytes + (begin - offset), end - begin) : crc;
+}
 
 }  // namespace
 
@@ -123,6 +135,12 @@ bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorS
   if (!layout.contiguous || layout.offset != guess.head) return false;
   ++predicted_;
   outcome = Outcome::success();
+  if (layout.crc != 0) {
+    std::uint32_t crc = crc_within(0, layout.storage, head_.get(), guess.head, 0);
+    crc = crc_within(crc, layout.storage, row, guess.bytes, guess.head);
+    crc = crc_within(crc, layout.storage, tail_.get(), size - elements_end, elements_end);
+    if (crc != layout.crc) outcome = Outcome::to_python(kChanged);
+  }
   return true;
 }
 
@@ -174,17 +192,40 @@ Outcome TensorReader::read_parts(int fd, Opened& opened) noexcept {
 // Brings the elements into the row.
 Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noexcept {
   const TensorLayout& layout = opened.layout;
-  if (layout.reach == 0) return Outcome::success();
   if (opened.whole) {
+    const FileRange& record = layout.storage;
+    if (layout.crc != 0 && crc32(0, scratch_.get() + record.offset, record.length) != layout.crc)
+      return Outcome::to_python(kChanged);
     copy_strided(scratch_.get() + layout.offset, layout, row);
     return Outcome::success();
   }
-  if (layout.contiguous) return read_exactly(fd, row, layout.reach, layout.offset);
-  std::uint8_t* bytes = scratch(layout.reach);
-  if (!bytes) return Outcome::to_python("not enough memory");
-  const Outcome outcome = read_exactly(fd, bytes, layout.reach, layout.offset);
-  if (outcome.ok()) copy_strided(bytes, layout, row);
-  return outcome;
+  std::uint8_t* bytes = layout.contiguous ? row : scratch(layout.reach);
+  if (!bytes && layout.reach != 0) return Outcome::to_python("not enough memory");
+  if (const Outcome outcome = read_exactly(fd, bytes, layout.reach, layout.offset); !outcome.ok()) return outcome;
+  if (const Outcome outcome = check(fd, layout, bytes); !outcome.ok()) return outcome;
+  if (!layout.contiguous) copy_strided(bytes, layout, row);
+  return Outcome::success();
+}
+
+// Compares the CRC-32 of the whole record, of which `elements` holds the span of the tensor, with the file's. What lies
+// around the span is read for it, as torch.load reads it. Overwrites tail_.
+Outcome TensorReader::check(int fd, const TensorLayout& layout, const std::uint8_t* elements) noexcept {
+  if (layout.crc == 0) return Outcome::success();
+  std::uint32_t crc = 0;
+  const auto add_from_file = [&](std::uint64_t from, std::uint64_t end) {
+    for (std::uint64_t bytes = 0; from < end; from += bytes) {
+      bytes = std::min(end - from, kMaxTail + kSlack);
+      if (const Outcome outcome = read_exactly(fd, tail_.get(), bytes, from); !outcome.ok()) return outcome;
+      crc = crc32(crc, tail_.get(), bytes);
+    }
+    return Outcome::success();
+  };
+  const std::uint64_t elements_end = layout.offset + layout.reach;
+  if (const Outcome outcome = add_from_file(layout.storage.offset, layout.offset); !outcome.ok()) return outcome;
+  crc = crc32(crc, elements, layout.reach);
+  if (const Outcome outcome = add_from_file(elements_end, layout.storage.offset + layout.storage.length); !outcome.ok())
+    return outcome;
+  return crc == layout.crc ? Outcome::success() : Outcome::to_python(kChanged);
 }
 
 // Room for that many bytes, its content undefined; nullptr when there is no memory.

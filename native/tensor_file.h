@@ -24,6 +24,7 @@ class TensorReader {
   // checked_bytes(want). `name_length`: of the sample's name; files whose names are equally long tend to
   // have the same layout, as torch.save writes the name into the file. `got` is set when the layout was
   // understood, also on mismatch. After any outcome but ok the row's content is undefined.
+  // The elements have the CRC-32 that the file gives for them, where it gives one.
   [[nodiscard]] Outcome read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                              TensorSpec& got) noexcept;
 
@@ -55,6 +56,7 @@ class TensorReader {
   Outcome open(int fd, Opened& opened) noexcept;
   Outcome read_parts(int fd, Opened& opened) noexcept;
   Outcome load(int fd, const Opened& opened, std::uint8_t* row) noexcept;
+  Outcome check(int fd, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
   std::uint8_t* scratch(std::uint64_t bytes) noexcept;
   void trim_scratch() noexcept;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "crc32.h"
 #include "npy_header.h"
 #include "pickle_reader.h"
 
@@ -93,12 +94,17 @@ const char* parse_torch(SplitFile& file, TensorLayout& layout) {
   const char* reason = nullptr;
   const std::string_view pickle = contents(file, archive.pickle, reason);
   if (reason) return reason;
+  if (archive.pickle_crc != 0 &&
+      crc32(0, reinterpret_cast<const std::uint8_t*>(pickle.data()), pickle.size()) != archive.pickle_crc)
+    return "data.pkl does not match its CRC-32";
   PickledTensor tensor;
   if ((reason = read_tensor_pickle(pickle, tensor))) return reason;
   if (tensor.key != archive.key) return "zip: no record of the tensor's storage";
   if (tensor.storage_bytes != archive.data.length) return "the storage's record is not as long as the pickle says";
   layout.spec = tensor.spec;
   layout.stride = tensor.stride;
+  layout.storage = archive.data;
+  layout.crc = archive.data_crc;
   return place_view(archive.data.offset, archive.data.length, tensor.storage_offset, layout);
 }
 

@@ -78,6 +78,7 @@ struct Entry {
   std::string_view name;
   std::uint64_t size = 0;
   std::uint64_t local = 0;  // offset of the local header
+  std::uint32_t crc = 0;
 };
 
 // Sizes and offset that do not fit in 32 bits stand in the extra field with ID 1, in this order.
@@ -116,6 +117,7 @@ const char* read_entry(const std::uint8_t* p, std::uint64_t left, Entry& entry, 
   // Comment, disk, attributes: torch writes none (a directory bit would hide the contents from miniz).
   if (le16(p + 32) != 0 || le16(p + 34) != 0 || le32(p + 38) != 0) return "zip: unusual record";
   if (name == 0 || name > kMaxNameBytes) return "zip: record name too long";
+  entry.crc = le32(p + 16);
   std::uint64_t packed = le32(p + 20);
   entry.size = le32(p + 24);
   entry.local = le32(p + 42);
@@ -142,10 +144,11 @@ const char* locate(SplitFile& file, const Entry& entry, std::uint64_t limit, Fil
 }
 
 // Files one record under its name; `name` has lost the archive's prefix.
-const char* place(std::string_view name, const FileRange& contents, TorchArchive& archive) {
+const char* place(std::string_view name, const FileRange& contents, std::uint32_t crc, TorchArchive& archive) {
   FileRange* slot = nullptr;
   if (name == "data.pkl") {
     slot = &archive.pickle;
+    archive.pickle_crc = crc;
   } else if (name == "byteorder") {
     slot = &archive.byteorder;
   } else if (name == "version") {
@@ -157,6 +160,7 @@ const char* place(std::string_view name, const FileRange& contents, TorchArchive
   } else if (name.starts_with("data/")) {
     if (archive.data.offset != 0) return "several storages: not one dense tensor";
     slot = &archive.data;
+    archive.data_crc = crc;
     archive.key = name.substr(5);
     if (archive.key.empty() || archive.key.ends_with('/')) return "zip: record that torch.save does not write";
   } else if (name == "constants.pkl" || name.starts_with("code/")) {
@@ -205,7 +209,7 @@ const char* read_zip_directory(SplitFile& file, TorchArchive& archive) {
     if (!printable_ascii(name)) return "zip: bad record name";
     FileRange contents;
     if (const char* reason = locate(file, entry, directory.range.offset, contents)) return reason;
-    if (const char* reason = place(name, contents, archive)) return reason;
+    if (const char* reason = place(name, contents, entry.crc, archive)) return reason;
   }
   if (left != 0) return "zip: bad central directory";
   if (archive.pickle.offset == 0) return "zip: no data.pkl record";

@@ -74,6 +74,9 @@ struct TorchArchive {
   FileRange serialization_id;  // `.data/serialization_id`
   FileRange data;              // the only `data/<key>` record
   std::string_view key;        // its <key>
+  // CRC-32 of two records. 0: none; torch.serialization.set_crc32_options(False) and skip_data() write that.
+  std::uint32_t pickle_crc = 0;
+  std::uint32_t data_crc = 0;
 };
 
 // Whether every byte is a printable ASCII character.

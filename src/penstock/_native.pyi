@@ -71,6 +71,15 @@ class TensorLayout(TypedDict):
 def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | str:
     """Return where the one tensor of a .pt or .npy file lies, or why Python must read it."""
 
+def crc32(data: bytes, before: int = 0, way: str | None = None) -> int:
+    """Return the CRC-32 of some bytes, `before` being that of those before them, as zlib.crc32 does.
+
+    way: one of crc32_ways(), for tests.
+    """
+
+def crc32_ways() -> list[str]:
+    """Return the ways of computing it that this processor has."""
+
 class TensorReader:
     """Reads tensor files; one thread at a time. For tests."""
 

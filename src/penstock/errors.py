@@ -11,7 +11,7 @@ PenstockError
 └── SampleError                               one sample could not become a row; raised at its batch
     ├── MissingSample (FileNotFoundError)     its file is not there
     ├── UnreadableSample (OSError)            the system refused to open or read it
-    ├── CorruptSample (RuntimeError)          empty, truncated, or not in the format that it should have
+    ├── CorruptSample (RuntimeError)          empty, truncated, changed, or not in the format that it should have
     │   └── ImageTooLarge                     over Pillow's limit for decompression bombs
     ├── ShapeMismatch (RuntimeError)          its shape or dtype is not that of the batch
     ├── MissingLabel (KeyError)               the labels have no entry for its ID
@@ -19,9 +19,21 @@ PenstockError
 
 Each also derives from the built-in exception in brackets, so that code written for the plain Python dataset
 keeps catching what it caught.
+
+An error of a sample's file is, beyond that, an instance of what Pillow, torch.load, numpy or open() raised, or would have
+raised, for that file (`like`): a truncated JPEG is a CorruptSample and an OSError, garbage one and a
+PIL.UnidentifiedImageError, a bomb an ImageTooLarge and a PIL.Image.DecompressionBombError; an empty .pt file is a
+CorruptSample and an EOFError; a folder in a file's place an UnreadableSample and an IsADirectoryError. What is raised
+is then of a class made for that pair, which bears the name of ours; errno, strerror and filename are those of the
+system's error.
 """
 
 from __future__ import annotations
+
+import copyreg
+import inspect
+from functools import cache
+from typing import Any, TypeVar
 
 
 class PenstockError(Exception):
@@ -74,11 +86,63 @@ class SampleError(PenstockError):
         self.path = path
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), str(self), self.sample_id, self.path)
+        fields = {name: getattr(self, name, None) for name in _fields(type(self))}
+        state = {**vars(self), **{name: value for name, value in fields.items() if value is not None}}
+        return _rebuild, (type(self), str(self), self.sample_id, self.path), state
 
 
 def _rebuild(kind: type[SampleError], message: str, sample_id: str, path: str | None) -> SampleError:
     return kind(message, sample_id=sample_id, path=path)
+
+
+P = TypeVar("P", bound=PenstockError)
+E = TypeVar("E", bound=SampleError)
+
+
+class _Pair(type):
+    """The type of the classes that `pair` makes: they are pickled as the pair that they were made of."""
+
+    of: tuple[type[PenstockError], type[BaseException]]
+
+
+def _reduce_pair(made: _Pair) -> tuple[Any, ...]:
+    return pair, made.of
+
+
+copyreg.pickle(_Pair, _reduce_pair)  # type: ignore[arg-type]
+
+
+@cache
+def pair(kind: type[P], other: type[BaseException]) -> type[P]:
+    """Return the class of errors that are instances of both; of `kind` and a base of `other` where no class can be."""
+    if issubclass(kind, other):
+        return kind
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    try:
+        made = _Pair(kind.__name__, (kind, other), {**names, "of": (kind, other)})
+    except TypeError:  # their objects differ in memory, or the order of their bases does
+        assert other.__base__ is not None
+        return pair(kind, other.__base__)
+    return made  # type: ignore[return-value]
+
+
+def like(error: BaseException, kind: type[E], message: str, *, sample_id: str, path: str | None) -> E:
+    """Return an error of ours that is also an instance of another one's class, and has its errno and the like."""
+    ours = pair(kind, type(error))(message, sample_id=sample_id, path=path)
+    for name in _fields(type(ours)):
+        try:
+            setattr(ours, name, message if name == "msg" else getattr(error, name))
+        except (AttributeError, TypeError):  # not set there, or not for setting
+            continue
+    return ours
+
+
+@cache
+def _fields(kind: type[BaseException]) -> tuple[str, ...]:
+    """Return what the built-in bases of an error hold beside its arguments, such as errno."""
+    bases = [base for base in kind.__mro__ if base.__module__ == "builtins" and base not in (BaseException, object)]
+    found = (name for base in bases for name, value in vars(base).items() if inspect.isdatadescriptor(value))
+    return tuple(name for name in found if not name.startswith("__") and name != "path")
 
 
 class MissingSample(SampleError, FileNotFoundError):
@@ -90,7 +154,7 @@ class UnreadableSample(SampleError, OSError):
 
 
 class CorruptSample(SampleError, RuntimeError):
-    """A sample's file is empty, truncated, or not in its format."""
+    """A sample's file is empty, truncated, not in its format, or not what its checksum says."""
 
 
 class ImageTooLarge(CorruptSample):

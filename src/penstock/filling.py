@@ -206,7 +206,9 @@ class Filling(Pass):
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
-            out = default_collate([self._plan.dataset[index] for index in batch.other])
+            dataset = self._plan.dataset
+            whole = getattr(dataset, "__getitems__", None)  # as torch's fetcher asks
+            out = default_collate(whole(batch.other) if whole else [dataset[index] for index in batch.other])
             return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = [rows.tensor for rows in batch.rows]
         labels = self._plan.labels(batch.leaves, batch.local)

@@ -21,6 +21,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from penstock.arguments import check_numbers, naming_empty
 from penstock.batches import Epochs, checked_seed
 from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of, told
@@ -113,6 +114,9 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_numbers(
+            num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor
+        )
         feed_of(device)  # refuses what makes no sense
         self.device = device
         self._station, self._there = None, None
@@ -156,25 +160,26 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             num_workers = self._chosen_workers = default_workers(dataset, self._plan, self._method)
         self._counters = Counters()
         self._buffers = None
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        with naming_empty(dataset, shuffle=shuffle):
+            super().__init__(
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
         if share_of(shard) is not None:
             self._refuse_shard()
         # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.

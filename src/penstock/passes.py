@@ -19,7 +19,7 @@ from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.feeding import Feeding, Turns
 from penstock.device.lane import Lane
 from penstock.device.station import Station, There
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, pair
 from penstock.fetch import Fetch
 from penstock.fetching import Fetching, InTurn
 from penstock.filling import Filling
@@ -293,7 +293,9 @@ class Passes(Resumable):
 
     def _means(self) -> Means:
         if self.num_workers == 0 and self.timeout:
-            raise InvalidOption("timeout= needs num_workers > 0: the caller's thread cannot wait for itself")
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
         return Means(
             workers=self.num_workers,
             in_flight=self._in_flight(),

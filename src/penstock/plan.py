@@ -5,6 +5,7 @@ A plan is made when an iteration starts, because a dataset's transform may be ch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock import _native
 from penstock.assist import Assisted, assist
 from penstock.collating import collates_as_torch
+from penstock.errors import InvalidID
 from penstock.order import Indices
 from penstock.recognise import Leaf
 from penstock.sources.labels import as_objects
@@ -66,7 +68,11 @@ class NativePlan:
             if leaf.names is not None:
                 for position, name in zip(here.tolist(), leaf.names(local[here]), strict=True):
                     names[position] = name
-        return b"\0".join(names) + b"\0"
+        joined = b"\0".join(names) + b"\0"
+        if joined.count(b"\0") != len(names):
+            wrong = os.fsdecode(next(name for name in names if b"\0" in name))
+            raise InvalidID(f"embedded null byte in the path {wrong!r}: no file can have that name")
+        return joined
 
     def labels(self, leaves: LeafNumbers | None, local: Indices) -> Any:
         """Return the collated labels of a batch, as torch's default_collate makes them."""

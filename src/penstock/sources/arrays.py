@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock.errors import CorruptSample, InvalidOption, MissingSample
+from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
+from penstock.sources.integrity import truncated
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 
@@ -98,12 +99,13 @@ def _map_file(path: str) -> NDArray[Any]:
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise MissingSample(f"no such file: {path}", sample_id=path, path=path) from error
+        raise like(error, MissingSample, f"no such file: {path}", sample_id=path, path=path) from error
     except (ValueError, EOFError) as error:
-        reason = "it is empty" if os.path.getsize(path) == 0 else str(error)
-        raise CorruptSample(
-            f"{path} is not a readable .npy file: {reason}; write it again with numpy.save", sample_id=path, path=path
-        ) from error
+        with open(path, "rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            reason = "it is empty" if empty else truncated(file, error) or str(error)
+        message = f"{path} is not a readable .npy file: {reason}; write it again with numpy.save"
+        raise like(error, CorruptSample, message, sample_id=path, path=path) from error
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{path} is an archive of several arrays; give the .npy file of each")
     return values

@@ -85,6 +85,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
 
     Raises:
         FileNotFoundError: root does not exist, it holds no folder, or a class folder holds no image.
+        NotADirectoryError: root is a file.
         OSError: a folder of the tree cannot be read.
     """
 
@@ -100,7 +101,13 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         folder = os.path.expanduser(os.fspath(root))
         if not isinstance(folder, str):
             raise TypeError(f"root must be a str or a Path, not {type(root).__name__}")
-        found = scan(folder, IMG_EXTENSIONS)
+        try:
+            found = scan(folder, IMG_EXTENSIONS)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if error.filename != folder:
+                raise
+            said = f"{error.strerror}; root must be a folder with one folder for each class in it, as root/dog/1.jpg"
+            raise type(error)(error.errno, said, folder) from None
         _check(found, folder)
         self._hold(found.paths, found.classes, found.counts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import warnings
 from typing import BinaryIO
@@ -20,21 +21,31 @@ from penstock.errors import (
     OutsideRoot,
     SampleError,
     UnreadableSample,
+    like,
 )
+from penstock.sources.integrity import changed, foreign, truncated
+
+# How a terminal is told to write in bold, which torch puts into messages.
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# What torch.load(weights_only=True) refuses to look up, in its messages.
+_GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 
 
 def system_error(code: int, sample_id: str, path: str) -> SampleError:
     """Return the error for a failed system call on a sample's file; code is its errno."""
     about = f"sample {sample_id!r}" if sample_id != path else "sample"
-    kind = MissingSample if code in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
+    kind: type[SampleError] = MissingSample if code in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
     remedy = {
         errno.ENOENT: "restore the file, or leave the sample out",
         errno.EMFILE: "this process has too many open files; raise the limit (ulimit -n)",
         errno.EACCES: "this user may not read it; change its permissions",
+        errno.EISDIR: "put a file in its place, or leave the sample out",
     }.get(code, "check the file and the file system")
-    error = kind(f"{about} ({path}) cannot be read: {os.strerror(code)}; {remedy}", sample_id=sample_id, path=path)
-    error.errno = code
-    return error
+    suffix = path.rpartition(sample_id)[2]
+    if code == errno.ENOENT and suffix and sample_id != suffix and sample_id.endswith(suffix):
+        remedy = f"IDs are given without the suffix {suffix!r}: {sample_id.removesuffix(suffix)!r}, or with suffix=''"
+    message = f"{about} ({path}) cannot be read: {os.strerror(code)}; {remedy}"
+    return like(OSError(code, os.strerror(code), path), kind, message, sample_id=sample_id, path=path)
 
 
 def outside_root(sample_id: str, path: str) -> OutsideRoot:
@@ -51,7 +62,12 @@ def open_sample(paths: _native.PathTable, position: int, sample_id: str) -> Bina
     """Open a file of a table for reading. Raises MissingSample, UnreadableSample, OutsideRoot."""
     path = os.fsdecode(paths.path(position))
     try:
-        return os.fdopen(paths.open(position), "rb")
+        descriptor = paths.open(position)
+        try:
+            return os.fdopen(descriptor, "rb")
+        except BaseException:  # a folder: the descriptor is still ours
+            os.close(descriptor)
+            raise
     except PermissionError as error:
         if error.errno == errno.EXDEV or error.errno is None:
             raise outside_root(sample_id, path) from error
@@ -71,7 +87,8 @@ def open_path(path: str) -> BinaryIO:
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close it.
 
-    The tensor is on the CPU, detached and strided. Raises CorruptSample, UnreadableSample.
+    The tensor is on the CPU, detached and strided; the records of a .pt have the CRC-32 that the file gives for them.
+    Raises CorruptSample, UnreadableSample.
     """
     with file:
         try:
@@ -83,24 +100,18 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
                 )
             magic = file.read(6)
             file.seek(0)
-            if not magic:
-                raise CorruptSample(
-                    f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out",
-                    sample_id=sample_id,
-                    path=path,
-                )
-            tensor = _load_npy(file) if magic == b"\x93NUMPY" else torch.load(file, "cpu", weights_only=True)
+            tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)
+            wrong = changed(file)
+            if wrong is not None:
+                raise CorruptSample(_unreadable(sample_id, path, wrong), sample_id=sample_id, path=path)
         except (SampleError, MemoryError):
             raise
         except OSError as error:
-            raise system_error(error.errno or errno.EIO, sample_id, path) from error
+            if error.errno is None or error.errno == errno.EINVAL:  # torch.load seeks before the start of a short file
+                raise _corrupt(file, error, sample_id, path) from error
+            raise system_error(error.errno, sample_id, path) from error
         except Exception as error:  # torch.load and numpy raise whatever a damaged file leads them to
-            raise CorruptSample(
-                f"sample {sample_id!r} ({path}) cannot be read as a tensor: {_first_line(error)}; "
-                "write it again with torch.save(tensor, path) or numpy.save, or leave it out",
-                sample_id=sample_id,
-                path=path,
-            ) from error
+            raise _corrupt(file, error, sample_id, path) from error
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         raise CorruptSample(
             f"sample {sample_id!r} ({path}) holds {_describe(tensor)}, not one dense tensor; "
@@ -109,6 +120,49 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
             path=path,
         )
     return tensor.detach()
+
+
+def _is_numpy(magic: bytes, path: str) -> bool:
+    """Return whether a file is numpy's to read, or to refuse: by its first bytes, else by its name."""
+    if magic.startswith((b"PK\x03\x04", b"\x80")) or not magic:
+        return False
+    return b"\x93NUMPY".startswith(magic) or path.endswith(".npy")
+
+
+def _unreadable(sample_id: str, path: str, why: str) -> str:
+    return (
+        f"sample {sample_id!r} ({path}) cannot be read as a tensor: {why}; "
+        "write it again with torch.save(tensor, path) or numpy.save, or leave it out"
+    )
+
+
+def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> CorruptSample:
+    """Return the error for a file that torch.load or numpy.load did not read."""
+    if os.fstat(file.fileno()).st_size == 0:
+        message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
+    else:
+        why = (
+            truncated(file, error)
+            or changed(file)
+            or foreign(file)
+            or _refused(error)
+            or _without_dot(_first_line(error).partition(". This is an internal miniz error")[0])
+        )
+        message = _unreadable(sample_id, path, why)
+    return like(error, CorruptSample, message, sample_id=sample_id, path=path)
+
+
+def _refused(error: Exception) -> str | None:
+    """Return what torch.load(weights_only=True) said, in one sentence; None: something else failed."""
+    text = _ANSI.sub("", str(error))
+    if not text.startswith("Weights only load failed"):
+        return None
+    found = _GLOBAL.search(text)
+    if found is not None:
+        return f"it holds an object made by {found[1]}, which torch.load refuses with weights_only=True"
+    said = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    detail = said[1].strip().rstrip(".") if said else "the pickle in it is not that of a tensor"
+    return f"torch.load refuses it with weights_only=True: {detail}"
 
 
 def read_image(file: BinaryIO, path: str) -> Image.Image:
@@ -126,20 +180,18 @@ def read_image(file: BinaryIO, path: str) -> Image.Image:
 
 
 def image_error(error: Exception, path: str) -> SampleError:
-    """Return the error for an image file that Pillow could not open or decode."""
+    """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
-        return ImageTooLarge(
-            f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS",
-            sample_id=path,
-            path=path,
-        )
+        message = f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+        return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
-    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
+    what = "is an empty file" if empty else f"cannot be decoded: {_without_dot(_first_line(error))}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
-    return CorruptSample(f"image {path} {what}; replace the file, or leave it out", sample_id=path, path=path)
+    message = f"image {path} {what}; replace the file, or leave it out"
+    return like(error, CorruptSample, message, sample_id=path, path=path)
 
 
 def _load_npy(file: BinaryIO) -> torch.Tensor:
@@ -158,4 +210,10 @@ def _describe(value: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") + "."
+    lines = _ANSI.sub("", str(error)).splitlines()
+    return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(".") + "."
+
+
+def _without_dot(sentence: str) -> str:
+    """Return a sentence so that another one can follow it after a semicolon."""
+    return sentence.rstrip(". ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,7 +89,9 @@ class TensorFolder(Dataset[Any]):
         self.transform = transform
         self.target_transform = target_transform
         if not os.path.isdir(self.root):
-            raise FileNotFoundError(f"no such folder: {self.root}")
+            raise FileNotFoundError(
+                errno.ENOENT, f"no such folder; root must hold one file for each sample, as root/ID{suffix}", self.root
+            )
         if labels is not None and not isinstance(labels, Mapping):
             raise TypeError(f"labels must be a dict from ID to label, not {type(labels).__name__}")
         if "/" in suffix or "\0" in suffix:

@@ -1,0 +1,263 @@
+"""The CRC-32 of a .pt file: a bit that flipped since it was written is an error on every way that reads the file."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock._native import TensorReader, crc32, crc32_ways
+from tests.corrupt import Archive, archive_of, saved
+
+pytestmark = pytest.mark.native
+
+#: Where each kind of file is hit: inside its elements.
+KINDS: dict[str, Callable[[int], torch.Tensor]] = {
+    "small": lambda i: torch.full((300,), float(i)),
+    "strided": lambda i: (torch.arange(300.0) + i).reshape(20, 15).t(),
+    "view": lambda i: (torch.arange(900.0) + i)[300:600],
+    "large": lambda i: torch.full((400_000,), float(i)),  # over 1 MiB: read in parts
+    "large-strided": lambda i: (torch.arange(400_000.0) + i).reshape(400, 1000).t(),
+    "large-view": lambda i: (torch.arange(400_000.0) + i)[1000:2000],
+    "empty-view": lambda i: (torch.arange(300.0) + i)[7:7],
+    "bytes": lambda i: torch.full((5,), i, dtype=torch.uint8),
+}
+
+
+# --- the function -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", crc32_ways())
+def test_known_answers(way: str) -> None:
+    assert crc32(b"", way=way) == 0
+    assert crc32(b"a", way=way) == 0xE8B7BE43
+    assert crc32(b"123456789", way=way) == 0xCBF43926  # the check value of the catalogue of parametrised CRCs
+    assert crc32(b"The quick brown fox jumps over the lazy dog", way=way) == 0x414FA339
+    assert crc32(bytes(32), way=way) == 0x190A55AD
+    assert crc32(b"\xff" * 32, way=way) == 0xFF6CAB0B
+    assert crc32(bytes(1 << 20), way=way) == zlib.crc32(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("way", [*crc32_ways(), None])
+def test_every_length(way: str | None) -> None:
+    data = random.Random(5).randbytes(700)
+    for length in range(601):
+        for start in (0, 1, 3, 8, 15, 31, 33):
+            part = data[start : start + length]
+            assert crc32(part, way=way) == zlib.crc32(part), (length, start)
+
+
+@pytest.mark.parametrize("way", [*crc32_ways(), None])
+def test_any_split(way: str | None) -> None:
+    rng = random.Random(6)
+    for _ in range(300):
+        data = rng.randbytes(rng.choice([10, 100, 1000, 10_000]))
+        whole, at = 0, 0
+        while at < len(data):
+            end = at + rng.randint(0, max(1, len(data) // 3))
+            whole = crc32(data[at:end], whole, way=way)
+            at = end
+        assert whole == zlib.crc32(data)
+        before = rng.randrange(1 << 32)
+        assert crc32(data, before, way=way) == zlib.crc32(data, before)
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def flipped(file: bytes, record: str, bit: int = 3, at: float = 0.5) -> bytes:
+    """The file with one bit of a record's contents flipped."""
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        info = next(i for i in archive.infolist() if i.filename.partition("/")[2] == record)
+    name, extra = struct.unpack_from("<HH", file, info.header_offset + 26)
+    data = bytearray(file)
+    data[info.header_offset + 30 + name + extra + int(info.file_size * at)] ^= 1 << bit
+    return bytes(data)
+
+
+def routes(dataset: penstock.TensorFolder, other: penstock.TensorFolder) -> dict[str, Callable[[], Any]]:
+    """The ways that read files: `other` is the dataset with a transform, which Python calls."""
+    loader: Any = penstock.DataLoader
+    return {
+        "native": lambda: list(loader(dataset, batch_size=4, num_workers=0)),
+        "native-threads": lambda: list(loader(dataset, batch_size=4, num_workers=2)),
+        "single": lambda: list(loader(dataset, batch_size=None, num_workers=0)),
+        "collate": lambda: list(loader(dataset, batch_size=4, collate_fn=list, num_workers=0)),
+        "assisted": lambda: list(loader(other, batch_size=4, num_workers=0)),
+        "threads": lambda: list(loader(other, batch_size=4, num_workers=2, worker_method="thread")),
+        "getitem": lambda: [dataset[i] for i in range(len(dataset))],
+    }
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit(kind: str, tmp_path: Path) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}.pt").write_bytes(saved(KINDS[kind](i)))
+    dataset = penstock.TensorFolder(tmp_path)
+    ways = routes(dataset, penstock.TensorFolder(tmp_path, transform=doubled))
+    for read in ways.values():
+        read()  # the good files pass
+    path = tmp_path / "5.pt"
+    path.write_bytes(flipped(path.read_bytes(), "data/0"))
+    torch.load(path)  # does not notice
+    for name, read in ways.items():
+        with pytest.raises(penstock.CorruptSample) as caught:
+            read()
+        assert caught.value.sample_id == "5", name
+        assert caught.value.path == str(path), name
+        for words in (
+            "sample '5'", str(path), "the CRC-32 of data/0 is ", "the file says ",
+            "its content has changed since it was written", "torch.save",
+        ):  # fmt: skip
+            assert words in str(caught.value), (name, words)
+
+
+def test_a_flipped_bit_in_worker_processes(tmp_path: Path) -> None:
+    for i in range(4):
+        torch.save(torch.full((300,), float(i)), tmp_path / f"{i}.pt")
+    (tmp_path / "2.pt").write_bytes(flipped((tmp_path / "2.pt").read_bytes(), "data/0"))
+    for method in ("process", None):
+        loader: Any = penstock.DataLoader(
+            penstock.TensorFolder(tmp_path, transform=doubled), num_workers=1, worker_method=method
+        )
+        with pytest.raises(penstock.CorruptSample, match="the CRC-32 of data/0 is"):
+            list(loader)
+
+
+@pytest.mark.parametrize("shape", [(300,), (400_000,)], ids=["small", "large"])
+def test_every_byte_counts(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """The first and the last bit of the storage, of what lies around a view, and of the pickle."""
+    storage = torch.arange(float(np.prod(shape)))
+    for tensor in (storage, storage[3:-3]):
+        good = saved(tensor)
+        paths = [str(tmp_path / name) for name in ("good.pt", "bad.pt")]
+        Path(paths[0]).write_bytes(good)
+        reader = TensorReader()
+        spec = ("float32", tuple(tensor.shape))
+        for at, bit in ((0, 0), (0.5, 7), (0.9999999, 7)):
+            Path(paths[1]).write_bytes(flipped(good, "data/0", bit, at))
+            for _ in range(2):
+                assert reader.read(paths[0], 1, *spec) == tensor.numpy().tobytes()
+                assert reader.read(paths[1], 1, *spec) == ("python", "the elements do not match their CRC-32")
+        bad = flipped(good, "data.pkl", 0, 0.999)
+        Path(paths[1]).write_bytes(bad)
+        assert reader.read(paths[1], 1, *spec) == ("python", "data.pkl does not match its CRC-32")
+
+
+def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
+    """float32 became int32 by one bit, which torch.load takes; and a pickle that torch.load refuses."""
+    good = saved(torch.ones(12))
+    archive = archive_of(good)
+    pickle = next(r.data for r in archive.records if r.name.endswith(b"data.pkl"))
+    (tmp_path / "a.pt").write_bytes(good.replace(pickle, pickle.replace(b"K\x0c\x85", b"K\x0b\x85")))
+    assert torch.load(tmp_path / "a.pt").shape == (11,)
+    (tmp_path / "b.pt").write_bytes(flipped(good, "data.pkl", 0, 0.5))
+    with pytest.raises(Exception):  # noqa: B017  whatever torch raises
+        torch.load(tmp_path / "b.pt")
+    for name in "ab":
+        for workers in (0, 1):
+            loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path, [name]), num_workers=workers)
+            with pytest.raises(penstock.CorruptSample, match=r"the CRC-32 of data\.pkl is"):
+                list(loader)
+
+
+# --- files that are good ----------------------------------------------------------------------------------------
+
+
+def reads_as_torch_does(folder: Path) -> None:
+    dataset = penstock.TensorFolder(folder)
+    want = [torch.load(folder / f"{name}.pt") for name in dataset.ids]
+    for workers in (0, 2):
+        got = list(penstock.DataLoader(dataset, batch_size=None, num_workers=workers))
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        batches = list(penstock.DataLoader(dataset, batch_size=2, num_workers=workers))
+        assert torch.equal(torch.cat(batches), torch.stack(want))
+    assert all(torch.equal(dataset[i], want[i]) for i in range(len(want)))
+
+
+def test_files_without_checksums(tmp_path: Path) -> None:
+    """torch.save may leave them out, which it writes as 0: nothing is checked then."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        for i in range(6):
+            torch.save(torch.full((300,), float(i)), tmp_path / f"{i}.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    with zipfile.ZipFile(tmp_path / "3.pt") as archive:
+        assert archive.testzip() is not None  # zipfile takes 0 for a checksum
+    reads_as_torch_does(tmp_path)
+
+
+def test_elements_that_were_filled_in_later(tmp_path: Path) -> None:
+    """torch.serialization.skip_data() leaves room for them, and their checksum 0."""
+    for i in range(4):
+        path = tmp_path / f"{i}.pt"
+        with torch.serialization.skip_data():
+            torch.save(torch.zeros(100), path)
+        offset = _contents_of(path.read_bytes(), "data/0")
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(torch.full((100,), float(i)).numpy().tobytes())
+    reads_as_torch_does(tmp_path)
+
+
+def _contents_of(file: bytes, record: str) -> int:
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        info = next(i for i in archive.infolist() if i.filename.partition("/")[2] == record)
+    return info.header_offset + 30 + sum(struct.unpack_from("<HH", file, info.header_offset + 26))
+
+
+def test_a_directory_that_was_changed(tmp_path: Path) -> None:
+    """The elements are as written, says the note behind them: the flipped bit is in the checksum itself."""
+    for i in range(4):
+        file = bytearray(saved(torch.full((300,), float(i))))
+        if i == 2:
+            entry = file.rindex(b"PK\1\2", 0, file.rindex(b"archive/data/0"))
+            file[entry + 16] ^= 4
+        (tmp_path / f"{i}.pt").write_bytes(file)
+    assert TensorReader().read(str(tmp_path / "2.pt"), 1, "float32", (300,))[0] == "python"
+    reads_as_torch_does(tmp_path)
+
+
+def test_a_compressed_archive(tmp_path: Path) -> None:
+    """Records that another program has compressed are Python's to read, and to check."""
+    for i in range(4):
+        with (
+            zipfile.ZipFile(io.BytesIO(saved(torch.full((300,), float(i))))) as old,
+            zipfile.ZipFile(tmp_path / f"{i}.pt", "w", zipfile.ZIP_DEFLATED) as new,
+        ):
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+    reads_as_torch_does(tmp_path)
+    path = tmp_path / "2.pt"
+    file = bytearray(path.read_bytes())
+    entry = file.rindex(b"PK\1\2", 0, file.rindex(b"archive/data/0"))
+    file[entry + 16] ^= 4  # of the checksum: what zlib unpacks cannot be damaged so that it does not notice
+    path.write_bytes(file)
+    with pytest.raises(penstock.CorruptSample, match="the CRC-32 of data/0 is"):
+        penstock.TensorFolder(tmp_path)[2]
+
+
+def test_archives_of_other_writers(tmp_path: Path) -> None:
+    """Records in another order, and what zipfile cannot read: no proof of damage."""
+    good = archive_of(saved(torch.full((300,), 1.0)))
+    (tmp_path / "0.pt").write_bytes(Archive(tuple(reversed(good.records))).file())
+    (tmp_path / "1.pt").write_bytes(good.edit(b".data/serialization_id", data=b"\xff").file())
+    (tmp_path / "2.pt").write_bytes(saved(torch.full((300,), 2.0), _use_new_zipfile_serialization=False))
+    dataset = penstock.TensorFolder(tmp_path, ["0", "2"])
+    assert [float(row[0]) for row in penstock.DataLoader(dataset, batch_size=None)] == [1.0, 2.0]

@@ -1,0 +1,384 @@
+"""Errors of samples are also what torch's loader, over the plain Python dataset, would have raised there."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image, UnidentifiedImageError
+from torch._utils import ExceptionWrapper
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torchvision import transforms as v1
+
+import penstock
+from penstock.errors import like, pair
+from tests.corrupt import npy, saved
+
+TORCH: Any = torch.utils.data.DataLoader
+OURS: Any = penstock.DataLoader
+
+
+def raised(act: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  any
+        act()
+    return caught.value
+
+
+def noise(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+
+
+def encoded(form: str, mode: str = "RGB") -> bytes:
+    out = io.BytesIO()
+    noise(5).convert(mode).save(out, form)
+    return out.getvalue()
+
+
+def damaged_png() -> bytes:
+    data = bytearray(encoded("PNG"))
+    data[60] ^= 1
+    return bytes(data)
+
+
+IMAGES: dict[str, Any] = {
+    "missing": None, "folder": "folder", "loop": "loop", "under-a-file": "under-a-file",
+    "empty": b"", "garbage": b"garbage here", "truncated": encoded("JPEG")[:-200], "jpeg-head": encoded("JPEG")[:30],
+    "png-truncated": encoded("PNG")[:-100], "png-head": encoded("PNG")[:20], "png-crc": damaged_png(),
+    "tiff-truncated": encoded("TIFF")[:-500], "tiff-head": encoded("TIFF")[:9], "bmp-truncated": encoded("BMP")[:-50],
+    "bmp-head": encoded("BMP")[:20], "gif-truncated": encoded("GIF")[:60], "ppm-truncated": encoded("PPM")[:20],
+    "ppm-size": b"P6\n12 x\n255\n", "bomb": "bomb",
+}  # fmt: skip
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "class").mkdir()
+    for i in range(6):
+        noise(i).save(tmp_path / "class" / f"{i}.jpg")
+    return tmp_path
+
+
+def spoil(path: Path, content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put something else in the place of a file."""
+    path.unlink()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    elif content == "loop":
+        path.symlink_to(path.name)
+    elif content == "under-a-file":
+        (path.parent / "file").write_bytes(b"")
+        path.symlink_to("file/below")
+    elif content == "bomb":
+        Image.new("L", (400, 300)).save(path)
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000)
+
+
+NATIVE = v1.Compose([v1.Resize((16, 16)), v1.PILToTensor()])
+ASSISTED = v1.Compose([v1.RandomRotation(3), v1.Resize((16, 16)), v1.PILToTensor()])
+
+
+@pytest.mark.parametrize("damage", IMAGES)
+@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder], ids=["torchvision", "ours"])
+def test_images(photos: Path, kind: Any, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = photos / "class" / "3.jpg"
+    theirs = torchvision.datasets.ImageFolder(str(photos), NATIVE)
+    datasets = [kind(str(photos), transform) for transform in (NATIVE, ASSISTED)]
+    spoil(path, IMAGES[damage], monkeypatch)
+    want = raised(lambda: list(TORCH(theirs, 4)))
+    ways: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}]
+    for dataset in datasets:
+        for options in ways:
+            got: Any = raised(lambda dataset=dataset, options=options: list(OURS(dataset, 4, **options)))  # type: ignore[misc]
+            assert isinstance(got, type(want)), (options, want, got)
+            if kind is penstock.ImageFolder or dataset is datasets[0]:
+                assert isinstance(got, penstock.SampleError)
+                assert str(path) in str(got)
+                assert "\n" not in str(got)
+            if isinstance(want, OSError):
+                assert (got.errno, got.strerror, got.filename) == (want.errno, want.strerror, want.filename)
+    if kind is penstock.ImageFolder:
+        position = datasets[0].samples[:].index((str(path), 0))
+        assert isinstance(raised(lambda: datasets[0][position]), type(want))
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [("missing", FileNotFoundError), ("folder", IsADirectoryError), ("truncated", OSError), ("bomb", Image.DecompressionBombError),
+     ("garbage", UnidentifiedImageError), ("empty", UnidentifiedImageError), ("ppm-size", ValueError)],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["process", None])
+def test_images_in_worker_processes(
+    photos: Path, damage: str, kind: Any, method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's worker sends the class of the error by reference, and the parent makes another error of it."""
+    dataset = penstock.ImageFolder(photos, v1.Lambda(np.asarray))
+    spoil(photos / "class" / "3.jpg", IMAGES[damage], monkeypatch)
+    for error in (kind, penstock.SampleError):
+        with pytest.raises(error) as caught:
+            list(OURS(dataset, 4, num_workers=1, worker_method=method))
+        assert str(photos / "class" / "3.jpg") in str(caught.value)
+
+
+def test_a_path_that_no_file_can_have(photos: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(photos), NATIVE)
+    dataset.samples[3] = (str(photos / "class" / "3\0.jpg"), 0)
+    for loader in (TORCH, OURS):
+        with pytest.raises(ValueError, match="embedded null byte"):
+            list(loader(dataset, 4))
+    iterator = iter(OURS(dataset, batch_size=1, num_workers=2))
+    good = [raised(lambda: next(iterator)) if i == 3 else next(iterator)[0] for i in range(6)]
+    want = torchvision.datasets.ImageFolder(str(photos), NATIVE)
+    assert all(torch.equal(good[i][0], want[i][0]) for i in range(6) if i != 3)
+
+
+# --- the tutorial's dataset -------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """What torch.load(weights_only=True) refuses."""
+
+
+class Plain(Dataset[Any]):
+    """One tensor a file, as the tutorials read it."""
+
+    def __init__(self, root: Path, suffix: str, labels: dict[str, int] | None = None) -> None:
+        self.root, self.suffix, self.labels = root, suffix, labels
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        path = self.root / f"{range(6)[index]}{self.suffix}"
+        x = torch.load(path) if self.suffix == ".pt" else torch.from_numpy(np.load(path))
+        return x if self.labels is None else (x, self.labels[str(index)])
+
+
+GOOD, OLD = saved(torch.zeros(50)), saved(torch.zeros(50), _use_new_zipfile_serialization=False)
+TENSORS: dict[str, tuple[str, Any]] = {
+    "missing": (".pt", None), "folder": (".pt", "folder"), "loop": (".pt", "loop"), "empty": (".pt", b""), "byte": (".pt", b"P"),
+    "text": (".pt", b"just text"), "png": (".pt", encoded("PNG")), "head": (".pt", GOOD[:100]), "elements": (".pt", GOOD[:-800]),
+    "end": (".pt", GOOD[:-1]), "old-elements": (".pt", OLD[:-9]), "old-head": (".pt", OLD[:80]), "old-byte": (".pt", OLD[:1]),
+    "foreign": (".pt", saved(Foreign())), "no-zip": (".pt", b"PK\x03\x04 no zip"), "shape": (".pt", saved(torch.zeros(49))),
+    "no-pickle": (".pt", GOOD.replace(b"data.pkl", b"dato.pkl")),
+    "npy-missing": (".npy", None), "npy-folder": (".npy", "folder"), "npy-empty": (".npy", b""), "npy-text": (".npy", b"just text"),
+    "npy-magic": (".npy", b"\x93NUMPY"), "npy-cut-magic": (".npy", b"\x93NU"), "npy-head": (".npy", npy(np.zeros(50))[:60]),
+    "npy-elements": (".npy", npy(np.zeros(50))[:-8]), "npy-objects": (".npy", npy(np.array([None], dtype=object))),
+    "npy-version": (".npy", b"\x93NUMPY\x09\x00" + bytes(200)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", TENSORS)
+def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    suffix, content = TENSORS[damage]
+    for i in range(6):
+        if suffix == ".pt":
+            torch.save(torch.full((50,), float(i)), tmp_path / f"{i}.pt")
+        else:
+            np.save(tmp_path / f"{i}.npy", np.full(50, float(i)))
+    ids = [str(i) for i in range(6)]
+    spoil(tmp_path / f"3{suffix}", content, monkeypatch)
+    want = raised(lambda: list(TORCH(Plain(tmp_path, suffix), 4)))
+    for transform in (None, torch.Tensor.clone):
+        dataset = penstock.TensorFolder(tmp_path, ids, suffix=suffix, transform=transform)
+        for workers, method in ((0, None), (2, "thread"), (0, "process")):
+            got: Any = raised(lambda w=workers, m=method, d=dataset: list(OURS(d, 4, num_workers=w, worker_method=m)))  # type: ignore[misc]
+            assert isinstance(got, type(want)), (want, got)
+            if isinstance(want, OSError):
+                assert (got.errno, got.filename) == (want.errno, str(want.filename))
+        if damage != "shape":
+            before = len(os.listdir("/proc/self/fd"))
+            assert isinstance(raised(lambda d=dataset: d[3]), (type(want), penstock.SampleError))  # type: ignore[misc]
+            assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_labels(tmp_path: Path) -> None:
+    for i in range(6):
+        torch.save(torch.zeros(3), tmp_path / f"{i}.pt")
+    labels = {str(i): i for i in range(6) if i != 3}
+    want = raised(lambda: list(TORCH(Plain(tmp_path, ".pt", labels), 4)))
+    got = raised(lambda: list(OURS(penstock.TensorFolder(tmp_path, map(str, range(6)), labels), 4)))
+    assert type(want) is KeyError
+    assert isinstance(got, KeyError)
+
+
+def test_arrays(tmp_path: Path) -> None:
+    for content, kind in ((b"", EOFError), (b"text", ValueError), (npy(np.zeros(9))[:-1], ValueError), (None, FileNotFoundError)):
+        path = tmp_path / "a.npy"
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        want = raised(lambda: np.load(path, mmap_mode="r"))
+        assert isinstance(want, kind)
+        got = raised(lambda: penstock.Arrays(path))
+        assert isinstance(got, kind)
+        assert isinstance(got, penstock.SampleError)
+
+
+# --- indices ----------------------------------------------------------------------------------------------------
+
+ROWS = TensorDataset(torch.arange(8.0))
+NO_INDICES: list[Any] = [100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1], torch.tensor([1])]
+
+
+@pytest.mark.parametrize("index", NO_INDICES, ids=repr)
+@pytest.mark.parametrize("dataset", [ROWS, ConcatDataset([ROWS, ROWS]), Subset(ROWS, [1, 2, 30])], ids=["rows", "concat", "subset"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_indices(dataset: Any, index: Any) -> None:
+    def outcome(loader: Any, **options: Any) -> Any:
+        try:
+            return list(loader(dataset, 2, sampler=[0, index], **options))
+        except Exception as error:
+            return error
+
+    want = outcome(TORCH)
+    for workers in (0, 1):
+        got = outcome(OURS, num_workers=workers)
+        if isinstance(want, Exception):
+            assert isinstance(got, type(want)), (want, got)
+        else:
+            assert str(got) == str(want)
+
+
+def test_timeout_without_workers() -> None:
+    for loader in (TORCH, OURS):
+        with pytest.raises(AssertionError):
+            list(loader(ROWS, num_workers=0, timeout=1))
+    with pytest.raises(penstock.InvalidOption):
+        list(OURS(ROWS, num_workers=0, timeout=1))
+
+
+# --- the classes ------------------------------------------------------------------------------------------------
+
+CAUSES: list[BaseException] = [
+    OSError("text"), OSError(5, "I/O error", "f"), IsADirectoryError(21, "x", "f"), NotADirectoryError(20, "x", "f"),
+    FileNotFoundError(2, "No", "f"), PermissionError(13, "No", "f"), BlockingIOError(11, "x"), UnidentifiedImageError("x"),
+    Image.DecompressionBombError("b"), Image.DecompressionBombWarning("b"), SyntaxError("broken PNG"), struct.error("x"),
+    MemoryError(), pickle.UnpicklingError("u"), EOFError("e"), RuntimeError("r"), ValueError("v"), KeyError("k"),
+    IndexError("i"), TypeError("t"), zipfile.BadZipFile("z"), UnicodeDecodeError("utf8", b"a", 0, 1, "r"), AttributeError("a"),
+    ImportError("i", name="n", path="p"), ZeroDivisionError(), NotImplementedError(), RecursionError(), OverflowError(),
+    AssertionError(), StopIteration(3),
+]  # fmt: skip
+
+
+def copies(error: BaseException) -> Iterator[BaseException]:
+    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):  # 2 makes an OSError of its subclasses, for Python 2
+        yield pickle.loads(pickle.dumps(error, protocol))
+    yield copy.copy(error)
+    yield copy.deepcopy(error)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+@pytest.mark.parametrize("kind", [penstock.CorruptSample, penstock.ImageTooLarge], ids=lambda kind: kind.__name__)
+def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
+    error = like(cause, kind, "our sentence", sample_id="s", path="/p")
+    error.add_note("a note")
+    assert pair(kind, type(cause)) is type(error)
+    assert (type(error).__name__, type(error).__module__) == (kind.__name__, "penstock.errors")
+    for one in (error, *copies(error)):
+        assert type(one) is type(error)
+        assert isinstance(one, kind)
+        assert isinstance(one, type(cause))
+        assert isinstance(one, penstock.SampleError)
+        assert (str(one), one.sample_id, one.path) == ("our sentence", "s", "/p")
+        assert one.__notes__ == ["a note"]
+        if isinstance(cause, OSError):
+            assert isinstance(one, OSError)
+            assert (one.errno, one.strerror, one.filename) == (cause.errno, cause.strerror, cause.filename)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+def test_an_error_that_torch_carries_over(cause: BaseException) -> None:
+    """torch's worker pickles the class and the traceback's text, and makes an error of the class with that text."""
+    try:
+        raise like(cause, penstock.CorruptSample, "our sentence", sample_id="s", path="/p")
+    except penstock.CorruptSample:
+        wrapper = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))
+    with pytest.raises(type(cause)) as caught:
+        wrapper.reraise()
+    assert isinstance(caught.value, penstock.CorruptSample)
+    assert "our sentence" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [penstock.MissingSample, penstock.UnreadableSample, penstock.OutsideRoot], ids=lambda k: k.__name__)
+def test_classes_that_exclude_each_other(kind: Any) -> None:
+    """An OSError cannot be a UnicodeDecodeError too: what both can be, it is."""
+    error = like(UnicodeDecodeError("utf8", b"a", 0, 1, "r"), kind, "our sentence", sample_id="s", path="/p")
+    assert isinstance(error, kind)
+    assert isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == "our sentence"
+
+
+def test_every_class_survives_the_way_to_another_process() -> None:
+    for kind in vars(penstock).values():
+        if isinstance(kind, type) and issubclass(kind, penstock.SampleError):
+            for one in copies(kind("our sentence", sample_id="s", path="/p")):
+                assert (type(one), str(one)) == (kind, "our sentence")
+
+
+# --- sentences --------------------------------------------------------------------------------------------------
+
+
+def test_sentences(tmp_path: Path, photos: Path) -> None:
+    contents = [content for suffix, content in TENSORS.values() if suffix == ".pt" and isinstance(content, bytes)]
+    for content in contents:
+        (tmp_path / "x.pt").write_bytes(content)
+        try:
+            penstock.TensorFolder(tmp_path, ["x"])[0]
+        except penstock.SampleError as error:
+            said = str(error)
+            for words in (".;", "\x1b", "\n", "Weights only", "PyTorch 2.6", "miniz", "  "):
+                assert words not in said, said
+            assert said.startswith("sample 'x' (")
+    for content in IMAGES.values():
+        if isinstance(content, bytes):
+            (photos / "class" / "3.jpg").write_bytes(content)
+            with pytest.raises(penstock.CorruptSample) as caught:
+                list(OURS(penstock.ImageFolder(photos, NATIVE), 6, num_workers=0))
+            assert ".;" not in str(caught.value)
+
+
+def test_an_object_in_the_file(tmp_path: Path) -> None:
+    torch.save(Foreign(), tmp_path / "x.pt")
+    with pytest.raises(pickle.UnpicklingError) as caught:
+        list(OURS(penstock.TensorFolder(tmp_path)))
+    assert str(caught.value) == (
+        f"sample 'x' ({tmp_path}/x.pt) cannot be read as a tensor: it holds an object made by {__name__}.Foreign, which "
+        "torch.load refuses with weights_only=True; write it again with torch.save(tensor, path) or numpy.save, or leave it out"
+    )
+
+
+def test_ids_with_the_suffix(tmp_path: Path) -> None:
+    torch.save(torch.zeros(3), tmp_path / "a.pt")
+    with pytest.raises(FileNotFoundError, match=r"IDs are given without the suffix '\.pt': 'a'"):
+        list(OURS(penstock.TensorFolder(tmp_path, ["a.pt"])))
+    with pytest.raises(FileNotFoundError, match="restore the file"):
+        list(OURS(penstock.TensorFolder(tmp_path, ["b"])))
+    assert len(list(OURS(penstock.TensorFolder(tmp_path, ["a.pt"], suffix="")))) == 1
+
+
+def test_a_root_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for root in (tmp_path / "nophotos", tmp_path / "file", tmp_path / "file" / "below"):
+        want: Any = raised(lambda root=root: torchvision.datasets.ImageFolder(root))  # type: ignore[misc]
+        got: Any = raised(lambda root=root: penstock.ImageFolder(root))  # type: ignore[misc]
+        assert type(got) is type(want)
+        assert (got.errno, os.fspath(got.filename)) == (want.errno, os.fspath(want.filename))
+        assert str(root) in str(got)
+        assert "one folder for each class in it, as root/dog/1.jpg" in str(got)
+        with pytest.raises(FileNotFoundError, match="no such folder; root must hold one file for each sample") as caught:
+            penstock.TensorFolder(root)
+        assert str(root) in str(caught.value)
