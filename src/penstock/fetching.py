@@ -18,6 +18,7 @@ from penstock.collating import collates_as_torch
 from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
+from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
@@ -167,6 +168,8 @@ class Fetching(Pass):
             finally:
                 del error
         out = self._means.deliver(batch.result)
+        if self._num_workers or batch.in_place:  # else it was made here
+            out = as_taken(out)
         if self._means.buffers.pinned:
             out = pinned(out)
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for

@@ -18,6 +18,7 @@ from penstock import _native
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Task
+from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan
 from penstock.sources.reading import outside_root, system_error
@@ -208,7 +209,7 @@ class Filling(Pass):
         if batch.other is not None:
             out = default_collate([self._plan.dataset[index] for index in batch.other])
             return pinned(out) if self._buffers.pinned else out
-        fields: list[Any] = [rows.tensor for rows in batch.rows]
+        fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
         labels = self._plan.labels(batch.leaves, batch.local)
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock import _native
 from penstock.assist import Assisted, assist
 from penstock.collating import collates_as_torch
+from penstock.modes import outside_inference
 from penstock.order import Indices
 from penstock.recognise import Leaf
 from penstock.sources.labels import as_objects
@@ -111,6 +112,7 @@ class PythonPlan:
 Plan = NativePlan | PythonPlan
 
 
+@outside_inference()  # what a plan holds outlives the mode
 def plan(
     dataset: object,
     *,

@@ -155,6 +155,6 @@ class Workers:
                 sample_id=sample_id,
                 path=path,
             )
-        plain = tensor.resolve_conj().resolve_neg().contiguous()
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, dtype=np.uint8)
         self.pool.finish_tensor(job, data, _native.Spec(name, list(tensor.shape)))
