@@ -56,6 +56,15 @@ class Rows(NamedTuple):
     """The same memory as bytes, for the native core and for NumPy: tensor.numpy() would forbid to resize it."""
 
 
+def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Return the memory of a dense tensor on the CPU, which the array holds: element after element.
+
+    Tensor.numpy() would forbid to resize the tensor, for good.
+    """
+    size = tensor.numel() * tensor.element_size()
+    return _native.bytes_of(tensor, tensor.data_ptr(), size) if size else np.empty(0, np.uint8)
+
+
 class _Block:
     """A storage of torch, and where its memory lay when it was made."""
 
