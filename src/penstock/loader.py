@@ -40,6 +40,7 @@ from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
 from penstock.transforms import V1
+from penstock.warn_user import warn_user
 from penstock.weighted import Weighted
 
 T_co = TypeVar("T_co", covariant=True)
@@ -200,9 +201,15 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
-        threads = isinstance(self._plan, NativePlan) or self._method is Method.THREAD
-        if not threads or self.num_workers > 4 * usable_cpus():
+        native = isinstance(self._plan, NativePlan)
+        if not native and self._method is not Method.THREAD:
             super().check_worker_number_rationality()
+        elif self.num_workers > 4 * (cpus := usable_cpus()):
+            warn_user(
+                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, and "
+                f"the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
+                "and make nothing faster: lower num_workers, or leave it out"
+            )
 
     def explain(self) -> str:
         """Return the plan as text: each step, who does it, and what would make the rest native."""
@@ -308,10 +315,10 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 f"give the Accelerator to penstock.frameworks.keep_loaders(...) first"
             )
         if isinstance(self._plan, NativePlan):
-            warnings.warn(
+            warn_user(
                 "Accelerator.prepare builds a torch loader in this one's place, which reads without native threads; "
                 "give the Accelerator to penstock.frameworks.keep_loaders(...) first",
-                stacklevel=6,  # the caller of prepare
+                through=("accelerate",),
             )
         if self._chosen_workers:  # native threads; torch's loader would start as many processes
             self.num_workers, self.prefetch_factor = 0, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,6 +33,7 @@ from penstock.resumable import Resumable
 from penstock.schedule import Share
 from penstock.stats import Counters
 from penstock.substitutes import Register, Substitutes, population
+from penstock.warn_user import warn_user
 from penstock.workers.processes import Processes
 
 
@@ -350,16 +350,14 @@ class Passes(Resumable):
     def _pinned(self) -> bool:
         """Return whether batches are page-locked, with torch's warnings where that cannot be."""
         if self.pin_memory and self.pin_memory_device:
-            warnings.warn(
+            warn_user(
                 "pin_memory_device is deprecated, the current accelerator will be used as the device,"
                 f"ignore pin_memory_device='{self.pin_memory_device}'.",
-                stacklevel=4,
             )
         if self.pin_memory and not torch.accelerator.is_available():
-            warnings.warn(
+            warn_user(
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used.",
-                stacklevel=4,
             )
         return self._can_pin()
 

@@ -6,7 +6,6 @@ import math
 import numbers
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +14,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.manifest import BadSample, Manifest
+from penstock.warn_user import warn_user
 
 _LISTED = 20  # bad samples in an error message
 
@@ -143,11 +143,10 @@ class Quarantine:
             except (OSError, InvalidOption) as error:
                 with self._guard():
                     self._unwritten = unwritten[done:] + self._unwritten
-                warnings.warn(
+                warn_user(
                     f"bad sample {bad.id!r} could not be written to the manifest {manifest.path!r}: {error}; "
                     "it is replaced all the same, and written with the next one",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
                 return
 
