@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data import default_collate
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.collating import collates_as_torch
 from penstock.composed import natively
@@ -22,6 +23,7 @@ from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
+from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import ENDED, Streams, state_of
 from penstock.workers.threads import Init, Loading, Threads
 
@@ -38,6 +40,7 @@ class InTurn(_SingleProcessDataLoaderIter):
     """
 
     progress: Progress | None = None
+    counters: Counters | None = None
 
     def __init__(
         self,
@@ -62,7 +65,20 @@ class InTurn(_SingleProcessDataLoaderIter):
             streams.now = partial(_state_now, loader.dataset, self._dataset_fetcher)
 
     def __next__(self) -> Any:
-        return counted(self.progress, self._one)
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        self._given = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._given
+
+    def _samples(self, batch: Any) -> int:
+        if not self._auto_collation:
+            return 1
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        stacks = self._collate_fn is default_collate
+        return samples_in(batch, samples_given(self._given), iterable=iterable, stacks=stacks)
 
     def _one(self) -> Any:
         if self._streams is None:
@@ -174,10 +190,14 @@ class Fetching(Pass):
             out = pinned(out)
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
             self._refill()
-        samples = 1 if batch.indices is None else len(batch.indices)
-        self._means.counters.delivered(samples, time.perf_counter() - started, ())
+        self._means.counters.delivered(self._samples(batch, out), time.perf_counter() - started, ())
         self._crew.leave()
         return out
+
+    def _samples(self, batch: Loading, out: Any) -> int:
+        if batch.indices is not None or not self._fetch.batched:
+            return 1 if batch.indices is None else len(batch.indices)
+        return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
 
     @property
     def reusable(self) -> bool:

@@ -158,6 +158,8 @@ class Passes(Resumable):
             batches = super().__iter__()  # type: ignore[misc]
         finally:
             self.generator = given
+        if isinstance(batches, Processes | InTurn):
+            batches.counters = self._counters
         if isinstance(batches, Processes) and self._progress is not None:
             batches.streams = self._progress.streams  # persistent workers came with those of the pass before
         return batches
@@ -218,7 +220,7 @@ class Passes(Resumable):
             self.check_worker_number_rationality()
             iterable = isinstance(self.dataset, IterableDataset)
             return Processes(
-                self,
+                _Pinning(self, pin=self._pins()),
                 None if iterable else self._fetch(here=True),
                 key=partial(self._epochs.next, counted=self.persistent_workers),
                 composes=self._method is not Method.PROCESS,
@@ -230,7 +232,7 @@ class Passes(Resumable):
             )
         self._epochs.next(counted=True)
         return InTurn(
-            self,
+            _Pinning(self, pin=self._pins()),
             None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
             composes=self._method is not Method.PROCESS,
             streams=None if self._progress is None else self._progress.streams,
@@ -349,6 +351,11 @@ class Passes(Resumable):
 
     def _pinned(self) -> bool:
         """Return whether batches are page-locked, with torch's warnings where that cannot be."""
+        self._pins()
+        return self._can_pin()
+
+    def _pins(self) -> bool:
+        """Return whether torch's iterator is to pin, with its warnings where it cannot."""
         if self.pin_memory and self.pin_memory_device:
             warn_user(
                 "pin_memory_device is deprecated, the current accelerator will be used as the device,"
@@ -359,13 +366,26 @@ class Passes(Resumable):
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used.",
             )
-        return self._can_pin()
+        return self.pin_memory and torch.accelerator.is_available()
 
     def _can_pin(self) -> bool:
         if self._sends():
             return True
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
+
+
+class _Pinning:
+    """A loader as torch's iterator is to see it, which would warn of pinning at a line of ours."""
+
+    pin_memory_device = ""
+
+    def __init__(self, loader: Passes, *, pin: bool) -> None:
+        self._loader = loader
+        self.pin_memory = pin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[Any]:
