@@ -19,6 +19,7 @@ from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tens
 
 from penstock import _native
 from penstock.buffers import Buffers, Field, Rows
+from penstock.sample_notes import collated, note_batch
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
 _STACKER = _native.Stacker(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__)
@@ -138,16 +139,22 @@ class Build:
         """Whether all samples so far were like the first."""
         return not self._differing
 
-    def finish(self) -> Any:
-        """Return what default_collate gives for the samples. Raises what it raises."""
-        if not self._differing:
+    def finish(self, given: Any) -> Any:
+        """Return what default_collate gives for the samples of what a sampler gave. Raises what it raises."""
+        if self._differing:
+            return collated(default_collate, given, self._taken())
+        try:
             return self._part.batch(list)
-        return default_collate(
-            [
-                self._differing[position] if position in self._differing else self._part.value(position)
-                for position in range(self._samples)
-            ]
-        )
+        except Exception as error:
+            note_batch(error, given, self._taken())
+            raise
+
+    def _taken(self) -> list[Any]:
+        """Return the samples as they were."""
+        return [
+            self._differing[position] if position in self._differing else self._part.value(position)
+            for position in range(self._samples)
+        ]
 
 
 class _Tensors:

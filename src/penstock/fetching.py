@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.collating import collates_as_torch
@@ -23,6 +25,7 @@ from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
+from penstock.sample_notes import collated, fetched, one_by_one
 from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import ENDED, Streams, state_of
 from penstock.workers.threads import Init, Loading, Threads
@@ -55,6 +58,8 @@ class InTurn(_SingleProcessDataLoaderIter):
         if given is not None and given != ENDED:
             loader.dataset.load_state_dict(given["state"])
         super().__init__(loader)
+        if type(self._dataset_fetcher) is _MapDatasetFetcher:
+            self._dataset_fetcher.__class__ = _Noting
         self._composes = composes
         if batches is not None:
             self._sampler_iter = batches
@@ -96,6 +101,18 @@ class InTurn(_SingleProcessDataLoaderIter):
     def _next_data(self) -> Any:
         with natively() if self._composes else nullcontext():
             return super()._next_data()  # type: ignore[no-untyped-call]
+
+
+class _Noting(_MapDatasetFetcher):
+    """torch's fetcher, whose errors get a note of their sample."""
+
+    def fetch(self, given: Any) -> Any:  # type: ignore[override]
+        """Return the batch of what a sampler gave."""
+        if self.auto_collation:
+            samples = fetched(self.dataset, given)
+        else:
+            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
+        return collated(self.collate_fn, given, samples)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.modes import outside_inference
 from penstock.randomness import Generators
+from penstock.sample_notes import add_note
 from penstock.workers.leaving import end_crew
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, surroundings
@@ -363,8 +364,8 @@ class Threads:
                 self._build(batch, samples[0], self._buffers).take(samples, begin)
         except BaseException as error:
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
-                what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
-                error.add_note(f"in {threading.current_thread().name}, {what}")
+                place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
+                add_note(error, place if batch.indices is None else f"{place}, sample {at.sample()!r}")
             self._failed(batch, begin + at.position(), error)
         finally:
             at.stage = ""
@@ -437,7 +438,7 @@ class Threads:
         if not batch.build.agrees:
             self._layout = None  # the next batch may be of the other kind
         batch.in_place = True
-        return batch.build.finish()
+        return batch.build.finish(batch.indices)
 
     def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
