@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from torch.utils.data import (
 )
 
 from penstock.batches import Epochs, checked_seed
+from penstock.compose_places import composes_in
 from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of, told
 from penstock.device.feeding import Turns
@@ -39,7 +39,6 @@ from penstock.quarantine import Replace
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
-from penstock.transforms import V1
 from penstock.warn_user import warn_user
 from penstock.weighted import Weighted
 
@@ -212,7 +211,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             )
 
     def explain(self) -> str:
-        """Return the plan as text: each step, who does it, and what would make the rest native."""
+        """Return the plan as text: each step and who does it; last, as advice, what would make the rest native."""
         feed = feed_of(self.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
@@ -225,6 +224,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             self._order_name() + self._rest_name() + self._share_name(),
             self._can_pin(),
             threads=python and self._in_threads(),
+            advice=tuple(self._advice()) if python else (),
             remarks=(
                 *(self._of_python() if python else ()),
                 *([self._register.explain()] if self._register else []),
@@ -241,10 +241,10 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:
             yield f"chosen   {self._chosen().why}"
-        if self._method is not Method.PROCESS and V1 in sys.modules:
+        if self._method is not Method.PROCESS and (places := composes_in(self.dataset)):
             yield (
-                "native   a Compose of torchvision's transforms that the dataset calls on a PIL image, as far as it is "
-                "known: same elements, same draws"
+                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
+                "transforms are known: same elements, same draws"
             )
         if self._in_threads() and self.num_workers and (draws := self._global_draws()):
             yield (
@@ -258,6 +258,14 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             and not (self._in_threads() and self.num_workers)
         ):
             yield "random   the global generators are functions of (seed, epoch, sample), set for each sample"
+
+    def _advice(self) -> Iterator[str]:
+        """Yield what might make it faster where Python reads the dataset."""
+        if self._method is not None or isinstance(self.dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
+            return
+        workers = "" if self.num_workers or self._chosen_workers is not None else " with num_workers above 0"
+        than = "worker processes" if self.num_workers else "the caller's thread"
+        yield f"worker_method='auto'{workers} would measure whether threads of this process are faster than {than}"
 
     def _order_name(self) -> str:
         if not self._cuts_itself():
