@@ -78,7 +78,7 @@ def free_and_make(tensor: torch.Tensor) -> None:
     tensor.fill_(-1)
 
 
-def exchange(tensor: torch.Tensor) -> None:
+def exchange(tensor: Any) -> None:
     tensor.set_(torch.full((3,), -1.0))
 
 
@@ -125,6 +125,10 @@ def test_a_batch_may_be_changed_and_the_others_stay_right(loader: Any, change: C
             del field
 
 
+def on_storage(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0).set_(storage, 0, (400,), (1,))
+
+
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda tensor: tensor,
     "view": lambda tensor: tensor.view(2, 200),
@@ -133,13 +137,13 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "data": lambda tensor: tensor.data,
     "numpy": torch.Tensor.numpy,
     "asarray": np.asarray,
-    "memoryview": lambda tensor: memoryview(tensor.numpy()),
-    "dlpack": torch.utils.dlpack.to_dlpack,
+    "memoryview": lambda tensor: memoryview(tensor.numpy()),  # type: ignore[arg-type]
+    "dlpack": torch.Tensor.__dlpack__,
     "storage": torch.Tensor.untyped_storage,
     "typed storage": lambda tensor: torch.storage.TypedStorage(
         wrap_storage=tensor.untyped_storage(), dtype=torch.float32, _internal=True
     ),
-    "new tensor on the storage": lambda tensor: torch.empty(0).set_(tensor.untyped_storage(), 0, (400,)),
+    "new tensor on the storage": lambda tensor: on_storage(tensor.untyped_storage()),
     "graph": lambda tensor: (tensor * torch.ones(1, requires_grad=True)).sum(),
     "parameter": torch.nn.Parameter,
     "subclass": lambda tensor: tensor.as_subclass(torch.nn.Buffer),
@@ -148,11 +152,12 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 def _read(held: Any) -> list[float]:
     if isinstance(held, torch.UntypedStorage):
-        held = torch.empty(0).set_(held, 0, (400,))
+        held = on_storage(held)
     elif isinstance(held, torch.storage.TypedStorage):
-        held = torch.empty(0).set_(held._untyped_storage, 0, (400,))
+        held = on_storage(held._untyped_storage)
     elif isinstance(held, torch.Tensor) and held.grad_fn is not None:
-        return [float(value) for value in held.grad_fn.next_functions[0][0]._saved_self.flatten().tolist()]
+        saved: Any = held.grad_fn.next_functions[0][0]
+        return [float(value) for value in saved._saved_self.flatten().tolist()]
     elif type(held).__name__ == "PyCapsule":
         held = torch.utils.dlpack.from_dlpack(held)
     return [float(value) for value in np.asarray(held.detach() if isinstance(held, torch.Tensor) else held).flatten()]

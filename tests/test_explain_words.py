@@ -95,6 +95,7 @@ def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
     assert shown[0].startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
     assert "the Compose at .aug and .mask," in line(Numbers(aug=v2.Compose([v2.ToImage()]), mask=[compose]))[0]
     for held in (Numbers(aug={"train": compose}), Numbers(aug=Holder(compose)), Numbers(aug=(None, compose))):
-        for dataset in (held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([Numbers(), held])):
+        inside: list[Any] = [Subset(Subset(held, range(4)), range(2)), ConcatDataset([Numbers(), held])]
+        for dataset in [held, *inside]:
             assert "the Compose at .aug," in line(dataset)[0]
     assert line(Numbers(transform=compose), worker_method="process") == []

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 
-Make = Callable[[type], Any]
+Make = Callable[[Any], Any]
 
 SAMPLES = 8
 BATCH = 4
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
 def make(request: pytest.FixtureRequest) -> Make:
     dataset, theirs, ours = CASES[request.param]
 
-    def make_loader(kind: type) -> Any:
+    def make_loader(kind: Any) -> Any:
         if issubclass(kind, penstock.DataLoader):
             return kind(dataset(), batch_size=BATCH, **theirs, **ours)
         # With two, which batch torch receives in which call of next() depends on the workers' pace.

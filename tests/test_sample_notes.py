@@ -55,7 +55,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def raised(loader: Any) -> Exception:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  compared with torch's
+    with pytest.raises(Exception) as caught:
         list(loader)
     return caught.value
 

@@ -9,6 +9,7 @@ device that still read a block.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections import deque
@@ -38,13 +39,15 @@ def torch_dtype(name: str) -> torch.dtype:
 class Field:
     """What one field of a sample looks like, in the terms of both sides."""
 
-    __slots__ = ("dtype", "nbytes", "shape", "spec")
+    __slots__ = ("dtype", "nbytes", "shape", "spec", "strides")
 
     def __init__(self, spec: _native.Spec) -> None:
         self.spec = spec
         self.dtype = torch_dtype(spec.dtype)
         self.shape = spec.shape
         self.nbytes = spec.nbytes
+        #: Elements from one sample, row, column, ... to the next in a batch.
+        self.strides = tuple(math.prod(spec.shape[dim:]) for dim in range(len(spec.shape) + 1))
 
 
 class Rows(NamedTuple):
@@ -73,18 +76,18 @@ class _Block:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         try:
-            self.storage = torch.UntypedStorage(nbytes)
+            self.storage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
         except RuntimeError as error:  # of torch's allocator
             raise MemoryError(f"a batch of {nbytes:,} bytes: {str(error).splitlines()[0]}") from None
         self.address = self.storage.data_ptr()
         if nbytes >= _HUGE_PAGE:
             _native.advise_huge_pages(self.address, nbytes)
 
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor on this memory."""
         if dtype is torch.complex32:  # of which torch.empty warns
-            return self.tensor((self.nbytes,), torch.uint8).view(dtype).view(shape)
-        return torch.empty(0, dtype=dtype, device=_CPU).set_(self.storage, 0, shape)
+            return self.tensor((self.nbytes,), (1,), torch.uint8).view(dtype).view(shape)
+        return torch.empty(0, dtype=dtype, device=_CPU).set_(self.storage, 0, shape, strides)
 
     def holders(self) -> tuple[int, int]:
         """Return how many hold the storage: in C++, and its one Python object."""
@@ -106,7 +109,7 @@ def _holders_alone() -> tuple[int, int] | None:
     if _use_count is None:
         return None
     block = _Block(8)
-    tensor = block.tensor((8,), torch.uint8)
+    tensor = block.tensor((8,), (1,), torch.uint8)
     used = block.holders()
     user = tensor.untyped_storage()  # the very object that the block holds
     held = block.holders()
@@ -215,7 +218,7 @@ class Buffers:
             if block is None:
                 block = _Block(nbytes)
                 self._created += 1
-            tensor, address = block.tensor(shape, field.dtype), block.address
+            tensor, address = block.tensor(shape, field.strides, field.dtype), block.address
             self._shelf.lend(block, tensor)
         return Rows(tensor, _native.bytes_of(tensor, address, nbytes) if nbytes else np.empty(0, np.uint8))
 

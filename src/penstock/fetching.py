@@ -106,7 +106,7 @@ class InTurn(_SingleProcessDataLoaderIter):
 class _Noting(_MapDatasetFetcher):
     """torch's fetcher, whose errors get a note of their sample."""
 
-    def fetch(self, given: Any) -> Any:  # type: ignore[override]
+    def fetch(self, given: Any) -> Any:
         """Return the batch of what a sampler gave."""
         if self.auto_collation:
             samples = fetched(self.dataset, given)

@@ -205,8 +205,8 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             super().check_worker_number_rationality()
         elif self.num_workers > 4 * (cpus := usable_cpus()):
             warn_user(
-                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, and "
-                f"the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
+                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, "
+                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
                 "and make nothing faster: lower num_workers, or leave it out"
             )
 

@@ -25,7 +25,7 @@ from penstock.filling import Filling
 from penstock.ledger import Ledger
 from penstock.method import Choice, Method, draws_in_threads, try_out
 from penstock.naming import name_of
-from penstock.passing import IN_FLIGHT, Course, Means, Pass
+from penstock.passing import IN_FLIGHT, Course, Means, Pass, Pinning
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.progress import Progress
 from penstock.recording import Recorder, open_ledger
@@ -220,7 +220,7 @@ class Passes(Resumable):
             self.check_worker_number_rationality()
             iterable = isinstance(self.dataset, IterableDataset)
             return Processes(
-                _Pinning(self, pin=self._pins()),
+                Pinning(self, pin=self._pins()),
                 None if iterable else self._fetch(here=True),
                 key=partial(self._epochs.next, counted=self.persistent_workers),
                 composes=self._method is not Method.PROCESS,
@@ -232,7 +232,7 @@ class Passes(Resumable):
             )
         self._epochs.next(counted=True)
         return InTurn(
-            _Pinning(self, pin=self._pins()),
+            Pinning(self, pin=self._pins()),
             None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
             composes=self._method is not Method.PROCESS,
             streams=None if self._progress is None else self._progress.streams,
@@ -373,19 +373,6 @@ class Passes(Resumable):
             return True
         device = torch.accelerator.current_accelerator(check_available=True) if self.pin_memory else None
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
-
-
-class _Pinning:
-    """A loader as torch's iterator is to see it, which would warn of pinning at a line of ours."""
-
-    pin_memory_device = ""
-
-    def __init__(self, loader: Passes, *, pin: bool) -> None:
-        self._loader = loader
-        self.pin_memory = pin
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[Any]:

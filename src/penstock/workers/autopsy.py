@@ -207,7 +207,7 @@ def _guard(start_method: str) -> str:
     """Return what to do where a worker has ended while it imported the program's main script."""
     return (
         f"With the start method {start_method!r} each worker imports the main script: put what the script runs under "
-        "`if __name__ == \"__main__\":`, for without it the import makes loaders and starts workers of its own. "
+        '`if __name__ == "__main__":`, for without it the import makes loaders and starts workers of its own. '
         "Where that is so already, what the worker printed to stderr says which import failed, or why the dataset "
         "could not be unpickled."
     )

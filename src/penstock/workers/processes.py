@@ -269,9 +269,7 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     def _died(self) -> WorkerDied:
         """Return the error for the workers that have ended, and end the others."""
-        text = why_died(
-            self._deaths, self._board, self._identify, self._kills_before, self._context.get_start_method()
-        )
+        text = why_died(self._deaths, self._board, self._identify, self._kills_before, self._context.get_start_method())
         self._failure = next(iter(self._deaths.values())).as_torch_says()
         self._shutdown_workers()
         return WorkerDied(text)
