@@ -1,54 +1,44 @@
-// Batch memory for Python: a block is lent as an array, and comes back when the array, and with it every
-// tensor, view or memoryview that rests on it, is gone.
+// Batch memory for Python: memory that belongs to a tensor, as the array of bytes that the native core fills.
+//
+// Threads: any that holds the GIL. Memory: the array holds its owner, never the bytes themselves.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <sys/mman.h>
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
 
 #include "bind.h"
-#include "buffers.h"
 
 namespace nb = nanobind;
 
 namespace penstock {
 namespace {
 
-// Loans keep the pool alive after Python's object is gone.
-struct Shared {
-  std::shared_ptr<BlockPool> pool;
-};
-
-struct Loan {
-  std::shared_ptr<BlockPool> pool;
-  Block block;
-};
+constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
-Bytes lend(const std::shared_ptr<BlockPool>& pool, std::size_t bytes) {
-  auto loan = std::make_unique<Loan>(Loan{pool, pool->lend(bytes)});
-  std::uint8_t* data = loan->block.data();
-  nb::capsule owner(loan.get(), [](void* pointer) noexcept {
-    const std::unique_ptr<Loan> ended(static_cast<Loan*>(pointer));
-    ended->pool->give_back(std::move(ended->block));
-  });
-  static_cast<void>(loan.release());  // the capsule owns it now
+Bytes bytes_of(nb::handle owner, std::uintptr_t address, std::size_t bytes) {
   const std::size_t shape[1] = {bytes};
-  return Bytes(data, 1, shape, owner);
+  return Bytes(reinterpret_cast<void*>(address), 1, shape, owner);
+}
+
+// Asks for huge pages where whole ones fit in: a page fault for every 4 KiB of fresh memory costs more than filling it.
+void advise_huge_pages(std::uintptr_t address, std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t end = (address + bytes) / kHugePage * kHugePage;
+  // Advice: a refusal changes nothing.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 }  // namespace
 
 void bind_buffers(nb::module_& m) {
-  nb::class_<Shared>(m, "BlockPool")
-      .def("__init__", [](Shared* self, std::size_t keep) { new (self) Shared{std::make_shared<BlockPool>(keep)}; },
-           nb::arg("keep"))
-      .def("lend", [](const Shared& self, std::size_t bytes) { return lend(self.pool, bytes); }, nb::arg("bytes"),
-           nb::rv_policy::reference)
-      .def("counts", [](const Shared& self) {
-        const BlockCounts counts = self.pool->counts();
-        return nb::make_tuple(counts.lent, counts.free, counts.created);
-      });
+  m.def("bytes_of", &bytes_of, nb::arg("owner"), nb::arg("address"), nb::arg("bytes"));
+  m.def("advise_huge_pages", &advise_huge_pages, nb::arg("address"), nb::arg("bytes"));
 }
 
 }  // namespace penstock

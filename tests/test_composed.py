@@ -332,4 +332,4 @@ def test_threads_run_it_natively(tmp_path: Any) -> None:
     assert runs(dataset.transform) == [(0, 3)]
     for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
         assert torch.equal(images, expected)
-    assert "a Compose of torchvision's transforms" in loader.explain()
+    assert "native   the Compose at .transform, where the dataset calls it on a PIL image" in loader.explain()

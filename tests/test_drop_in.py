@@ -415,7 +415,7 @@ def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_many_more_threads_than_cpus_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="suggested max number of worker"):
+    with pytest.warns(UserWarning, match="as many native threads"):
         penstock.DataLoader(numbers(), num_workers=1000)
 
 

@@ -203,13 +203,11 @@ class KeyedDraws:
 
 # --- batches -----------------------------------------------------------------------------------------------------
 
-class BlockPool:
-    """Recycled memory: an array that is lent comes back when nothing rests on it any more."""
+def bytes_of(owner: object, address: int, bytes: int) -> NDArray[np.uint8]:
+    """Return memory that belongs to an object, which the array holds."""
 
-    def __init__(self, keep: int) -> None: ...
-    def lend(self, bytes: int) -> NDArray[np.uint8]: ...
-    def counts(self) -> tuple[int, int, int]:
-        """Return how many blocks are (lent, free, ever created)."""
+def advise_huge_pages(address: int, bytes: int) -> None:
+    """Ask the system for huge pages where whole ones fit into memory."""
 
 class Spec:
     """Shape and dtype of one sample."""

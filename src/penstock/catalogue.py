@@ -268,10 +268,16 @@ def _labels(leaf: Any) -> NDArray[Any] | None:
 def _values(labels: Any) -> NDArray[Any] | None:
     """Return one 64-bit value for each label."""
     if isinstance(labels, torch.Tensor):
-        labels = labels.numpy(force=True)
+        labels = _array(labels)
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return labels.astype(np.float64).view(np.int64) if labels.dtype.kind == "f" else labels.astype(np.int64)
     return np.fromiter(map(_of_label, labels), np.int64, len(labels))
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a copy: Tensor.numpy() would forbid the user to resize the tensor, for good."""
+    copy: NDArray[Any] = tensor.detach().clone().numpy(force=True)
+    return copy
 
 
 def _of_label(label: Any) -> int:
@@ -281,7 +287,7 @@ def _of_label(label: Any) -> int:
     if type(label) is float:
         return int(np.float64(label).view(np.int64))
     if isinstance(label, torch.Tensor):
-        label = label.numpy(force=True)
+        label = _array(label)
     if isinstance(label, np.ndarray) and label.dtype != object:
         data = label.tobytes()
     else:

@@ -18,7 +18,8 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
-from penstock.buffers import Buffers, Field
+from penstock.buffers import Buffers, Field, Rows
+from penstock.sample_notes import collated, note_batch
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
 _STACKER = _native.Stacker(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__)
@@ -47,7 +48,7 @@ class _Part(Protocol):
 class Layout:
     """How a sample is made: the containers, and the fields that get rows."""
 
-    make: Callable[[Sequence[torch.Tensor], int], _Part]
+    make: Callable[[Sequence[Rows], int], _Part]
     """Returns the part for the rows of the fields and a number of samples."""
     fields: tuple[Field, ...]
 
@@ -73,7 +74,7 @@ def layout_of(sample: Any) -> Layout:
     return Layout(_maker(sample, fields), tuple(fields))
 
 
-def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[torch.Tensor], int], _Part]:
+def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[Rows], int], _Part]:
     kind: Any = type(value)
     dtype = None
     if (
@@ -89,7 +90,10 @@ def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[torch.Tensor],
     if dtype in _native.DTYPES and value.ndim <= _native.MAX_DIMS:
         number = len(fields)
         fields.append(Field(_native.Spec(dtype, list(value.shape))))
-        return lambda rows, samples: _Arrays(rows[number]) if kind is np.ndarray else _Tensors(rows[number])
+        if kind is np.ndarray:
+            array_dtype = value.dtype
+            return lambda rows, samples: _Arrays(rows[number], array_dtype)
+        return lambda rows, samples: _Tensors(rows[number])
     if not any(isinstance(value, registered) for registered in default_collate_fn_map):
         if kind is tuple or kind is list or (isinstance(value, tuple) and hasattr(value, "_fields")):
             makers = [_maker(item, fields) for item in value]
@@ -116,7 +120,7 @@ class Build:
 
     def __init__(self, layout: Layout, samples: int, buffers: Buffers) -> None:
         self._samples = samples
-        self._part = layout.make([buffers.rows(samples, field).tensor for field in layout.fields], samples)
+        self._part = layout.make([buffers.rows(samples, field) for field in layout.fields], samples)
         self._differing: dict[int, Any] = {}
 
     def take(self, samples: Sequence[Any], begin: int) -> None:
@@ -135,25 +139,31 @@ class Build:
         """Whether all samples so far were like the first."""
         return not self._differing
 
-    def finish(self) -> Any:
-        """Return what default_collate gives for the samples. Raises what it raises."""
-        if not self._differing:
+    def finish(self, given: Any) -> Any:
+        """Return what default_collate gives for the samples of what a sampler gave. Raises what it raises."""
+        if self._differing:
+            return collated(default_collate, given, self._taken())
+        try:
             return self._part.batch(list)
-        return default_collate(
-            [
-                self._differing[position] if position in self._differing else self._part.value(position)
-                for position in range(self._samples)
-            ]
-        )
+        except Exception as error:
+            note_batch(error, given, self._taken())
+            raise
+
+    def _taken(self) -> list[Any]:
+        """Return the samples as they were."""
+        return [
+            self._differing[position] if position in self._differing else self._part.value(position)
+            for position in range(self._samples)
+        ]
 
 
 class _Tensors:
     """Tensors that are stacked."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self._rows = rows
-        self._alike = {(torch.Tensor, rows.dtype)}
-        self._plain = not rows.is_complex()  # which may be conjugated lazily
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows.tensor
+        self._alike = {(torch.Tensor, rows.tensor.dtype)}
+        self._plain = not rows.tensor.is_complex()  # which may be conjugated lazily
 
     def take(self, values: Sequence[Any], begin: int) -> None:
         if self._copied(values, begin):
@@ -187,9 +197,9 @@ class _Tensors:
 class _Arrays:
     """NumPy arrays that are stacked."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self._tensor = rows
-        self._rows = rows.numpy()
+    def __init__(self, rows: Rows, dtype: np.dtype[Any]) -> None:
+        self._tensor = rows.tensor
+        self._rows = rows.memory.view(dtype).reshape(rows.tensor.shape)
 
     def take(self, values: Sequence[Any], begin: int) -> None:
         rows = self._rows

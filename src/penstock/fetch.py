@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from penstock.composed import natively
 from penstock.manifest import BadSample
 from penstock.randomness import kept, sample_number, seed_globals
+from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 
 Note = Callable[[str, Any], None]
 
@@ -119,7 +121,7 @@ class Fetch:
         if self.batched:
             samples: Any = self.samples(task)
         else:
-            samples = self.sample(task, task.given)
+            (samples,) = one_by_one(partial(self.sample, task), [task.given])
         batch = self.collate(task, samples)
         news = self.replacing.take_news() if self.replacing is not None else []
         return Delivered(batch, news) if news else batch
@@ -134,13 +136,17 @@ class Fetch:
         """Return the samples of a batch."""
         whole = None if self._read is not None else _whole_batches(self.dataset)
         if whole is None and self.plain:
-            note, dataset, samples = self.note, self.dataset, []
-            for index in task.given:
-                note("getitem", index)
-                samples.append(dataset[index])
+            note, dataset, samples, index = self.note, self.dataset, [], None
+            try:
+                for index in task.given:
+                    note("getitem", index)
+                    samples.append(dataset[index])
+            except Exception as error:
+                note_sample(error, index)
+                raise
             return samples
         if whole is None:
-            return [self.sample(task, index) for index in task.given]
+            return one_by_one(partial(self.sample, task), task.given)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
             self.note("getitem", task.given)
             if self._seeded:
@@ -149,10 +155,11 @@ class Fetch:
                 return whole(task.given)
             except MemoryError:
                 raise
-            except Exception:
+            except Exception as error:
                 if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
+                    note_batch(error, task.given)
                     raise
-        return [self.sample(task, index) for index in task.given]
+        return one_by_one(partial(self.sample, task), task.given)
 
     def sample(self, task: Task, index: Any) -> Any:
         """Return one sample, or the one that replaces it."""
@@ -178,7 +185,7 @@ class Fetch:
         if self._seeded:
             given = tuple(task.given) if self.batched else task.given
             seed_globals(task.seed, task.epoch, sample_number(("collate", given)))
-        return self.collate_fn(samples)
+        return collated(self.collate_fn, task.given, samples)
 
     def _fetch(self, task: Task, index: Any) -> Any:
         self.note("getitem", index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections import deque
@@ -12,15 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.collating import collates_as_torch
 from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
+from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
+from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import ENDED, Streams, state_of
 from penstock.workers.threads import Init, Loading, Threads
 
@@ -37,6 +43,7 @@ class InTurn(_SingleProcessDataLoaderIter):
     """
 
     progress: Progress | None = None
+    counters: Counters | None = None
 
     def __init__(
         self,
@@ -51,6 +58,8 @@ class InTurn(_SingleProcessDataLoaderIter):
         if given is not None and given != ENDED:
             loader.dataset.load_state_dict(given["state"])
         super().__init__(loader)
+        if type(self._dataset_fetcher) is _MapDatasetFetcher:
+            self._dataset_fetcher.__class__ = _Noting
         self._composes = composes
         if batches is not None:
             self._sampler_iter = batches
@@ -61,7 +70,20 @@ class InTurn(_SingleProcessDataLoaderIter):
             streams.now = partial(_state_now, loader.dataset, self._dataset_fetcher)
 
     def __next__(self) -> Any:
-        return counted(self.progress, self._one)
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        self._given = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._given
+
+    def _samples(self, batch: Any) -> int:
+        if not self._auto_collation:
+            return 1
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        stacks = self._collate_fn is default_collate
+        return samples_in(batch, samples_given(self._given), iterable=iterable, stacks=stacks)
 
     def _one(self) -> Any:
         if self._streams is None:
@@ -79,6 +101,18 @@ class InTurn(_SingleProcessDataLoaderIter):
     def _next_data(self) -> Any:
         with natively() if self._composes else nullcontext():
             return super()._next_data()  # type: ignore[no-untyped-call]
+
+
+class _Noting(_MapDatasetFetcher):
+    """torch's fetcher, whose errors get a note of their sample."""
+
+    def fetch(self, given: Any) -> Any:
+        """Return the batch of what a sampler gave."""
+        if self.auto_collation:
+            samples = fetched(self.dataset, given)
+        else:
+            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
+        return collated(self.collate_fn, given, samples)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any]:
@@ -167,14 +201,20 @@ class Fetching(Pass):
             finally:
                 del error
         out = self._means.deliver(batch.result)
+        if self._num_workers or batch.in_place:  # else it was made here
+            out = as_taken(out)
         if self._means.buffers.pinned:
             out = pinned(out)
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
             self._refill()
-        samples = 1 if batch.indices is None else len(batch.indices)
-        self._means.counters.delivered(samples, time.perf_counter() - started, ())
+        self._means.counters.delivered(self._samples(batch, out), time.perf_counter() - started, ())
         self._crew.leave()
         return out
+
+    def _samples(self, batch: Loading, out: Any) -> int:
+        if batch.indices is not None or not self._fetch.batched:
+            return 1 if batch.indices is None else len(batch.indices)
+        return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
 
     @property
     def reusable(self) -> bool:

@@ -12,14 +12,14 @@ from collections import Counter, deque
 from functools import partial
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from penstock import _native
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Task
+from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan
+from penstock.sample_notes import add_note, as_torch_would, note_batch
 from penstock.sources.reading import outside_root, system_error
 from penstock.substitutes import Substitutes
 from penstock.workers.native import InFlight, Workers
@@ -206,12 +206,14 @@ class Filling(Pass):
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
-            dataset = self._plan.dataset
-            whole = getattr(dataset, "__getitems__", None)  # as torch's fetcher asks
-            out = default_collate(whole(batch.other) if whole else [dataset[index] for index in batch.other])
+            out = as_torch_would(self._plan.dataset, batch.other)
             return pinned(out) if self._buffers.pinned else out
-        fields: list[Any] = [rows.tensor for rows in batch.rows]
-        labels = self._plan.labels(batch.leaves, batch.local)
+        fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
+        try:
+            labels = self._plan.labels(batch.leaves, batch.local)
+        except Exception as error:
+            note_batch(error, batch.indices.tolist())
+            raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
@@ -269,9 +271,8 @@ class Filling(Pass):
         name, path = self._identify(batch, position)
         if code == "python":
             error = batch.rescues_failed[position]
-            error.add_note(
-                f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} ({path or 'in memory'})"
-            )
+            place = f"at position {position} of a batch of {len(batch.indices)}"
+            add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
             return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")
         if code == "io":
             return system_error(system, name, path or name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from torch.utils.data import (
 
 from penstock.arguments import check_numbers, naming_empty
 from penstock.batches import Epochs, checked_seed
+from penstock.compose_places import composes_in
 from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of, told
 from penstock.device.feeding import Turns
@@ -40,7 +40,7 @@ from penstock.quarantine import Replace
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
-from penstock.transforms import V1
+from penstock.warn_user import warn_user
 from penstock.weighted import Weighted
 
 T_co = TypeVar("T_co", covariant=True)
@@ -205,12 +205,18 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
-        threads = isinstance(self._plan, NativePlan) or self._method is Method.THREAD
-        if not threads or self.num_workers > 4 * usable_cpus():
+        native = isinstance(self._plan, NativePlan)
+        if not native and self._method is not Method.THREAD:
             super().check_worker_number_rationality()
+        elif self.num_workers > 4 * (cpus := usable_cpus()):
+            warn_user(
+                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, "
+                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
+                "and make nothing faster: lower num_workers, or leave it out"
+            )
 
     def explain(self) -> str:
-        """Return the plan as text: each step, who does it, and what would make the rest native."""
+        """Return the plan as text: each step and who does it; last, as advice, what would make the rest native."""
         feed = feed_of(self.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
@@ -223,6 +229,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             self._order_name() + self._rest_name() + self._share_name(),
             self._can_pin(),
             threads=python and self._in_threads(),
+            advice=tuple(self._advice()) if python else (),
             remarks=(
                 *(self._of_python() if python else ()),
                 *([self._register.explain()] if self._register else []),
@@ -239,10 +246,10 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:
             yield f"chosen   {self._chosen().why}"
-        if self._method is not Method.PROCESS and V1 in sys.modules:
+        if self._method is not Method.PROCESS and (places := composes_in(self.dataset)):
             yield (
-                "native   a Compose of torchvision's transforms that the dataset calls on a PIL image, as far as it is "
-                "known: same elements, same draws"
+                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
+                "transforms are known: same elements, same draws"
             )
         if self._in_threads() and self.num_workers and (draws := self._global_draws()):
             yield (
@@ -256,6 +263,14 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             and not (self._in_threads() and self.num_workers)
         ):
             yield "random   the global generators are functions of (seed, epoch, sample), set for each sample"
+
+    def _advice(self) -> Iterator[str]:
+        """Yield what might make it faster where Python reads the dataset."""
+        if self._method is not None or isinstance(self.dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
+            return
+        workers = "" if self.num_workers or self._chosen_workers is not None else " with num_workers above 0"
+        than = "worker processes" if self.num_workers else "the caller's thread"
+        yield f"worker_method='auto'{workers} would measure whether threads of this process are faster than {than}"
 
     def _order_name(self) -> str:
         if not self._cuts_itself():
@@ -313,10 +328,10 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 f"give the Accelerator to penstock.frameworks.keep_loaders(...) first"
             )
         if isinstance(self._plan, NativePlan):
-            warnings.warn(
+            warn_user(
                 "Accelerator.prepare builds a torch loader in this one's place, which reads without native threads; "
                 "give the Accelerator to penstock.frameworks.keep_loaders(...) first",
-                stacklevel=6,  # the caller of prepare
+                through=("accelerate",),
             )
         if self._chosen_workers:  # native threads; torch's loader would start as many processes
             self.num_workers, self.prefetch_factor = 0, None

@@ -14,13 +14,13 @@ import os
 import stat
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import BinaryIO
 
 from penstock.errors import InvalidOption
+from penstock.warn_user import warn_user
 
 # A written line ends below this many bytes; only names that are longer by themselves pass it.
 LINE_BYTES = 4096
@@ -295,11 +295,10 @@ class Manifest:
         self._warned.update(number for number, _ in fresh)
         listed = ", ".join(f"line {number} ({why})" for number, why in fresh[:5])
         more = f" and {len(fresh) - 5:,} more" if len(fresh) > 5 else ""
-        warnings.warn(
+        warn_user(
             f"the manifest {self.path!r} has damaged lines, which are skipped and stay: {listed}{more}; "
             "mend them, or take them out",
             RuntimeWarning,
-            stacklevel=3,
         )
 
     def __repr__(self) -> str:

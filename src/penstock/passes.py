@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +25,7 @@ from penstock.filling import Filling
 from penstock.ledger import Ledger
 from penstock.method import Choice, Method, draws_in_threads, try_out
 from penstock.naming import name_of
-from penstock.passing import IN_FLIGHT, Course, Means, Pass
+from penstock.passing import IN_FLIGHT, Course, Means, Pass, Pinning
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.progress import Progress
 from penstock.recording import Recorder, open_ledger
@@ -34,6 +33,7 @@ from penstock.resumable import Resumable
 from penstock.schedule import Share
 from penstock.stats import Counters
 from penstock.substitutes import Register, Substitutes, population
+from penstock.warn_user import warn_user
 from penstock.workers.processes import Processes
 
 
@@ -158,6 +158,8 @@ class Passes(Resumable):
             batches = super().__iter__()  # type: ignore[misc]
         finally:
             self.generator = given
+        if isinstance(batches, Processes | InTurn):
+            batches.counters = self._counters
         if isinstance(batches, Processes) and self._progress is not None:
             batches.streams = self._progress.streams  # persistent workers came with those of the pass before
         return batches
@@ -218,7 +220,7 @@ class Passes(Resumable):
             self.check_worker_number_rationality()
             iterable = isinstance(self.dataset, IterableDataset)
             return Processes(
-                self,
+                Pinning(self, pin=self._pins()),
                 None if iterable else self._fetch(here=True),
                 key=partial(self._epochs.next, counted=self.persistent_workers),
                 composes=self._method is not Method.PROCESS,
@@ -230,7 +232,7 @@ class Passes(Resumable):
             )
         self._epochs.next(counted=True)
         return InTurn(
-            self,
+            Pinning(self, pin=self._pins()),
             None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
             composes=self._method is not Method.PROCESS,
             streams=None if self._progress is None else self._progress.streams,
@@ -351,19 +353,22 @@ class Passes(Resumable):
 
     def _pinned(self) -> bool:
         """Return whether batches are page-locked, with torch's warnings where that cannot be."""
+        self._pins()
+        return self._can_pin()
+
+    def _pins(self) -> bool:
+        """Return whether torch's iterator is to pin, with its warnings where it cannot."""
         if self.pin_memory and self.pin_memory_device:
-            warnings.warn(
+            warn_user(
                 "pin_memory_device is deprecated, the current accelerator will be used as the device,"
                 f"ignore pin_memory_device='{self.pin_memory_device}'.",
-                stacklevel=4,
             )
         if self.pin_memory and not torch.accelerator.is_available():
-            warnings.warn(
+            warn_user(
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used.",
-                stacklevel=4,
             )
-        return self._can_pin()
+        return self.pin_memory and torch.accelerator.is_available()
 
     def _can_pin(self) -> bool:
         if self._sends():

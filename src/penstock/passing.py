@@ -155,3 +155,16 @@ class Pass(_BaseDataLoaderIter):
 def pinned(batch: Any) -> Any:
     """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+class Pinning:
+    """A loader as torch's iterator is to see it, which would warn of pinning at a line of ours."""
+
+    pin_memory_device = ""
+
+    def __init__(self, loader: Any, *, pin: bool) -> None:
+        self._loader = loader
+        self.pin_memory = pin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

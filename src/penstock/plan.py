@@ -20,6 +20,7 @@ from penstock import _native
 from penstock.assist import Assisted, assist
 from penstock.collating import collates_as_torch
 from penstock.errors import InvalidID
+from penstock.modes import outside_inference
 from penstock.order import Indices
 from penstock.recognise import Leaf
 from penstock.sources.labels import as_objects
@@ -117,6 +118,7 @@ class PythonPlan:
 Plan = NativePlan | PythonPlan
 
 
+@outside_inference()  # what a plan holds outlives the mode
 def plan(
     dataset: object,
     *,
@@ -194,10 +196,12 @@ class Setting:
     """Where Python reads: in threads of this process."""
     remarks: tuple[str, ...] = ()
     """What else there is to say of it, a line each."""
+    advice: tuple[str, ...] = ()
+    """What might make it faster."""
 
 
 def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
-    """Return the plan as lines of text: each step, who does it, and what would make the rest native."""
+    """Return the plan as lines of text: each step and who does it; last, as advice, what would make the rest native."""
     if isinstance(plan, PythonPlan):
         reason = plan.reason
         steps = () if plan.assisted is None else plan.assisted.steps
@@ -206,9 +210,10 @@ def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
                 f"plan     {_readers(setting)}",
                 *(f"{step.who:<8} {step.what}" for step in steps),
                 f"because  {reason.what}: {reason.why}",
-                f"native   with {reason.remedy}",
                 *setting.remarks,
                 *_so_far(stats),
+                f"advice   with {reason.remedy} the native core could read it",
+                *(f"advice   {one}" for one in setting.advice),
             ]
         )
     who = "the caller's thread fills"

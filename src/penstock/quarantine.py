@@ -6,7 +6,6 @@ import math
 import numbers
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +14,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.manifest import BadSample, Manifest
+from penstock.warn_user import warn_user
 
 _LISTED = 20  # bad samples in an error message
 
@@ -24,7 +24,8 @@ class Replace:
     """The value of on_error= that puts a good sample, drawn by the seed, in the place of each bad one."""
 
     max_share: float = 0.001
-    """The largest share of the dataset's samples that may be bad, 0 to 1; one more raises TooManyBadSamples."""
+    """The largest share of the dataset's samples that may be bad, 0 to 1; one more raises TooManyBadSamples. Above 0 it
+    allows at least one bad sample, however small the dataset is."""
     manifest: str | os.PathLike[str] | None = None
     """The file that keeps the bad samples between runs; it need not exist, its folder must. None: not kept."""
 
@@ -66,6 +67,8 @@ class Quarantine:
         self.size = size
         # The share as it was written: in floating point 0.29 * 100 is less than 29.
         self.limit = math.floor(Fraction(str(how.max_share)) * size)
+        if how.max_share > 0:
+            self.limit = min(size, max(1, self.limit))
         self.manifest = None if how.manifest is None else Manifest(how.manifest)
         self._entries: dict[str, BadSample] = {}
         if self.manifest is not None:
@@ -143,11 +146,10 @@ class Quarantine:
             except (OSError, InvalidOption) as error:
                 with self._guard():
                     self._unwritten = unwritten[done:] + self._unwritten
-                warnings.warn(
+                warn_user(
                     f"bad sample {bad.id!r} could not be written to the manifest {manifest.path!r}: {error}; "
                     "it is replaced all the same, and written with the next one",
                     RuntimeWarning,
-                    stacklevel=3,
                 )
                 return
 
@@ -156,9 +158,10 @@ class Quarantine:
             return
         with self._guard():
             bad = list(self._bad.values())
+        least = ", as any share above 0 does" if 0 < self.how.max_share * self.size < 1 else ""
         lines = [
             f"{len(bad):,} of {self.size:,} samples are bad ({len(bad) / max(self.size, 1):.3%}), and "
-            f"on_error=Replace(max_share={self.how.max_share:g}) allows {self.limit:,}:"
+            f"on_error=Replace(max_share={self.how.max_share:g}) allows {self.limit:,}{least}:"
         ]
         for one in bad[:_LISTED]:
             place = "" if one.path is None or one.path == one.id or one.path in one.error else f" ({one.path})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ from penstock.ordering import Ordered
 from penstock.progress import FORMAT, Progress, Rest, checked_state
 from penstock.schedule import Share
 from penstock.streams import Streams, check_streams, is_stateful
+from penstock.warn_user import warn_user
 
 OnChange = Literal["raise", "continue"]
 
@@ -92,10 +92,9 @@ class Resumable(Ordered):
         if state.get("dataset") is not None and self._keeps_its_own_state():
             check_streams(state["dataset"], self.num_workers)
         elif isinstance(self.dataset, IterableDataset) and state["batches"]:
-            warnings.warn(
+            warn_user(
                 f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that its workers could call: "
-                f"{state['batches']:,} batches will be read and dropped to go on behind them",
-                stacklevel=2,
+                f"{state['batches']:,} batches will be read and dropped to go on behind them"
             )
         self._epochs.number = state["epoch"]
         self._resume, self._rest, self._progress = state, rest, None

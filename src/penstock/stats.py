@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,8 @@ class Stats:
     batches: int
     """Batches handed to the user."""
     samples: int
-    """Samples in those batches."""
+    """Samples in those batches: what the sampler gave for each. Of an iterable dataset, what the batch shows; where its
+    loader has a collate_fn of its own, batch_size for each batch, so that short ones count as full."""
     wait_seconds: float
     """Time that the user's thread waited for batches (with num_workers=0: filled them)."""
     read_by_python: dict[str, int]
@@ -49,6 +57,13 @@ class Counters:
             if read_by_python:
                 self._read_by_python.update(read_by_python)
 
+    def took(self, take: Callable[[], T], samples: Callable[[T], int]) -> T:
+        """Return what take() returns, a batch handed to the user, and count it."""
+        started = time.perf_counter()
+        batch = take()
+        self.delivered(samples(batch), time.perf_counter() - started, ())
+        return batch
+
     def waited(self, seconds: float) -> None:
         """Count what the user's thread waited for a batch on its device."""
         with self._lock:
@@ -58,3 +73,32 @@ class Counters:
         """Return the counters as they are, with the given (lent, free, created) buffers."""
         with self._lock:
             return Stats(self._batches, self._samples, self._wait_seconds, dict(self._read_by_python), *buffers)
+
+
+def samples_given(given: Any) -> int:
+    """Return the number of samples that a sampler gave for a batch."""
+    return operator.length_hint(given, 1)
+
+
+def samples_in(batch: Any, given: int, *, iterable: bool, stacks: bool) -> int:
+    """Return the number of samples of a batch for which so many were asked.
+
+    Args:
+        batch: as the user gets it.
+        given: by the sampler.
+        iterable: the dataset may have given fewer.
+        stacks: default_collate made the batch, and shows it.
+    """
+    return _samples_shown(batch) if iterable and stacks else given
+
+
+def _samples_shown(batch: Any) -> int:
+    """Return the number of samples of a batch that default_collate made."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        return _samples_shown(next(iter(batch.values()))) if batch else 1
+    if isinstance(batch, tuple | list) and batch:
+        # Fields, or strings that stay what they are: one for each sample.
+        return _samples_shown(batch[0]) if isinstance(batch[0], torch.Tensor | Mapping | tuple | list) else len(batch)
+    return 1

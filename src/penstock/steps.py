@@ -24,4 +24,4 @@ class Refusal:
     why: str
     """Why the native core does not take it."""
     remedy: str
-    """What would make it native; reads after 'native with'."""
+    """What would make it native; reads after 'with'."""

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import default_collate
 
 from penstock import _native
 from penstock.device.decoders import Decoder
@@ -24,6 +23,7 @@ from penstock.device.reading import Batch, Encoded, Pixels, Readers, Row, Sample
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.passing import IN_FLIGHT, Course, Means, Pass
 from penstock.plan import NativePlan, Plan
+from penstock.sample_notes import as_torch_would
 from penstock.steps import Refusal
 from penstock.substitutes import Substitutes
 
@@ -157,7 +157,7 @@ class GpuDecoding(Pass):
 
     def _assemble(self, batch: Batch) -> Any:
         if batch.other is not None:
-            return default_collate([self._plan.dataset[index] for index in batch.other])
+            return as_torch_would(self._plan.dataset, batch.other)
         with torch.no_grad(), self._working():
             pixels = self._decoded(batch)
             rows: dict[int, torch.Tensor] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
@@ -11,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from penstock.errors import InvalidOption
+from penstock.warn_user import warn_user
 
 Device = str | int | torch.device
 Decode = Literal["cpu", "gpu", "auto"]
@@ -67,9 +67,8 @@ class Feed:
             return torch.device("cpu")
         present = torch.accelerator.current_accelerator(check_available=True)
         if present is None or present.type != device.type:
-            warnings.warn(
-                f"device={str(self.device)!r}: no {device.type} device is available, so that batches stay on the CPU",
-                stacklevel=2,
+            warn_user(
+                f"device={str(self.device)!r}: no {device.type} device is available, so that batches stay on the CPU"
             )
             return torch.device("cpu")
         count = torch.accelerator.device_count()

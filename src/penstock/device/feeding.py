@@ -23,6 +23,7 @@ from penstock.batches import length
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
+from penstock.modes import outside_inference
 from penstock.passing import Pass
 from penstock.progress import Progress, counted
 from penstock.workers.leaving import leave_behind
@@ -161,15 +162,19 @@ class Here:
 
     def _one(self) -> Any:
         try:
-            with contextlib.nullcontext() if self._lane is None else self._lane.current():
+            if self._lane is None:
                 batch = next(self._source)
+            else:  # it is made ahead, and may be taken in another mode
+                with self._lane.current(), outside_inference():
+                    batch = next(self._source)
         except StopIteration:
             return _END
         except Exception as error:
             return _Failed(error)
         self._number += 1
         try:
-            return self._mover.send(batch)
+            with outside_inference():
+                return self._mover.send(batch)
         except Exception as error:
             return _Failed(_noted(error, self._number - 1))
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from penstock.asked import Asked
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
 from penstock.passing import Course, Means, Pass
+from penstock.sample_notes import as_torch_would
 
 #: Batches that are gathered together: operations of a device cost the same for few samples and for many.
 _TOGETHER = 16
@@ -175,7 +175,7 @@ class Gathering(Pass):
     def _assemble(self, batch: _Batch) -> Any:
         plan = self._held.plan
         if batch.other is not None:
-            return default_collate([plan.dataset[index] for index in batch.other])
+            return as_torch_would(plan.dataset, batch.other)
         assert batch.places is not None
         if batch.image is not None:
             fields: list[Any] = [batch.image if plan.table is not None else _by_itself(batch.image)]

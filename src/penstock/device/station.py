@@ -21,6 +21,7 @@ from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, finish
 from penstock.device.resident import Held, Resident
 from penstock.errors import InvalidOption
+from penstock.modes import outside_inference
 from penstock.passing import Course, Means, Pass
 from penstock.plan import NativePlan, Plan
 from penstock.substitutes import Substitutes
@@ -66,6 +67,7 @@ class Station:
         """Return what makes the device the current one, where there is a lane to it."""
         return nullcontext() if lane is None else lane.current()
 
+    @outside_inference()  # what stays on the device outlives the mode
     def prepare(self, feed: Feed, plan: Plan, lane: Lane | None) -> There | None:
         """Return what makes the batches of the pass that begins on the device; None: the host makes them.
 

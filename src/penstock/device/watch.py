@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.buffers import bytes_in
+
 _BLOCK = 4096
 #: Blocks that are looked at each time, of those that there are: 4 MB, or about a millisecond.
 _BLOCKS = 1024
@@ -54,7 +56,7 @@ def _dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     if tensor.numel() == 0 or not tensor.permute(order).is_contiguous():
         return np.empty(0, dtype=np.uint8)
-    return tensor.detach().permute(order).view(-1).view(torch.uint8).numpy()
+    return bytes_in(tensor)
 
 
 def _blocks(memory: NDArray[np.uint8]) -> NDArray[np.int64]:

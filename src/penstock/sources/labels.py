@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.sample_notes import add_note
 
 _MISSING = object()
 
@@ -98,4 +101,10 @@ def transformed(
     """Apply a dataset's target_transform to Python objects, as its __getitem__ would."""
     if target_transform is None:
         return labels
-    return [target_transform(label) for label in as_objects(labels)]
+    objects = as_objects(labels)
+    left = iter(objects)
+    try:
+        return [target_transform(label) for label in left]
+    except Exception as error:
+        add_note(error, f"in target_transform of label {objects[len(objects) - operator.length_hint(left) - 1]!r}")
+        raise

@@ -107,7 +107,9 @@ def _remove_unused(path: str) -> None:
             os.close(file)
 
 
-def why_died(deaths: dict[int, Death], board: Board, identify: Identify, kills_before: int | None) -> str:
+def why_died(
+    deaths: dict[int, Death], board: Board, identify: Identify, kills_before: int | None, start_method: str | None
+) -> str:
     """Return the message for workers that have died: what torch says, where they were, memory, stacks, what to do."""
     now = memory()
     first = next(iter(deaths.values()))
@@ -129,7 +131,11 @@ def why_died(deaths: dict[int, Death], board: Board, identify: Identify, kills_b
             else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
         )
         lines.append(f"The cgroup has {_size(now.in_use)} of memory in use and {limit}{counted}.")
-    lines.append(_advice(first, killed))
+    starting = board.progress(next(iter(deaths))).stage == Stage.STARTING
+    if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
+        lines.append(_guard(start_method))
+    else:
+        lines.append(_advice(first, killed))
     return "\n".join(lines)
 
 
@@ -151,6 +157,7 @@ _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes after is the way to the user's code.
 _MACHINERY = (
     os.path.join("penstock", "fetch.py"),
+    os.path.join("penstock", "sample_notes.py"),
     os.path.join("penstock", "workers", "processes.py"),
     os.path.join("data", "_utils", "fetch.py"),
     os.path.join("data", "_utils", "worker.py"),
@@ -194,6 +201,16 @@ def _stack_lines(dump: str) -> list[str]:
         way = (number for number, frame in enumerate(frames) if number and any(part in frame for part in _MACHINERY))
         lines += [f"  {head}", *(f"  {frame}" for frame in frames[: min(next(way, _FRAMES_TOLD), _FRAMES_TOLD)])]
     return lines
+
+
+def _guard(start_method: str) -> str:
+    """Return what to do where a worker has ended while it imported the program's main script."""
+    return (
+        f"With the start method {start_method!r} each worker imports the main script: put what the script runs under "
+        '`if __name__ == "__main__":`, for without it the import makes loaders and starts workers of its own. '
+        "Where that is so already, what the worker printed to stderr says which import failed, or why the dataset "
+        "could not be unpickled."
+    )
 
 
 def _advice(death: Death, killed: int | None) -> str:

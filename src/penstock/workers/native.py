@@ -12,13 +12,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from PIL import Image
 
 from penstock import _native
 from penstock.asked import Asked
-from penstock.buffers import Field, Rows
+from penstock.buffers import Field, Rows, bytes_in
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.plan import NativePlan
 
@@ -155,6 +154,5 @@ class Workers:
                 sample_id=sample_id,
                 path=path,
             )
-        plain = tensor.resolve_conj().resolve_neg().contiguous()
-        data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, dtype=np.uint8)
-        self.pool.finish_tensor(job, data, _native.Spec(name, list(tensor.shape)))
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        self.pool.finish_tensor(job, bytes_in(plain), _native.Spec(name, list(tensor.shape)))

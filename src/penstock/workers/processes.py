@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.multiprocessing
-from torch.utils.data import MapDataPipe, _utils
+from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import (
@@ -34,6 +34,7 @@ from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Delivered, Fetch, Task
 from penstock.progress import Progress, counted
+from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import Stating, Streams
 from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.workers.progress import Board, Stage
@@ -69,6 +70,7 @@ class Processes(_MultiProcessingDataLoaderIter):
     """
 
     progress: Progress | None = None
+    counters: Counters | None = None
 
     def __init__(
         self,
@@ -84,6 +86,8 @@ class Processes(_MultiProcessingDataLoaderIter):
     ) -> None:
         self._owner = os.getpid()
         self.streams = streams
+        self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
+        self._size = 0  # of the batch that came last
         self._turn = 0 if streams is None else streams.following  # the worker that comes first in the pass that begins
         self._key, self._identify, self._deliver = key, identify, deliver
         self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
@@ -140,6 +144,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
+        self._sizes.clear()
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
@@ -149,7 +154,21 @@ class Processes(_MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     def __next__(self) -> Any:
-        return counted(self.progress, self._one)
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, functools.partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        given = index.given if isinstance(index, Task) else index
+        self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
+        return index
+
+    def _samples(self, batch: Any) -> int:
+        for number in [number for number in self._sizes if number not in self._task_info]:
+            self._size = self._sizes.pop(number)  # those before it failed, or were not fulfilled
+        iterable = self._tasks is None and self._auto_collation
+        return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
 
     def _one(self) -> Any:
         try:
@@ -250,7 +269,7 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     def _died(self) -> WorkerDied:
         """Return the error for the workers that have ended, and end the others."""
-        text = why_died(self._deaths, self._board, self._identify, self._kills_before)
+        text = why_died(self._deaths, self._board, self._identify, self._kills_before, self._context.get_start_method())
         self._failure = next(iter(self._deaths.values())).as_torch_says()
         self._shutdown_workers()
         return WorkerDied(text)

@@ -14,29 +14,36 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 
-def with_surroundings(work: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that works in another thread as a forked worker process would: in the caller's surroundings.
+def surroundings() -> Callable[..., Any]:
+    """Return what calls a function with arguments in another thread, as a forked worker process would call it.
 
-    They are the context variables, and what torch keeps for each thread: grad, inference and autocast modes, and the
-    default device.
+    It does so in the surroundings of the thread that calls this: its context variables, and what torch keeps for each
+    thread, which are grad and autocast modes and the default device. Of inference mode that there are no gradients:
+    what a thread makes may be taken when the mode is off.
     """
-    modes = _modes()
+    modes, context = _modes(), contextvars.copy_context()
 
-    def run(*arguments: Any) -> None:
+    def in_modes(work: Callable[..., Any], *arguments: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode())
-            work(*arguments)
+            return work(*arguments)
 
-    return partial(contextvars.copy_context().run, run)
+    def call(work: Callable[..., Any], *arguments: Any) -> Any:
+        return context.copy().run(in_modes, work, *arguments)  # each thread in a context of its own
+
+    return call
+
+
+def with_surroundings(work: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that works in another thread in the surroundings of the caller of this."""
+    return partial(surroundings(), work)
 
 
 def _modes() -> list[Callable[[], Any]]:
     """Return context managers that give another thread the modes that torch keeps for each: grad, autocast, device."""
     modes: list[Callable[[], Any]] = []
-    if torch.is_inference_mode_enabled():
-        modes.append(torch.inference_mode)
-    elif not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         modes.append(torch.no_grad)
     if torch.is_autocast_enabled("cpu"):
         modes.append(partial(torch.autocast, "cpu", dtype=torch.get_autocast_dtype("cpu")))

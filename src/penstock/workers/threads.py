@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +28,12 @@ from penstock.collating import Build, Layout, layout_of
 from penstock.composed import natively
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
+from penstock.modes import outside_inference
 from penstock.randomness import Generators
+from penstock.sample_notes import add_note
 from penstock.workers.leaving import end_crew
 from penstock.workers.pace import Pace
-from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
+from penstock.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 Init = Callable[[int], object]
@@ -62,6 +64,8 @@ class Loading:
     build: Build | None = None
     samples: list[Any] = field(default_factory=list)
     result: Any = None
+    in_place: bool = False
+    """The result is what was built in place."""
     failed: tuple[int, BaseException] | None = None
     """The first sample's error, and its position in the batch."""
     ended: bool = False
@@ -128,6 +132,8 @@ class Threads:
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
         self._round = 0  # of an iterable dataset: each thread goes through it anew
+        self._around = surroundings()  # of the pass
+        self._inside = [self._around] * count  # which ones each thread is in
         self.pace = Pace(max(1, count))
         self.at = [At() for _ in range(max(1, count))]
         self.ended = threading.Event()
@@ -138,7 +144,7 @@ class Threads:
         self._as_thread = ThreadWorkerInfo(0, count, seed, fetch.dataset)
         self._threads = [
             threading.Thread(
-                target=with_surroundings(self._run),
+                target=self._run,
                 args=(number, count),
                 name=f"penstock-worker-{number}",
                 daemon=True,
@@ -181,7 +187,8 @@ class Threads:
         elif not timeout and self._caller_should_work(batches[0]):
             set_for_this_thread(self._as_thread)
             try:
-                self._work_here(batches[0], self._as_thread.rng)
+                with outside_inference():  # where the threads are
+                    self._work_here(batches[0], self._as_thread.rng)
             finally:
                 set_for_this_thread(None)
         deadline = time.monotonic() + timeout
@@ -224,11 +231,15 @@ class Threads:
             return self._caller_works and not batch.done and not self._closed
 
     def begin(self, fetch: Fetch) -> None:
-        """Begin a pass: batches in flight are forgotten, an iterable dataset begins anew."""
+        """Begin a pass, in the caller's surroundings: batches in flight are forgotten, an iterable begins anew."""
+        around = surroundings()
         with self._lock:
             self._fetch = fetch
             self._open.clear()
             self._round += 1
+            self._around = around
+            self._work.notify_all()
+            self._parked.notify_all()
 
     def doing(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
@@ -255,10 +266,14 @@ class Threads:
     # --- the threads' side --------------------------------------------------------------------------------------
 
     def _run(self, number: int, count: int) -> None:
+        work = self._work_on(number, count)
         with natively() if self._fetch.composes else contextlib.nullcontext():
-            self._work_on(number, count)
+            while not self._closed:
+                self._inside[number] = around = self._around
+                around(next, work, None)
 
-    def _work_on(self, number: int, count: int) -> None:
+    def _work_on(self, number: int, count: int) -> Iterator[None]:
+        """Work until the crew is closed. Yields where another pass has begun, to be called on in its surroundings."""
         info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
         set_for_this_thread(info)
         failed: BaseException | None = None
@@ -270,7 +285,7 @@ class Threads:
         fetcher: Any = None
         gone_through = -1
         begun, settled = time.monotonic(), False
-        while (work := self._take(number)) is not None:
+        while (work := (yield from self._taken(number))) is not None:
             batch, begin, end = work
             if failed is not None:
                 self._failed(batch, begin, failed)
@@ -290,10 +305,16 @@ class Threads:
                 settled = True
             self._rest()
 
+    def _taken(self, number: int) -> Generator[None, None, tuple[Loading, int, int] | None]:
+        """Return the next work of a thread, in the surroundings of its pass. None: the crew is closed."""
+        while (work := self._take(number)) is None and not self._closed:
+            yield
+        return work
+
     def _take(self, number: int) -> tuple[Loading, int, int] | None:
-        """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
+        """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
-            while not self._closed:
+            while not self._closed and self._inside[number] is self._around:
                 if (number >= self.pace.active or self._caller_works) and not self._iterable:
                     self._parked.wait()
                     continue
@@ -343,8 +364,8 @@ class Threads:
                 self._build(batch, samples[0], self._buffers).take(samples, begin)
         except BaseException as error:
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
-                what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
-                error.add_note(f"in {threading.current_thread().name}, {what}")
+                place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
+                add_note(error, place if batch.indices is None else f"{place}, sample {at.sample()!r}")
             self._failed(batch, begin + at.position(), error)
         finally:
             at.stage = ""
@@ -416,7 +437,8 @@ class Threads:
             return self._fetch.collate(batch.task, batch.samples)
         if not batch.build.agrees:
             self._layout = None  # the next batch may be of the other kind
-        return batch.build.finish()
+        batch.in_place = True
+        return batch.build.finish(batch.indices)
 
     def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""

@@ -1,0 +1,121 @@
+"""Which sample an error of the user's dataset, transform or collate_fn is about: a note on the error.
+
+The error itself, its type and its arguments stay what they were, for programs that look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+#: Indices and other values are told up to so many characters.
+_TEXT = 100
+#: Samples of a batch that are told by their indices.
+_TOLD = 8
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note, once. An error that is kept and raised again keeps those of other samples."""
+    with contextlib.suppress(Exception):  # of an exception of the user's that takes no notes
+        if text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
+
+
+def note_sample(error: BaseException, index: Any) -> None:
+    """Note that an error came from a sample."""
+    with contextlib.suppress(Exception):  # a repr of the user's
+        add_note(error, f"in __getitem__ of sample {_short(index)}")
+
+
+def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
+    """Note that an error came from a batch: of which samples, and where they differ first."""
+    with contextlib.suppress(Exception):
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            add_note(error, f"in the batch of {_short(given)}")
+            return
+        told = ", ".join(_short(index) for index in given[:_TOLD])
+        more = f" and {len(given) - _TOLD:,} more" if len(given) > _TOLD else ""
+        differing = ""
+        if isinstance(samples, Sequence) and len(samples) == len(given):
+            for index, sample in zip(given, samples, strict=True):
+                if (found := _difference(samples[0], sample, "")) is not None:
+                    place, first, other = found
+                    differing = f": sample {_short(index)} {other}{place}, sample {_short(given[0])} {first}"
+                    break
+        add_note(error, f"in a batch of samples [{told}]{more}{differing}")
+
+
+def one_by_one(read: Callable[[Any], Any], given: Any) -> list[Any]:
+    """Return what is read of each index. An error gets a note of its sample."""
+    indices = given if isinstance(given, list) else list(given)
+    left = iter(indices)  # a list's iterator knows how far it is, at no cost
+    try:
+        return [read(index) for index in left]
+    except Exception as error:
+        note_sample(error, indices[len(indices) - operator.length_hint(left) - 1])
+        raise
+
+
+def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
+    """Return the batch that a function makes of samples. An error gets a note of them."""
+    try:
+        return collate(samples)
+    except Exception as error:
+        note_batch(error, given, samples)
+        raise
+
+
+def fetched(dataset: Any, given: Any) -> Any:
+    """Return the samples of a batch as torch's fetcher gets them."""
+    if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+        try:
+            return dataset.__getitems__(given)
+        except Exception as error:
+            note_batch(error, given)
+            raise
+    return one_by_one(partial(operator.getitem, dataset), given)
+
+
+def as_torch_would(dataset: Any, given: Any) -> Any:
+    """Return the batch of what a sampler gave that is no indices."""
+    whole = getattr(dataset, "__getitems__", None)  # as torch's fetcher asks
+    samples = whole(given) if whole else one_by_one(partial(operator.getitem, dataset), given)
+    return collated(default_collate, given, samples)
+
+
+def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:
+    """Return where two samples differ first in what must be equal to collate them, and what each has there."""
+    if isinstance(first, torch.Tensor | np.ndarray) and isinstance(other, torch.Tensor | np.ndarray):
+        if tuple(first.shape) != tuple(other.shape):
+            return place, f"shape {tuple(first.shape)}", f"has shape {tuple(other.shape)}"
+        return None
+    if type(first) is not type(other):
+        return place, type(first).__name__, f"has {type(other).__name__}"
+    if isinstance(first, Mapping):
+        if first.keys() != other.keys():
+            return place, f"keys {_short(list(first))}", f"has keys {_short(list(other))}"
+        return _first(_difference(first[key], other[key], f"{place}[{key!r}]") for key in first)
+    if isinstance(first, tuple | list):
+        if len(first) != len(other):
+            return place, f"{len(first)} elements", f"has {len(other)} elements"
+        return _first(
+            _difference(one, two, f"{place}[{number}]")
+            for number, (one, two) in enumerate(zip(first, other, strict=True))
+        )
+    return None
+
+
+def _first(found: Iterator[tuple[str, str, str] | None]) -> tuple[str, str, str] | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."

@@ -1,0 +1,35 @@
+"""Warnings that point at the user's line, whatever lies between it and the place that has something to warn of."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Collection
+from types import FrameType
+
+import torch.utils.data
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCHS = os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning, *, through: Collection[str] = ()) -> None:
+    """Warn at the innermost line that is neither Penstock's nor of torch's loader: where the user called one of them.
+
+    Args:
+        message: says what is wrong and what to do.
+        category: of the warning.
+        through: packages by name whose lines are passed over too, because the user called them.
+    """
+    level, frame = 1, sys._getframe(1)
+    while _is_between(frame, through) and frame.f_back is not None:  # else a thread of ours
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)
+
+
+def _is_between(frame: FrameType, through: Collection[str]) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith((_OURS, _TORCHS)):
+        return True
+    return bool(through) and str(frame.f_globals.get("__name__", "")).partition(".")[0] in through

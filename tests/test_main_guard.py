@@ -1,0 +1,50 @@
+"""Worker processes that import a main script which starts workers when it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UNGUARDED = """
+import sys
+import penstock
+from penstock.errors import WorkerDied
+
+class Samples:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+{before}
+try:
+    print(list(penstock.DataLoader(Samples(), num_workers=1, multiprocessing_context={method!r})))
+except WorkerDied as error:
+    print("message:", error)
+"""
+
+
+def _run(tmp_path: Path, method: str, before: str = "") -> str:
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED.format(method=method, before=before), encoding="utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, method: str) -> None:
+    text = _run(tmp_path, method)
+    advice = text.splitlines()[-1]
+    assert f"With the start method {method!r} each worker imports the main script" in advice
+    assert 'if __name__ == "__main__":' in advice
+    assert "exit()" not in text
+
+
+def test_a_worker_that_exits_otherwise_is_not(tmp_path: Path) -> None:
+    text = _run(tmp_path, "spawn", "if __name__ != '__main__': sys.exit(3)")
+    assert "__main__" not in text
+    assert "look for exit()" in text
