@@ -22,7 +22,7 @@ from penstock import _native
 from penstock.composed import Pipeline
 from penstock.mix import Mix
 from penstock.recipe_prefix import Prefix, picture, read_prefix
-from penstock.recognise import foreign_loader, max_pixels, replaced
+from penstock.recognise import foreign_decoder, foreign_loader, foreign_tensors, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.sources.labels import transformed
 from penstock.steps import Step
@@ -241,7 +241,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _part(dataset: Any) -> _Part:
     """Return what reads a dataset: natively where it is of exactly a known type, else by its __getitem__."""
     make = _makers().get(type(dataset))
-    if make is None or replaced(dataset):
+    if make is None or replaced(dataset) is not None:
         return _Part(dataset)
     try:
         return make(dataset)
@@ -264,11 +264,15 @@ def _makers() -> dict[type, Callable[[Any], _Part]]:
 
 
 def _tensor_folder(dataset: TensorFolder) -> _Part:
+    if foreign_tensors() is not None:
+        return _Part(dataset)
     dataset.paths.refresh()
     return _TensorPart(dataset)
 
 
 def _image_folder(dataset: ImageFolder) -> _Part:
+    if foreign_decoder() is not None:
+        return _Part(dataset)
     dataset.paths.refresh()
     return _ImagePart(dataset, dataset.paths)
 
