@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import io
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from torch.utils.data import ConcatDataset, Subset
 from penstock import _native
 from penstock.composed import Pipeline
 from penstock.mix import Mix
+from penstock.originals import own_class
 from penstock.recipe_prefix import Prefix, picture, read_prefix
 from penstock.recognise import foreign_decoder, foreign_loader, foreign_tensors, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
@@ -257,10 +257,8 @@ def _makers() -> dict[type, Callable[[Any], _Part]]:
         TensorFolder: _tensor_folder,
         ImageFolder: _image_folder,
     }
-    datasets = sys.modules.get("torchvision.datasets")
-    if datasets is not None:
-        makers[datasets.ImageFolder] = _torchvision_image_folder
-    return makers
+    folder = own_class("torchvision.datasets", "ImageFolder")
+    return makers if folder is None else {**makers, folder: _torchvision_image_folder}
 
 
 def _tensor_folder(dataset: TensorFolder) -> _Part:

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
@@ -138,6 +139,12 @@ def replaced_in_class(kind: type, names: str = "") -> Refusal | None:
         )
     values = [dict(vars(base)) for base in kind.__mro__ if _root(base.__module__) != "torch"]
     return _unless_good(f"{kind.__module__}.{kind.__qualname__}", values, lambda: _of_class(kind, ""))
+
+
+def own_class(module: str, name: str) -> Any:
+    """Return a class of a package's own by its name in a module; None: there is none, or one of a program's."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) and _root(kind.__module__) == _root(module) else None
 
 
 def is_original(value: object, module: str, name: str) -> bool:
@@ -316,6 +323,8 @@ def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
         value = value.__func__
     if isinstance(value, property):
         return any(_is_foreign(part, module, kind, name) for part in (value.fget, value.fset) if part is not None)
+    if isinstance(value, cached_property):
+        value = value.func
     if type(value) is FunctionType:
         original = _stood_for(value)
         if original is not None:
@@ -332,7 +341,7 @@ def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
     return callable(value) or (hasattr(type(value), "__get__") and _root(type(value).__module__) not in _STANDARD)
 
 
-_STANDARD = {"builtins", "functools", "abc", "_abc"}
+_STANDARD = {"builtins", "abc", "_abc"}
 
 
 def _stood_for(function: FunctionType) -> Any:

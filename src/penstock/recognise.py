@@ -25,7 +25,7 @@ from penstock.in_memory import InMemory
 from penstock.inverse import Inverse
 from penstock.jpeg_pixels import decoded_alike
 from penstock.order import Indices
-from penstock.originals import READING, is_original, replaced_in, replaced_in_class, replaced_in_opening
+from penstock.originals import READING, is_original, own_class, replaced_in, replaced_in_class, replaced_in_opening
 from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
@@ -138,14 +138,13 @@ def _readers(raw: bool = False) -> dict[type, Callable[[Any], Leaf | Refusal]]:
         Arrays: _arrays,
         TensorDataset: _tensor_dataset,
     }
-    datasets = sys.modules.get("torchvision.datasets")
-    if datasets is not None:
-        readers[datasets.ImageFolder] = partial(_torchvision_image_folder, raw=raw)
-        for name in ("CIFAR10", "CIFAR100"):
-            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="RGB", raw=raw)
-        for name in ("MNIST", "FashionMNIST"):
-            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="L", raw=raw)
-    return readers
+    torchvisions = {
+        "ImageFolder": partial(_torchvision_image_folder, raw=raw),
+        **dict.fromkeys(("CIFAR10", "CIFAR100"), partial(_images_in_memory, mode="RGB", raw=raw)),
+        **dict.fromkeys(("MNIST", "FashionMNIST"), partial(_images_in_memory, mode="L", raw=raw)),
+    }
+    found = ((own_class("torchvision.datasets", name), reader) for name, reader in torchvisions.items())
+    return readers | {kind: reader for kind, reader in found if kind is not None}
 
 
 def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
