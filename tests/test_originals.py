@@ -246,7 +246,7 @@ def test_a_global_hook_on_native_plans(photos: Path) -> None:
 
 
 def test_a_kernel_put_into_the_registry(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = sys.modules["torchvision.transforms.v2.functional._utils"]._KERNEL_REGISTRY  # type: ignore[attr-defined]
+    registry = sys.modules["torchvision.transforms.v2.functional._utils"]._KERNEL_REGISTRY
     kernels = registry[v2.functional.resize]
     monkeypatch.setitem(kernels, PIL.Image.Image, turned(kernels[PIL.Image.Image]))
     dataset = torchvision.datasets.ImageFolder(str(photos), v2.Compose(SECOND))
@@ -254,7 +254,7 @@ def test_a_kernel_put_into_the_registry(photos: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_kernel_for_another_type_changes_nothing(photos: Path) -> None:
-    class Depth(torchvision.tv_tensors.TVTensor):  # type: ignore[misc]
+    class Depth(torchvision.tv_tensors.TVTensor):
         pass
 
     v2.functional.register_kernel(v2.functional.resize, Depth)(lambda image, *given, **named: image)
@@ -270,7 +270,7 @@ def test_a_reader_of_jpeg_that_a_plugin_has_put_there(photos: Path, monkeypatch:
 
 
 def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(v1.Resize):  # type: ignore[misc]
+    class Mine(v1.Resize):
         def forward(self, image: Any) -> Any:
             return image.rotate(90).resize((8, 8))
 
@@ -278,7 +278,7 @@ def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(v2, "Resize", Mine)
     same_as_torch(torchvision.datasets.ImageFolder(str(photos), v1.Compose([Mine((8, 8)), v1.ToTensor()])))
 
-    class Folder(torchvision.datasets.ImageFolder):  # type: ignore[misc]
+    class Folder(torchvision.datasets.ImageFolder):
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(0)
 

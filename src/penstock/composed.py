@@ -156,6 +156,8 @@ def _read_again(entry: _Entry, compose: Any, parts: Sequence[Any]) -> Known | No
             return None
     if _Ledger.debt > _DEBT and entry.calls < _IMAGES_A_READING:
         return None
+    if isinstance(parts, list | tuple) and not parts:
+        return None  # of which version 2 has something to say
     if not _is_plain(compose):
         entry.changes = _CHANGES
         return None
