@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import io
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,8 +20,9 @@ from torch.utils.data import ConcatDataset, Subset
 from penstock import _native
 from penstock.composed import Pipeline
 from penstock.mix import Mix
+from penstock.originals import own_class
 from penstock.recipe_prefix import Prefix, picture, read_prefix
-from penstock.recognise import foreign_loader, max_pixels, replaced
+from penstock.recognise import foreign_decoder, foreign_loader, foreign_tensors, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.sources.labels import transformed
 from penstock.steps import Step
@@ -241,7 +241,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _part(dataset: Any) -> _Part:
     """Return what reads a dataset: natively where it is of exactly a known type, else by its __getitem__."""
     make = _makers().get(type(dataset))
-    if make is None or replaced(dataset):
+    if make is None or replaced(dataset) is not None:
         return _Part(dataset)
     try:
         return make(dataset)
@@ -257,18 +257,20 @@ def _makers() -> dict[type, Callable[[Any], _Part]]:
         TensorFolder: _tensor_folder,
         ImageFolder: _image_folder,
     }
-    datasets = sys.modules.get("torchvision.datasets")
-    if datasets is not None:
-        makers[datasets.ImageFolder] = _torchvision_image_folder
-    return makers
+    folder = own_class("torchvision.datasets", "ImageFolder")
+    return makers if folder is None else {**makers, folder: _torchvision_image_folder}
 
 
 def _tensor_folder(dataset: TensorFolder) -> _Part:
+    if foreign_tensors() is not None:
+        return _Part(dataset)
     dataset.paths.refresh()
     return _TensorPart(dataset)
 
 
 def _image_folder(dataset: ImageFolder) -> _Part:
+    if foreign_decoder() is not None:
+        return _Part(dataset)
     dataset.paths.refresh()
     return _ImagePart(dataset, dataset.paths)
 

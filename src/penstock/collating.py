@@ -19,7 +19,9 @@ from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tens
 
 from penstock import _native
 from penstock.buffers import Buffers, Field, Rows
+from penstock.originals import replaced_in
 from penstock.sample_notes import collated, note_batch
+from penstock.steps import Refusal
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
 _STACKER = _native.Stacker(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__)
@@ -61,10 +63,17 @@ class Layout:
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 
 
+def replaced_in_collating() -> Refusal | None:
+    """Return which function of torch's that default_collate comes to was replaced, or None."""
+    return replaced_in("torch.utils.data._utils.collate", "default_collate collate")
+
+
 def collates_as_torch(*kinds: type) -> bool:
     """Return whether default_collate treats these kinds, and tuples, as torch's own table says."""
-    return all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds) and not any(
-        isinstance((), kind) for kind in default_collate_fn_map
+    return (
+        replaced_in_collating() is None
+        and all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds)
+        and not any(isinstance((), kind) for kind in default_collate_fn_map)
     )
 
 

@@ -12,13 +12,13 @@ work; in any other thread they are what they were.
 from __future__ import annotations
 
 import copy
+import enum
 import functools
-import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native
-from penstock.recipe import Reader, handlers
-from penstock.recipe_prefix import picture
-from penstock.transforms import V1, V2, Refused, classes, flatten, is_v1, margins
-
-#: What a run gives where Python must do its part.
-_REFUSED = object()
+from penstock.composed_run import REFUSED, Run, called, read_run
+from penstock.originals import hooked, replaced_in_class, snapshot
+from penstock.recipe import handlers
+from penstock.transforms import V1, V2, changed, classes
 
 
 class _Here(threading.local):
@@ -75,28 +72,115 @@ def _exchange(module: str, method: str) -> None:
     with _exchanging:
         if module in _exchanged:
             return
-        (kind,) = classes("Compose", module)
+        kind = next(iter(classes("Compose", module)), None)
+        if kind is None or replaced_in_class(kind) is not None:
+            return  # what a program has put there is called, and no other; the next batch looks again
         original = vars(kind)[method]
 
         @functools.wraps(original)
         def call(self: Any, *inputs: Any, **named: Any) -> Any:
             if _here.on and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
-                return _pipeline_of(self).run(inputs[0])
+                found = _known_of(self)
+                if found is not None:
+                    known, parts = found
+                    return known.run(parts, inputs[0])
             return original(self, *inputs, **named)
 
+        call.__penstock_original__ = original  # type: ignore[attr-defined]
         setattr(kind, method, call)
         _exchanged.add(module)
 
 
-_pipelines: weakref.WeakKeyDictionary[Any, Pipeline] = weakref.WeakKeyDictionary()
+# --- what is known of each Compose ------------------------------------------------------------------------------------
+
+# Reading a Compose takes as long as some images do. So that it pays, each reading is a debt that images done natively
+# pay back; while the debt is high, a Compose must have been called a number of times before it is read. One that is
+# changed again and again is torchvision's for good.
+_IMAGES_A_READING = 8
+_DEBT = 4 * _IMAGES_A_READING
+_CHANGES = 4
 
 
-def _pipeline_of(compose: Any) -> Pipeline:
-    """Return how a Compose is run, made anew where its parts are others, or changed."""
-    pipeline = _pipelines.get(compose)
-    if pipeline is None or not pipeline.still(compose.transforms):
-        pipeline = _pipelines[compose] = Pipeline(compose.transforms)
-    return pipeline
+class _Ledger:
+    debt = 0
+    """In images."""
+
+
+#: By id(): a Compose need not be hashable, and may be equal to another one.
+_entries: dict[int, _Entry] = {}
+
+
+class _Entry:
+    """What is known of one Compose object, which it does not keep alive."""
+
+    __slots__ = ("calls", "changes", "compose", "known")
+
+    def __init__(self, compose: Any) -> None:
+        key = id(compose)
+
+        def forget(reference: Any, entries: dict[int, _Entry] = _entries) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry.compose is reference:
+                del entries[key]
+
+        self.compose = weakref.ref(compose, forget)
+        self.known: Known | None = None
+        self.calls = 0
+        """Since it was read, or is known."""
+        self.changes = 0
+        """In a row, each after a few images."""
+
+
+def _known_of(compose: Any) -> tuple[Known, Sequence[Any]] | None:
+    """Return how a Compose is run, read anew where it was changed, and its list; None: torchvision itself runs it."""
+    try:
+        entry = _entries.get(id(compose))
+        if entry is None or entry.compose() is not compose:
+            entry = _entries[id(compose)] = _Entry(compose)
+        if entry.changes >= _CHANGES or hooked():
+            return None
+        known, parts = entry.known, _parts_of(compose)
+        entry.calls += 1
+        if known is None or not known.still(parts):
+            known = _read_again(entry, compose, parts)
+        return None if known is None or not known.native else (known, parts)
+    except Exception:  # of an object that is in a state of its own; what torchvision says of it counts
+        return None
+
+
+def _read_again(entry: _Entry, compose: Any, parts: Sequence[Any]) -> Known | None:
+    if entry.known is not None:
+        entry.changes = entry.changes + 1 if entry.calls <= _IMAGES_A_READING else 0
+        entry.known, entry.calls = None, 1
+        if entry.changes >= _CHANGES:
+            return None
+    if _Ledger.debt > _DEBT and entry.calls < _IMAGES_A_READING:
+        return None
+    if isinstance(parts, list | tuple) and not parts:
+        return None  # of which version 2 has something to say
+    if not _is_plain(compose):
+        entry.changes = _CHANGES
+        return None
+    _Ledger.debt += _IMAGES_A_READING
+    entry.known, entry.calls = Known(parts), 0
+    return entry.known
+
+
+def _parts_of(compose: Any) -> Any:
+    """Return the list of a Compose's transforms. Raises KeyError where it has none of its own."""
+    return vars(compose)["transforms"]
+
+
+def _is_plain(compose: Any) -> bool:
+    """Return whether calling a Compose, or its method from a subclass, is calling the items of its list in turn."""
+    own = [kind for kind in type(compose).__mro__ if kind not in classes("Compose") and not _is_librarys(kind)]
+    return type(_parts_of(compose)) in (list, tuple) and not any(
+        {"transforms", "__getattribute__", "__getattr__"} & vars(kind).keys() for kind in own
+    )
+
+
+def _is_librarys(kind: type) -> bool:
+    return kind is object or kind.__module__.partition(".")[0] in ("torch", "torchvision")
 
 
 class Pipeline:
@@ -104,61 +188,152 @@ class Pipeline:
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._transforms = list(transforms)
-        self._parts: list[Any] = [leaf for part in transforms for leaf in flatten(part)]
-        watched = {id(part): part for part in _watched(transforms)}
-        self._states = [(part, _State(part)) for part in watched.values()]
-        self._fixed = all(state.fixed for _, state in self._states)
-        self._runs: dict[tuple[int, str, torch.dtype], Run | None] = {}
+        self._known: Known | None = None
+        with suppress(TypeError):  # one of them cannot be referred to weakly
+            self._known = Known(self._transforms) if transforms else None
 
     def __call__(self, value: Any) -> Any:
         """Return what calling each of the transforms in turn returns."""
-        if self.still(self._transforms):
-            return self.run(value)
-        for transform in self._transforms:
-            value = transform(value)
-        return value
+        known = self._known
+        if known is not None and known.native and not hooked() and known.still(self._transforms):
+            return known.run(self._transforms, value)
+        return called(self._transforms, 0, value)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A transform that is no Compose, in a list of transforms or in a Compose within it."""
+
+    part: weakref.ref[Any]
+    trail: tuple[tuple[int, int], ...]
+    """From the outermost list to its own: (number of the list, position in it)."""
+    foreign: bool
+    """Whether a program's own code may run in it."""
+
+
+class Known:
+    """What is known of a list of transforms, which it does not keep alive.
+
+    Any number of threads may use it at once.
+
+    Raises:
+        TypeError: a transform cannot be referred to weakly.
+    """
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        self._lists: list[tuple[weakref.ref[Any], ...]] = []
+        self._composes: list[weakref.ref[Any]] = []
+        """The Compose of each list but the first."""
+        self._states: list[tuple[weakref.ref[Any], _State]] = []
+        self._leaves: list[_Leaf] = []
+        self._runs: dict[tuple[int, str, torch.dtype], Run | None] = {}
+        kinds = [*classes("Compose")]
+        self._add(transforms, (), kinds)
+        self._functions = snapshot(kinds)
+        self.native = self._functions.replaced is None and all(
+            state.fixed and state.closed for _, state in self._states
+        )
+        """Whether any of them may be run natively."""
+        if not self.native:
+            self._states = []  # which may hold anything
+
+    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...], kinds: list[type]) -> None:
+        number = len(self._lists)
+        self._lists.append(tuple(map(weakref.ref, transforms)))
+        known = handlers()
+        for position, part in enumerate(transforms):
+            here = (*trail, (number, position))
+            reference = self._lists[number][position]
+            if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
+                self._states.append((reference, _State(part, without="transforms")))
+                # The lists in it are numbered as they come.
+                self._composes.append(reference)
+                self._add(_parts_of(part), here, kinds)
+                continue
+            if type(part) in known:
+                self._states.append((reference, _State(part)))
+                kinds.append(type(part))
+            self._leaves.append(_Leaf(reference, here, type(part) not in known))
 
     def still(self, transforms: Sequence[Any]) -> bool:
-        """Return whether these are the transforms, and as they were."""
-        if len(transforms) != len(self._transforms) or not all(map(operator.is_, transforms, self._transforms)):
+        """Return whether these are the transforms, and as they were; and the functions that they come to."""
+        if not self._functions.same() or hooked():
             return False
-        return all(state.same(part) for part, state in self._states)
+        try:
+            lists = self._all_lists(transforms)
+        except (KeyError, TypeError):
+            return False
+        for now, before in zip(lists, self._lists, strict=True):
+            if len(now) != len(before) or any(
+                reference() is not part for reference, part in zip(before, now, strict=True)
+            ):
+                return False
+        return all(state.same(reference()) for reference, state in self._states)
 
-    def run(self, value: Any) -> Any:
-        """Return the same for transforms that are as they were."""
-        parts, at = self._parts, 0
-        hooked = torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    def _all_lists(self, transforms: Sequence[Any]) -> list[Sequence[Any]]:
+        return [transforms, *(_parts_of(reference()) for reference in self._composes)]
+
+    def run(self, transforms: Sequence[Any], value: Any) -> Any:
+        """Return what calling them in turn returns, where they are still as they were."""
+        lists = self._all_lists(transforms)
+        parts: list[Any] = [leaf.part() for leaf in self._leaves]
+        if any(part is None for part in parts):  # another thread has just taken it out
+            return called(transforms, 0, value)
+        at = 0
         while at < len(parts):
-            run = None if hooked else self._run_at(at, value)
-            if run is not None and (done := run(value)) is not _REFUSED:
+            run = self._run_at(at, parts, value)
+            if run is not None and (done := run(value, parts[at : at + run.length])) is not REFUSED:
                 value, at = done, at + run.length
+                _Ledger.debt = max(0, _Ledger.debt - 1)
                 continue
+            leaf = self._leaves[at]
             value, at = parts[at](value), at + 1
+            if leaf.foreign and at < len(parts) and not self.still(transforms):
+                for number, position in reversed(leaf.trail):
+                    value = called(lists[number], position + 1, value)
+                return value
         return value
 
-    def _run_at(self, at: int, value: Any) -> Run | None:
-        if not self._fixed or not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):
+    def _run_at(self, at: int, parts: Sequence[Any], value: Any) -> Run | None:
+        if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):
             return None
         if value.mode not in ("RGB", "L"):
             return None
         key = (at, value.mode, torch.get_default_dtype())
         if key not in self._runs:
-            self._runs[key] = read_run(self._parts[at:], value.mode)
+            try:
+                self._runs[key] = read_run(parts[at:], value.mode)
+            except Exception:  # torchvision itself has the last word
+                self._runs[key] = None
         return self._runs[key]
+
+
+def _has_parts(compose: Any) -> bool:
+    parts = vars(compose).get("transforms")
+    return type(parts) in (list, tuple) and len(parts) > 0
 
 
 class _State:
     """What a transform object's attributes were."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform: Any, without: str | None = None) -> None:
         self.fixed = True
+        self.closed = True
+        """Whether they are values that reach no object of a program's own."""
+        self._without = without
         self._versions: list[tuple[torch.Tensor, int]] = []
-        self._attributes = {name: self._kept(value) for name, value in getattr(transform, "__dict__", {}).items()}
+        self._attributes = {name: self._kept(value) for name, value in self._of(transform).items()}
+
+    def _of(self, transform: Any) -> dict[str, Any]:
+        attributes: dict[str, Any] = getattr(transform, "__dict__", {})
+        if self._without is None:
+            return attributes
+        return {name: value for name, value in attributes.items() if name != self._without}
 
     def same(self, transform: Any) -> bool:
         """Return whether they still are."""
         try:
-            return bool(getattr(transform, "__dict__", {}) == self._attributes) and all(
+            return bool(self._of(transform) == self._attributes) and all(
                 tensor._version == version for tensor, version in self._versions
             )
         except Exception:  # of a comparison
@@ -176,150 +351,9 @@ class _State:
             return copy.copy(value)
         elif isinstance(value, np.ndarray):
             self.fixed = False
+        else:
+            self.closed &= value is None or isinstance(value, _VALUES)
         return value
 
 
-def _watched(transforms: Sequence[Any]) -> Iterator[Any]:
-    """Yield the transforms that are read once, and not called each time; theirs too, where they have any."""
-    for part in transforms:
-        if type(part) in handlers():
-            yield part
-        elif type(part) in classes("Compose"):
-            yield part
-            yield from _watched(part.transforms)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Known transforms that follow each other, on a PIL image."""
-
-    length: int
-    """How many transforms."""
-    native: _native.Recipe
-    drawing: tuple[Draw | None, ...]
-    """For each native operation, what has torchvision draw its parameters; None: it has none."""
-    channels: int
-    """Of the result."""
-    mode: str | None
-    """Of the result, a PIL image; None: it is a tensor."""
-    keeps_info: bool
-    """A PIL image has the info of the one before it, unless something was padded to it."""
-    like: Any
-    """The tensor that the transforms make of a small image."""
-
-    def __call__(self, image: Image.Image) -> Any:
-        """Return the result; or _REFUSED, and torch's generator is as it was. Raises what the transforms raise."""
-        image.load()
-        width, height = image.size
-        sizes = _native.sizes(self.native, width, height)
-        if not sizes:
-            return _REFUSED
-        try:
-            schema, pixels = image.__arrow_c_array__()
-        except (AttributeError, ValueError):  # a Pillow before 11.2; an image in several blocks of memory
-            return _REFUSED
-        generator = torch.get_rng_state() if any(self.drawing) else None
-        draws = [None if draw is None else draw(*size) for draw, size in zip(self.drawing, sizes, strict=False)]
-        out = self._room(*sizes[-1])
-        padded = _native.transform_image(self.native, schema, pixels, width, height, draws, out)
-        if isinstance(padded, str):
-            if generator is not None:
-                torch.set_rng_state(generator)
-            return _REFUSED
-        if self.mode is not None:
-            return picture(self.mode, out.numpy(), dict(image.info) if self.keeps_info and not padded else {})
-        tensor = out.permute(2, 0, 1) if _interleaved(self.like) else out
-        return tensor if type(self.like) is torch.Tensor else tensor.as_subclass(type(self.like))
-
-    def _room(self, height: int, width: int) -> torch.Tensor:
-        """Return the memory of the result, with the native core's order of dimensions."""
-        if self.mode is not None:
-            return torch.empty((height, width, self.channels), dtype=torch.uint8, device="cpu")
-        interleaved = _interleaved(self.like)
-        shape = (height, width, self.channels) if interleaved else (self.channels, height, width)
-        return torch.empty(shape, dtype=self.like.dtype, device="cpu")
-
-
-def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
-    """Return how as many of the first transforms as are known are run together on PIL images of a mode.
-
-    None where that gains nothing: neither a resize nor a tensor is among what they do.
-    """
-    reader = Reader(mode)
-    drawing: list[Draw | None] = []
-    length = 0
-    try:
-        for transform in transforms:
-            reader.add(transform)
-            length += 1
-            drawing += [_drawing(transform)] * (len(reader.operations) - len(drawing))
-    except Refused:
-        pass
-    like: Any = reader.values[0]
-    try:
-        if isinstance(like, Image.Image):
-            if not any("filter" in operation for operation in reader.operations[: len(drawing)]):
-                return None
-            native, result = reader.finish_picture()
-            channels = len(result)
-        else:
-            if not like.is_cpu or like.requires_grad:
-                return None
-            native, result = reader.finish(None, layout="hwc" if _interleaved(like) else "chw").native, None
-            channels = int(like.shape[0])
-    except Refused:
-        return None
-    return Run(length, native, tuple(drawing), channels, result, reader.keeps_info, like)
-
-
-def _interleaved(image: torch.Tensor) -> bool:
-    """Return whether the channels of a pixel lie side by side, as Pillow's and NumPy's do."""
-    return image.stride(0) == 1
-
-
-# --- what torchvision draws -------------------------------------------------------------------------------------------
-
-Draw = Callable[[int, int], Any]
-"""Has a transform draw its parameters for a picture of (height, width); returns them as the native core takes them."""
-
-
-def _drawing(transform: Any) -> Draw | None:
-    kind = type(transform)
-    if kind in classes("RandomResizedCrop") or kind in classes("RandomCrop"):
-        if not is_v1(transform):
-            return functools.partial(_crop_drawn_by_v2, transform)
-        if kind in classes("RandomCrop"):
-            return functools.partial(_crop_drawn_by_v1, transform)
-        return functools.partial(_resized_crop_drawn_by_v1, transform)
-    if kind in classes("RandomHorizontalFlip") or kind in classes("RandomVerticalFlip"):
-        return functools.partial(_flip_drawn, transform)
-    return None
-
-
-def _seen(height: int, width: int) -> torch.Tensor:
-    """Return something of that size for torchvision to look at."""
-    return torch.empty(1, device="cpu").expand(1, height, width)
-
-
-def _resized_crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
-    return transform.get_params(_seen(height, width), transform.scale, transform.ratio)
-
-
-def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
-    wanted_height, wanted_width = transform.size
-    if transform.padding is not None:
-        left, top, right, bottom = margins(transform, transform.padding)
-        height, width = height + top + bottom, width + left + right
-    if transform.pad_if_needed:
-        width += 2 * max(0, wanted_width - width)
-        height += 2 * max(0, wanted_height - height)
-    return transform.get_params(_seen(height, width), transform.size)
-
-
-def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
-    drawn = transform.make_params([_seen(height, width)])
-    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
-
-
-def _flip_drawn(transform: Any, height: int, width: int) -> bool:
-    return bool(torch.rand(1) < transform.p)
+_VALUES = (bool, int, float, complex, str, bytes, type, enum.Enum, torch.dtype, torch.device, np.generic)

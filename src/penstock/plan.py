@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from penstock import _native
 from penstock.assist import Assisted, assist
-from penstock.collating import collates_as_torch
+from penstock.collating import collates_as_torch, replaced_in_collating
 from penstock.errors import InvalidID
 from penstock.modes import outside_inference
 from penstock.order import Indices
@@ -158,6 +158,9 @@ def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_i
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
+    replaced = replaced_in_collating()
+    if replaced is not None:
+        return replaced
     if not collates_as_torch(torch.Tensor):
         return Refusal(
             "default_collate_fn_map", "a function of one's own collates tensors or tuples", "torch's own map"

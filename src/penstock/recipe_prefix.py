@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from penstock import _native
+from penstock.originals import replaced_in_transforms
 from penstock.recipe import Reader, handlers, unknown
 from penstock.steps import Refusal, Step
 from penstock.transforms import Refused, flatten
@@ -49,6 +50,10 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
     if mode not in ("RGB", "L"):
         raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
     reader = Reader(mode)
+    replaced = None if transform is None else replaced_in_transforms()
+    if replaced is not None and transform is not None:
+        native, result = reader.finish_picture()
+        return Prefix(native, result, True, (transform,), replaced, ())
     steps: list[Any] = [] if transform is None else list(flatten(transform))
     known, ends = 0, None
     try:

@@ -23,7 +23,9 @@ from penstock import _native, in_memory
 from penstock.errors import CorruptSample
 from penstock.in_memory import InMemory
 from penstock.inverse import Inverse
+from penstock.jpeg_pixels import decoded_alike
 from penstock.order import Indices
+from penstock.originals import READING, is_original, own_class, replaced_in, replaced_in_class, replaced_in_opening
 from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
@@ -75,8 +77,9 @@ def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
     """
     reader = _readers(raw).get(type(dataset))
     if reader is not None:
-        if replaced(dataset):
-            return Refusal(_name(dataset), "its __getitem__ was replaced", "the class as it is")
+        refusal = replaced(dataset)
+        if refusal is not None:
+            return refusal
         try:
             leaf = reader(dataset)
             if isinstance(leaf, Leaf) and leaf.table is not None:
@@ -94,15 +97,11 @@ def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
     )
 
 
-def replaced(dataset: object) -> bool:
-    """Return whether a program has put a __getitem__ of its own on the object or its class."""
-    method: Any = getattr(type(dataset), "__getitem__")  # noqa: B009  object has none, says mypy
-    home = method.__module__.partition(".")[0]
-    return bool({"__getitem__", "__getitems__"} & vars(dataset).keys()) or home not in (
-        "torch",
-        "torchvision",
-        "penstock",
-    )
+def replaced(dataset: object) -> Refusal | None:
+    """Return which method a program has replaced, on the object or its class, that its samples come from, or None."""
+    if {"__getitem__", "__getitems__"} & vars(dataset).keys():
+        return Refusal(_name(dataset), "its __getitem__ was replaced", "the class as it is")
+    return replaced_in_class(type(dataset), READING)
 
 
 def _name(dataset: object) -> str:
@@ -139,14 +138,13 @@ def _readers(raw: bool = False) -> dict[type, Callable[[Any], Leaf | Refusal]]:
         Arrays: _arrays,
         TensorDataset: _tensor_dataset,
     }
-    datasets = sys.modules.get("torchvision.datasets")
-    if datasets is not None:
-        readers[datasets.ImageFolder] = partial(_torchvision_image_folder, raw=raw)
-        for name in ("CIFAR10", "CIFAR100"):
-            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="RGB", raw=raw)
-        for name in ("MNIST", "FashionMNIST"):
-            readers[getattr(datasets, name)] = partial(_images_in_memory, mode="L", raw=raw)
-    return readers
+    torchvisions = {
+        "ImageFolder": partial(_torchvision_image_folder, raw=raw),
+        **dict.fromkeys(("CIFAR10", "CIFAR100"), partial(_images_in_memory, mode="RGB", raw=raw)),
+        **dict.fromkeys(("MNIST", "FashionMNIST"), partial(_images_in_memory, mode="L", raw=raw)),
+    }
+    found = ((own_class("torchvision.datasets", name), reader) for name, reader in torchvisions.items())
+    return readers | {kind: reader for kind, reader in found if kind is not None}
 
 
 def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
@@ -154,6 +152,9 @@ def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
         return Refusal(
             "TensorFolder.transform", "a function on tensors is Python's", "the function applied to the batch instead"
         )
+    refusal = foreign_tensors()
+    if refusal is not None:
+        return refusal
     dataset.paths.refresh()
     columns = None
     steps = [
@@ -189,6 +190,9 @@ def _label_step(target_transform: object) -> Step:
 
 
 def _image_folder(dataset: ImageFolder, *, raw: bool) -> Leaf | Refusal:
+    refusal = foreign_decoder()
+    if refusal is not None:
+        return refusal
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
@@ -208,12 +212,27 @@ def _image_folder(dataset: ImageFolder, *, raw: bool) -> Leaf | Refusal:
     )
 
 
+def foreign_tensors() -> Refusal | None:
+    """Return which function that reads a TensorFolder's files was replaced, or None."""
+    return replaced_in("torch", "load") or replaced_in("numpy", "load")
+
+
+def foreign_decoder() -> Refusal | None:
+    """Return why Pillow's pixels of a JPEG are not those that the native core decodes, or None."""
+    refusal = replaced_in_opening()
+    if refusal is None and not decoded_alike():
+        remedy = "a Pillow whose libjpeg-turbo gives the native core's pixels"
+        return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
+    return refusal
+
+
 def foreign_loader(dataset: Any) -> Refusal | None:
-    """Return why a torchvision ImageFolder's images are not those that Pillow gives by default, or None."""
-    folder = sys.modules["torchvision.datasets.folder"]
-    loaders = (folder.default_loader, folder.pil_loader)
-    if dataset.loader is not loaders[0] or any(loader.__module__ != folder.__name__ for loader in loaders):
+    """Return why a torchvision ImageFolder's images are not those that Pillow itself gives, or None."""
+    if not is_original(dataset.loader, "torchvision.datasets.folder", "default_loader"):
         return Refusal("ImageFolder(loader=)", "a loader of one's own is Python's", "the default loader")
+    refusal = foreign_decoder()
+    if refusal is not None:
+        return refusal
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         return Refusal(
             "torchvision's image backend", "only PIL's pixels are reproduced", "torchvision.set_image_backend('PIL')"

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from penstock.originals import replaced_in_class
 from penstock.steps import Refusal
 
 V1 = "torchvision.transforms.transforms"
@@ -48,11 +49,15 @@ def _is_plain_compose(transform: object) -> bool:
 
 def changed(transform: object) -> str | None:
     """Return what makes a transform object do otherwise than its class, or None."""
-    if isinstance(transform, torch.nn.Module) and (transform._forward_hooks or transform._forward_pre_hooks):
-        return "it carries forward hooks"
+    if isinstance(transform, torch.nn.Module):
+        if transform._forward_hooks or transform._forward_pre_hooks:
+            return "it carries forward hooks"
+        if transform._compiled_call_impl is not None:
+            return "it was compiled"
     if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
         return "a method was replaced on the object"
-    return None
+    replaced = replaced_in_class(type(transform))
+    return None if replaced is None else f"{replaced.what}: {replaced.why}"
 
 
 @cache
@@ -67,9 +72,10 @@ def names_interpolations() -> bool:
 
 
 def classes(name: str, *modules: str) -> list[type]:
-    """Return the classes of this name in these modules (both generations), as far as they are imported."""
-    found = (sys.modules.get(module) for module in modules or (V1, V2))
-    return [vars(module)[name] for module in found if module is not None and name in vars(module)]
+    """Return torchvision's classes of this name in these modules (both generations), as far as they are imported."""
+    found = (vars(module).get(name) for where in modules or (V1, V2) if (module := sys.modules.get(where)) is not None)
+    # A program may have put a class of its own there.
+    return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith("torchvision.")]
 
 
 def is_v1(transform: object) -> bool:

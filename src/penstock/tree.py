@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 from penstock import _native
 from penstock.mix import Mix
 from penstock.order import Indices
-from penstock.recognise import Leaf, recognise
+from penstock.recognise import Leaf, recognise, replaced
 from penstock.steps import Refusal
 
 LeafNumbers = NDArray[np.int32]
@@ -119,6 +119,10 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def _build(dataset: object, leaves: list[Leaf], raw: bool) -> Node | Refusal:
+    if type(dataset) in (Subset, ConcatDataset, Mix):
+        refusal = replaced(dataset)
+        if refusal is not None:
+            return refusal
     if type(dataset) is Subset:
         chosen: Any = dataset.indices
         if isinstance(chosen, torch.Tensor):
