@@ -34,7 +34,7 @@ from penstock.mix import Mix
 from penstock.passes import Passes, default_workers
 from penstock.passing import Course, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.progress import Progress, Rest
+from penstock.progress import Progress, Rest, is_count
 from penstock.quarantine import Replace
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
@@ -76,6 +76,8 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             how many. None, or a DistributedSampler: as torch's loader.
         ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
             which step two runs parted. "{rank}" in the path is the rank's number.
+        snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
+            state is that of the batch that was handed out last, at every step.
 
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, on_error or device, on_error="replace" or
@@ -112,6 +114,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         device: Device | Feed | None = None,
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         feed_of(device)  # refuses what makes no sense
         self.device = device
@@ -130,6 +133,11 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         self._prefetch_given = prefetch_factor is not None
         self.shard = shard
         self.ledger = ledger
+        if snapshot_every_n_steps is not None and not is_count(snapshot_every_n_steps):
+            raise InvalidOption(
+                f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
+            )
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ledger = None
         self._epochs = Epochs(seed)
         self._progress: Progress | None = None  # of the pass that began last
