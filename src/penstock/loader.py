@@ -71,9 +71,10 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
         shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed when a pass
-            begins. Every global batch of one order, the same for any number of ranks, is cut among them; all deliver
-            the same number of batches. Where the last one does not go round, samples of it are repeated: `padded` says
-            how many. None, or a DistributedSampler: as torch's loader.
+            begins, or, before a process group runs, RANK and WORLD_SIZE of torchrun. Every global batch of one order,
+            the same for any number of ranks, is cut among them; all deliver the same number of batches. Where the last
+            one does not go round, samples of it are repeated: `padded` says how many. None, or a DistributedSampler: as
+            torch's loader.
         ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
             which step two runs parted. "{rank}" in the path is the rank's number.
         snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
@@ -183,7 +184,9 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if share_of(shard) is not None:
+        if shard is not None:
+            if shard != "auto":  # which is asked when a pass begins: the process group may run by then
+                share_of(shard)
             self._refuse_shard()
         # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.
         self._seeded = None if seed is None else torch.Generator().manual_seed(seed)

@@ -329,7 +329,7 @@ class Passes(Resumable):
         return self._buffers
 
     def _course(self) -> Course:
-        if self.seed is None and isinstance(self._plan, PythonPlan) and not self._cuts_itself():
+        if self.seed is None and isinstance(self._plan, PythonPlan) and not (self._cuts_itself() or self._one_by_one()):
             batches = self._asked()  # before the key, as torch's iterator has it: both may draw
             return Course(batches, self._length(), *self._key())
         seed, epoch = self._key()
