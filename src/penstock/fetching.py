@@ -7,7 +7,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ class InTurn(_SingleProcessDataLoaderIter):
         loader: a torch DataLoader with num_workers=0.
         batches: what its sampler gives; None: it is asked by torch.
         composes: each Compose that the dataset calls runs natively.
-        streams: where an iterable dataset is that says so itself.
+        streams: where the dataset is that says so itself.
         ahead: the pass is read ahead of its user.
     """
 
@@ -49,17 +51,31 @@ class InTurn(_SingleProcessDataLoaderIter):
         ahead: bool = False,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
-        tell_dataset(loader.dataset, given)
+        self._given, self._batches = given, batches
+        self._mid_epoch = streams is not None and any(streams.counts)
         super().__init__(loader)
         self._composes = composes
-        if batches is not None:
-            self._sampler_iter = batches
+        if self._batches is not None:
+            self._sampler_iter = self._batches
         fetcher = self._dataset_fetcher
         if given is not None and batches is None:
             go_on(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
             streams.now = partial(_state_now, loader.dataset, fetcher)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        self._base = drawn
+        if self._given is not None:
+            if self._batches is not None and self._mid_epoch:
+                self._batches = begun(self._batches)
+            tell_dataset(self._dataset, self._given)
 
     def __next__(self) -> Any:
         return counted(self.progress, self._one)
@@ -85,6 +101,11 @@ class InTurn(_SingleProcessDataLoaderIter):
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def begun(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return what a sampler gives in the middle of an epoch, where it has drawn before the dataset comes to its state."""
+    return chain(list(islice(batches, 1)), batches)
 
 
 class Fetching(Pass):
@@ -147,6 +168,8 @@ class Fetching(Pass):
         self._fetch = fetch
         self._streams = streams
         if streams is not None and not self._iterable:
+            if any(streams.counts):
+                course = replace(course, batches=begun(course.batches))
             tell_dataset(fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(fetch.dataset))
         self._asked = 0  # batches that the sampler was asked for

@@ -185,7 +185,13 @@ class OwnStates(Ordered):
         given = dict(own) if "states" in own else None
         if given is not None and self.num_workers and self._in_threads() and not self._says(given):
             given["states"] = [None] * len(given["states"])  # which threads, that share a dataset, cannot tell it
-        return Streams(self.num_workers, given, resumed=resumed, before=before)
+        return Streams(
+            self.num_workers,
+            given,
+            resumed=resumed,
+            before=before,
+            kept=self.persistent_workers or not self.num_workers,
+        )
 
     def _counts_samples(self) -> bool:
         """Return whether what a user's sampler gave is counted in samples, whatever the batch size."""

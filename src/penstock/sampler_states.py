@@ -39,6 +39,8 @@ class SamplerStates:
     def begin(self, sampler: Any) -> Iterator[Any]:
         """Return what a sampler gives from where the pass begins on. Its state is followed, where it has any."""
         given, self._sampler = self._given, sampler
+        self._noted.clear()  # torch's iterators begin twice as they are made
+        self._first = 0
         if given is None:
             self._iterator = iter(sampler)
         else:

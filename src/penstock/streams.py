@@ -40,6 +40,7 @@ class Streams:
         given: what as_state() returned, of the state that the pass goes on from.
         resumed: it goes on from one, be it of the start.
         before: of the pass before, whose workers this one keeps.
+        kept: the next pass has the same workers, with the dataset as they leave it.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Streams:
         *,
         resumed: bool = False,
         before: Streams | None = None,
+        kept: bool = True,
     ) -> None:
         count = max(1, workers)
         self.resumed = resumed
+        self._kept = kept
         self.done = False
         self._states: list[Entry | None] = [None] * count
         self.counts = [0] * count
@@ -118,6 +121,9 @@ class Streams:
             self._states[noted[0]] = noted[1]
 
     def _between(self) -> list[Entry | None]:
+        """Return the states that the next pass begins with."""
+        if not self._kept:
+            return [None] * len(self._states)
         states = self._states if self.now is None else [self.now()]
         return [None if state is None else {**state, "between": True} for state in states]
 
@@ -142,7 +148,7 @@ def check_streams(given: Any, workers: int) -> None:
     if len(states) != max(1, workers) and not _alike(states):
         raise InvalidOption(
             f"a state of a dataset that {len(states)} workers have read, each at a place of its own, cannot go on with "
-            f"num_workers={workers}"
+            f"num_workers={workers}: give num_workers={len(states)}{' or 0' if len(states) == 1 else ''}"
         )
 
 
@@ -155,7 +161,7 @@ def spread(given: Mapping[str, Any], workers: int) -> Mapping[str, Any]:
 
 def _alike(states: list[Any]) -> bool:
     """Return whether all workers of a map-style dataset, or between two passes, said the same."""
-    if any(state is None or "iterator" in state or "ended" in state for state in states):
+    if len(states) == 1 or any(state is None or "iterator" in state or "ended" in state for state in states):
         return False
     try:
         return len({pickle.dumps(state) for state in states}) == 1
