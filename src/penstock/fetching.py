@@ -104,7 +104,7 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 
 
 def begun(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return what a sampler gives in the middle of an epoch, where it has drawn before the dataset comes to its state."""
+    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
     return chain(list(islice(batches, 1)), batches)
 
 

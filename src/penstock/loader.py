@@ -193,6 +193,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._seeded
         self._offer_set_epoch()
+        self.meet_accelerate()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
@@ -304,24 +305,34 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         twin._epochs = self._epochs.again()
         return twin
 
+    @staticmethod
+    def meet_accelerate() -> bool:
+        """Let Accelerate keep loaders of this class; return whether it does. penstock.frameworks puts its own here."""
+        return False
+
+    def own_options(self) -> dict[str, Any]:
+        """Return the arguments in use that torch's loader does not know."""
+        return {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
+
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """What Accelerator.prepare asks before it copies torch's arguments, and no others, into a torch loader.
+        """What Accelerator.prepare asks before it builds a loader from the attributes of this one.
 
         Raises:
-            InvalidOption: an argument of our own is in use, and would be lost.
+            InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
         """
-        given = {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
-        if given:
+        if self.meet_accelerate() and type(self) is DataLoader:
+            return False
+        if given := self.own_options():
             raise InvalidOption(
-                f"Accelerator.prepare builds a torch loader in this one's place, without "
+                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, without "
                 f"{', '.join(f'{name}={value!r}' for name, value in given.items())}; "
-                f"give the Accelerator to penstock.frameworks.keep_loaders(...) first"
+                f"a penstock.DataLoader, of that very class, is kept"
             )
         if isinstance(self._plan, NativePlan):
             warnings.warn(
-                "Accelerator.prepare builds a torch loader in this one's place, which reads without native threads; "
-                "give the Accelerator to penstock.frameworks.keep_loaders(...) first",
+                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, which reads "
+                "without native threads; a penstock.DataLoader, of that very class, is kept",
                 stacklevel=6,  # the caller of prepare
             )
         if self._chosen_workers:  # native threads; torch's loader would start as many processes

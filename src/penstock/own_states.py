@@ -67,7 +67,7 @@ class OwnStates(Ordered):
             return progress.streams.as_state()
         if progress is None and self.num_workers == 0 and not isinstance(self.dataset, IterableDataset):
             state = state_of(self.dataset) if self._keeps_its_own_state() else None
-            return None if state is None else {"states": [state], "next": 0}
+            return None if state is None else {"states": [{**state, "between": True}], "next": 0}
         return None
 
     def _sampler_now(self, progress: Progress | None, between: bool) -> dict[str, Any] | None:

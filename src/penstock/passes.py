@@ -154,6 +154,8 @@ class Passes(Resumable):
         ):
             held._shutdown_workers()  # it was made for something else, or its workers died
             self._iterator = None
+        if not self.num_workers and self._progress is not None and self._progress.streams is not None:
+            self._progress.streams.tell_between(self.dataset)
         given, self.generator = self.generator, self.generator or self._seeded
         try:
             batches = super().__iter__()  # type: ignore[misc]

@@ -78,6 +78,13 @@ class Streams:
         """Return the state of each worker, None at the start."""
         return list(self._states)
 
+    def tell_between(self, dataset: Any) -> None:
+        """Tell the dataset of the caller's thread a state that was taken between two passes, before this one draws."""
+        given = self._states[0]
+        if given is not None and given.get("between") and "dataset" in given:
+            tell_dataset(dataset, given)
+            self._states[0] = {name: value for name, value in given.items() if name != "dataset"}
+
     def begin_with(self, state: Entry | None) -> None:
         """Note the state of the caller's thread before the first batch."""
         self._states[0] = state
