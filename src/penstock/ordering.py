@@ -61,7 +61,8 @@ class Ordered:
         """
         number = checked_epoch(epoch)
         self._begin_with(number)
-        theirs = getattr(innermost(self.sampler, self.batch_sampler), "set_epoch", None)
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        theirs = getattr(deepest(given), "set_epoch", None)
         if callable(theirs) and not isinstance(theirs, _SetEpoch):
             theirs(number)
 
@@ -260,3 +261,12 @@ class _SetEpoch:
 def innermost(sampler: Any, batch_sampler: Any) -> Any:
     """Return the sampler that says which samples come."""
     return getattr(batch_sampler, "sampler", sampler) if batch_sampler is not None else sampler
+
+
+def deepest(sampler: Any) -> Any:
+    """Return the sampler that says which samples come, below any number of others that group, cut and skip."""
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(sampler, name, None)
+        if inner is not None and inner is not sampler:
+            return deepest(inner)
+    return sampler
