@@ -26,6 +26,7 @@ from penstock.errors import (
     WorkerDied,
     WorkerStuck,
 )
+from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
 from penstock.loader import DataLoader
 from penstock.mix import Mix
 from penstock.quarantine import Replace

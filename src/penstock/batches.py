@@ -73,17 +73,40 @@ def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn:
     """Return the order of an epoch whose sampler is torch's own, or keyed.
 
     keyed: it is a function of seed and epoch. drawn: else, where the seed is kept that the sampler itself would draw;
-    one that is there is taken instead.
+    one that is there is taken instead, and drawn all the same where it was "foretold".
     """
     if type(sampler) is SequentialSampler:
         return InSequence()
     own = isinstance(sampler, KeyedSampler)
     if keyed:
         return sampler.order(seed, epoch) if own else KeyedShuffle(size, seed, epoch)
-    if "order" not in drawn:
-        generator = sampler.generator if own else None
-        drawn["order"] = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    if "order" not in drawn or drawn.pop("foretold", 0):
+        drawn.setdefault("order", draw(sampler.generator if own else None))
     return sampler.order(drawn["order"], sampler.epoch) if own else TorchShuffle(size, drawn["order"])
+
+
+def draw(generator: torch.Generator | None) -> int:
+    """Draw a seed of 63 bits, as torch's samplers and iterators do. None: from torch's global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def foretell(base: torch.Generator | None, order: torch.Generator | None, *, base_first: bool) -> dict[str, int]:
+    """Return what a pass that began now would draw, "base" and "order", without drawing it.
+
+    Args:
+        base, order: the generators that they are drawn from; None: torch's global one.
+        base_first: a base seed is drawn at all.
+    """
+    copies: dict[int, torch.Generator] = {}
+
+    def drawn(generator: torch.Generator | None) -> int:
+        if id(generator) not in copies:
+            state = torch.get_rng_state() if generator is None else generator.get_state()
+            copies[id(generator)] = torch.Generator("cpu" if generator is None else generator.device)
+            copies[id(generator)].set_state(state)
+        return draw(copies[id(generator)])
+
+    return {**({"base": drawn(base)} if base_first else {}), "order": drawn(order)}
 
 
 def length(sampler: Any) -> int | None:

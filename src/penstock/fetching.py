@@ -8,7 +8,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from penstock.ahead import Arrivals
 from penstock.collating import collates_as_torch
 from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
@@ -27,7 +30,7 @@ from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.sample_notes import collated, fetched, one_by_one
 from penstock.stats import Counters, samples_given, samples_in
-from penstock.streams import ENDED, Streams, state_of
+from penstock.streams import Streams, go_on, state_of, tell_dataset
 from penstock.workers.threads import Init, Loading, Threads
 
 
@@ -38,7 +41,7 @@ class InTurn(_SingleProcessDataLoaderIter):
         loader: a torch DataLoader with num_workers=0.
         batches: what its sampler gives; None: it is asked by torch.
         composes: each Compose that the dataset calls runs natively.
-        streams: where an iterable dataset is that says so itself.
+        streams: where the dataset is that says so itself.
         ahead: the pass is read ahead of its user.
     """
 
@@ -55,19 +58,33 @@ class InTurn(_SingleProcessDataLoaderIter):
         ahead: bool = False,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
-        if given is not None and given != ENDED:
-            loader.dataset.load_state_dict(given["state"])
+        self._given, self._batches = given, batches
+        self._mid_epoch = streams is not None and any(streams.counts)
         super().__init__(loader)
         if type(self._dataset_fetcher) is _MapDatasetFetcher:
             self._dataset_fetcher.__class__ = _Noting
         self._composes = composes
-        if batches is not None:
-            self._sampler_iter = batches
-        if streams is not None:
-            self._dataset_fetcher.ended = given == ENDED
+        if self._batches is not None:
+            self._sampler_iter = self._batches
+        fetcher = self._dataset_fetcher
+        if given is not None and batches is None:
+            go_on(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
-            streams.now = partial(_state_now, loader.dataset, self._dataset_fetcher)
+            streams.now = partial(_state_now, loader.dataset, fetcher)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        self._base = drawn
+        if self._given is not None:
+            if self._batches is not None and self._mid_epoch:
+                self._batches = begun(self._batches)
+            tell_dataset(self._dataset, self._given)
 
     def __next__(self) -> Any:
         if self.counters is None:
@@ -75,15 +92,15 @@ class InTurn(_SingleProcessDataLoaderIter):
         return counted(self.progress, partial(self.counters.took, self._one, self._samples))
 
     def _next_index(self) -> Any:
-        self._given = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._given
+        self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._asked_for
 
     def _samples(self, batch: Any) -> int:
         if not self._auto_collation:
             return 1
         iterable = self._dataset_kind == _DatasetKind.Iterable
         stacks = self._collate_fn is default_collate
-        return samples_in(batch, samples_given(self._given), iterable=iterable, stacks=stacks)
+        return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
 
     def _one(self) -> Any:
         if self._streams is None:
@@ -91,6 +108,7 @@ class InTurn(_SingleProcessDataLoaderIter):
         try:
             batch = super().__next__()
         except StopIteration:
+            self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
             raise
         except Exception:
             self._streams.failed()
@@ -115,8 +133,13 @@ class _Noting(_MapDatasetFetcher):
         return collated(self.collate_fn, given, samples)
 
 
-def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any]:
-    return state_of(dataset, ended=fetcher.ended)
+def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
+    return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def begun(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
+    return chain(list(islice(batches, 1)), batches)
 
 
 class Fetching(Pass):
@@ -131,7 +154,11 @@ class Fetching(Pass):
         in_order: batches are handed out in the sampler's order.
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
+        streams: where the dataset is that says so itself; they are told of the batches that come.
     """
+
+    arrivals: Arrivals | None = None
+    """Told which batches come, where they come out of order."""
 
     def __init__(
         self,
@@ -144,6 +171,7 @@ class Fetching(Pass):
         in_order: bool = True,
         drop_last: bool = False,
         eager: bool = True,
+        streams: Streams | None = None,
     ) -> None:
         super().__init__(means)
         self._in_order = in_order
@@ -165,13 +193,20 @@ class Fetching(Pass):
             raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error
         self._hold(self._crew)
         self._pid = os.getpid()
-        self.begin(fetch, course, eager=eager)
+        self.begin(fetch, course, eager=eager, streams=streams)
 
-    def begin(self, fetch: Fetch, course: Course, *, eager: bool = True) -> None:
+    def begin(self, fetch: Fetch, course: Course, *, eager: bool = True, streams: Streams | None = None) -> None:
         """Begin a pass with the same threads."""
-        self._crew.begin(fetch)
+        self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
         self._queue.clear()
         self._fetch = fetch
+        self._streams = streams
+        if streams is not None and not self._iterable:
+            if any(streams.counts):
+                course = replace(course, batches=begun(course.batches))
+            tell_dataset(fetch.dataset, streams.states()[0])
+            streams.begin_with(state_of(fetch.dataset))
+        self._asked = 0  # batches that the sampler was asked for
         self._exhausted = False
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         self._start(course)
@@ -179,6 +214,29 @@ class Fetching(Pass):
             self._refill()
 
     def _next_data(self) -> Any:
+        self._came: Loading | None = None
+        try:
+            out = self._next_batch()
+        except (StopIteration, WorkerStuck):
+            raise
+        except Exception:
+            self._tell()
+            raise
+        self._tell(done=True)
+        return out
+
+    def _tell(self, *, done: bool = False) -> None:
+        """Tell of the batch that came, or of the error in its place."""
+        came, self._came = self._came, None
+        if self.arrivals is not None:
+            self.arrivals.read(None if came is None else came.number)
+        if self._streams is not None and self._streams.now is None:
+            if done and came is not None:
+                self._streams.read(came.owner or 0, came.state)
+            else:
+                self._streams.failed()
+
+    def _next_batch(self) -> Any:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
         started = time.perf_counter()
@@ -189,10 +247,18 @@ class Fetching(Pass):
                 raise StopIteration
             batch = self._wait()
             self._queue.remove(batch)
+            if not batch.ended and self._streams is not None and self._streams.to_drop[batch.owner or 0]:
+                self._streams.dropped(batch.owner or 0, batch.state)
+                continue
             if not batch.ended:
                 break
+            if self._streams is not None and batch.owner is not None:
+                self._streams.ended(batch.owner, batch.state)
             if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
                 self._owners.remove(batch.owner)
+        self._came = batch
+        if self._streams is not None and not self._iterable:
+            batch.state = state_of(self._fetch.dataset)
         if batch.failed is not None:
             error = batch.failed[1]
             batch.failed = None  # or the error's traceback, which holds the batch, holds itself
@@ -253,7 +319,9 @@ class Fetching(Pass):
                 owner = self._owners[0]
                 self._owners.rotate(-1)
             task = Task(given, self._course.seed, self._course.epoch)
-            self._queue.append(self._crew.submit(task, owner))
+            batch = self._crew.submit(task, owner)
+            batch.number, self._asked = self._asked, self._asked + 1
+            self._queue.append(batch)
 
     def _in_flight(self) -> int:
         """Return how many batches to keep in flight."""

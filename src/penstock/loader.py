@@ -35,7 +35,7 @@ from penstock.mix import Mix
 from penstock.passes import Passes, default_workers
 from penstock.passing import Course, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.progress import Progress, Rest
+from penstock.progress import Progress, Rest, is_count
 from penstock.quarantine import Replace
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
@@ -72,11 +72,14 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
         shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed when a pass
-            begins. Every global batch of one order, the same for any number of ranks, is cut among them; all deliver
-            the same number of batches. Where the last one does not go round, samples of it are repeated: `padded` says
-            how many. None, or a DistributedSampler: as torch's loader.
+            begins, or, before a process group runs, RANK and WORLD_SIZE of torchrun. Every global batch of one order,
+            the same for any number of ranks, is cut among them; all deliver the same number of batches. Where the last
+            one does not go round, samples of it are repeated: `padded` says how many. None, or a DistributedSampler: as
+            torch's loader.
         ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
             which step two runs parted. "{rank}" in the path is the rank's number.
+        snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
+            state is that of the batch that was handed out last, at every step.
 
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, on_error or device, on_error="replace" or
@@ -113,6 +116,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         device: Device | Feed | None = None,
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_numbers(
             num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor
@@ -134,6 +138,11 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         self._prefetch_given = prefetch_factor is not None
         self.shard = shard
         self.ledger = ledger
+        if snapshot_every_n_steps is not None and not is_count(snapshot_every_n_steps):
+            raise InvalidOption(
+                f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
+            )
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ledger = None
         self._epochs = Epochs(seed)
         self._progress: Progress | None = None  # of the pass that began last
@@ -180,13 +189,16 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 pin_memory_device=pin_memory_device,
                 in_order=in_order,
             )
-        if share_of(shard) is not None:
+        if shard is not None:
+            if shard != "auto":  # which is asked when a pass begins: the process group may run by then
+                share_of(shard)
             self._refuse_shard()
         # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.
         self._seeded = None if seed is None else torch.Generator().manual_seed(seed)
         if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._seeded
         self._offer_set_epoch()
+        self.meet_accelerate()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
@@ -313,24 +325,34 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         twin._epochs = self._epochs.again()
         return twin
 
+    @staticmethod
+    def meet_accelerate() -> bool:
+        """Let Accelerate keep loaders of this class; return whether it does. penstock.frameworks puts its own here."""
+        return False
+
+    def own_options(self) -> dict[str, Any]:
+        """Return the arguments in use that torch's loader does not know."""
+        return {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
+
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """What Accelerator.prepare asks before it copies torch's arguments, and no others, into a torch loader.
+        """What Accelerator.prepare asks before it builds a loader from the attributes of this one.
 
         Raises:
-            InvalidOption: an argument of our own is in use, and would be lost.
+            InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
         """
-        given = {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
-        if given:
+        if self.meet_accelerate() and type(self) is DataLoader:
+            return False
+        if given := self.own_options():
             raise InvalidOption(
-                f"Accelerator.prepare builds a torch loader in this one's place, without "
+                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, without "
                 f"{', '.join(f'{name}={value!r}' for name, value in given.items())}; "
-                f"give the Accelerator to penstock.frameworks.keep_loaders(...) first"
+                f"a penstock.DataLoader, of that very class, is kept"
             )
         if isinstance(self._plan, NativePlan):
             warn_user(
-                "Accelerator.prepare builds a torch loader in this one's place, which reads without native threads; "
-                "give the Accelerator to penstock.frameworks.keep_loaders(...) first",
+                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, which reads "
+                "without native threads; a penstock.DataLoader, of that very class, is kept",
                 through=("accelerate",),
             )
         if self._chosen_workers:  # native threads; torch's loader would start as many processes

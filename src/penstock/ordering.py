@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
+from penstock.ahead import NONE_AHEAD, Ahead
 from penstock.batches import Epochs, as_list, from_sampler, length, order_of
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler, checked_epoch
 from penstock.order import Indices, Order, TorchShuffle
 from penstock.plan import Plan, PythonPlan
 from penstock.progress import Progress, Rest
+from penstock.sampler_states import SamplerStates
 from penstock.schedule import Schedule, Shard, Share, cut, indices_of, share_of
 
 # Of a sampler whose draws nobody but itself can know.
@@ -59,7 +61,8 @@ class Ordered:
         """
         number = checked_epoch(epoch)
         self._begin_with(number)
-        theirs = getattr(_innermost(self.sampler, self.batch_sampler), "set_epoch", None)
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        theirs = getattr(deepest(given), "set_epoch", None)
         if callable(theirs) and not isinstance(theirs, _SetEpoch):
             theirs(number)
 
@@ -79,7 +82,7 @@ class Ordered:
         progress = self._progress
         if progress is None or progress.schedule is None or not progress.handed:
             return 0
-        return progress.schedule.part(progress.handed - 1).padding
+        return progress.schedule.part(progress.latest).padding
 
     def __len__(self) -> int:
         steps = None if self._share() is None else self._length()
@@ -95,60 +98,80 @@ class Ordered:
                 return map(as_list, self._cut(seed, epoch))
             if self._one_by_one():
                 return chain.from_iterable(map(as_list, self._cut(seed, epoch)))
-            return self._asked(self._index_sampler)
+            return self._asked()
         if not self._cuts_itself():
-            return self._asked(from_sampler(self._index_sampler))
+            return from_sampler(self._asked())
         return self._cut(seed, epoch)
 
-    def _asked(self, batches: Any) -> Iterator[Any]:
-        """Return what a sampler gives, from where the pass begins on."""
+    def _asked(self) -> Iterator[Any]:
+        """Return what a user's sampler gives for each batch, from where the pass begins on."""
         if self._share() is not None and not isinstance(
-            _innermost(self.sampler, self.batch_sampler), DistributedSampler
+            innermost(self.sampler, self.batch_sampler), DistributedSampler
         ):
             raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
-        skipped = 0 if self._progress is None else self._progress.skipped
-        return islice(iter(batches), skipped, None)
+        if isinstance(self.dataset, IterableDataset):
+            return iter(self._index_sampler)
+        progress = self._progress or Progress(0)
+        states = progress.samplers = progress.samplers or SamplerStates()
+        cut_here = self._is_cut_by_torch()
+        # torch's BatchSampler asks the sampler when the first batch is asked for; another is asked as a pass begins.
+        items = states.begun_later(self.sampler) if cut_here else states.begin(self._index_sampler)
+        if progress.skipped and not states.resumes:
+            items = islice(items, progress.skipped, None)
+        items = progress.ahead.leave_out(items, progress.skipped)
+        if cut_here:
+            progress.unit = self.batch_sampler.batch_size
+            items = iter(BatchSampler(items, progress.unit, self.batch_sampler.drop_last))
+        return states.followed(items)
+
+    def _is_cut_by_torch(self) -> bool:
+        """Return whether torch's BatchSampler cuts what the loader's sampler gives."""
+        batches = self.batch_sampler
+        return type(batches) is BatchSampler and self._index_sampler is batches and batches.sampler is self.sampler
 
     def _one_by_one(self) -> bool:
         """Return whether batch_size is None and the order is our own to make."""
-        if self.seed is None and self._share() is None and not (self._progress and self._progress.start):
-            return False
-        if self._index_sampler is not self.sampler:
-            return False
-        known = self._own_order and type(self.sampler) in (SequentialSampler, RandomSampler)
-        return known or isinstance(self.sampler, KeyedSampler)
+        return self._index_sampler is self.sampler and self._draws_itself()
 
     def _cut(self, seed: int, epoch: int) -> Iterator[Indices]:
         progress = self._progress or Progress(epoch)
-        progress.schedule = self._schedule(progress.start, rest=progress.rest)
-        return cut(self._order(seed, epoch, progress.drawn, progress.rest), progress.schedule)
+        progress.schedule = self._schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        return cut(self._order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
 
-    def _order(self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None) -> Callable[[], Order]:
-        """Return what makes the order of an epoch, or of the rest of one."""
+    def _order(
+        self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+    ) -> Callable[[], Order]:
+        """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead."""
         # Not methods of this loader: an iterator that a loader holds must not hold the loader.
         if rest is None:
-            return partial(order_of, self.sampler, self.seed is not None, self._size(), seed, epoch, drawn)
+            return ahead.order(partial(order_of, self.sampler, self.seed is not None, self._size(), seed, epoch, drawn))
         key = drawn.get("order", 0) if self.seed is None else self.seed
-        return partial(rest.order, partial(order_of, self.sampler, True, len(rest.indices), key, epoch, {}))
+        among = partial(order_of, self.sampler, True, len(rest.indices), key, epoch, {})
+        return ahead.order(partial(rest.order, among))
 
     def _order_kind(self) -> str:
         """Return what tells this order from others, but for seed and epoch."""
-        inner = _innermost(self.sampler, self.batch_sampler)
+        inner = innermost(self.sampler, self.batch_sampler)
         if isinstance(inner, KeyedSampler):
             return f"{type(inner).__name__} {inner.fingerprint()}"
         kinds = {SequentialSampler: "in sequence", RandomSampler: "shuffled"}
         return kinds.get(type(inner), BY_SAMPLER) if self._own_order else BY_SAMPLER
 
-    def _schedule(self, start: int = 0, share: Share | None = None, rest: Rest | None = None) -> Schedule:
-        """Return which positions each batch of an epoch, or of the rest of one, holds on this rank, or another."""
+    def _schedule(
+        self, start: int = 0, share: Share | None = None, rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+    ) -> Schedule:
+        """Return which positions each batch of an epoch, or of the rest of one, holds on this rank, or another.
+
+        They are counted without those that were handed out ahead.
+        """
         share = share or self._share() or Share()
-        size = self._size() if rest is None else rest.end
+        size = (self._size() if rest is None else rest.end) - ahead.count
         return Schedule(size, self.batch_size or 1, self.drop_last and self.batch_size is not None, share, start)
 
     def _share(self) -> Share | None:
         """Return this rank's share, None where the loader does not cut."""
         share = share_of(self.shard)
-        return None if isinstance(_innermost(self.sampler, self.batch_sampler), DistributedSampler) else share
+        return None if isinstance(innermost(self.sampler, self.batch_sampler), DistributedSampler) else share
 
     def _length(self) -> int | None:
         """Return the number of batches of a pass, None where the sampler has no length."""
@@ -163,6 +186,11 @@ class Ordered:
             return False
         if (batches.sampler, batches.batch_size, batches.drop_last) != (sampler, self.batch_size, self.drop_last):
             return False
+        return self._draws_itself()
+
+    def _draws_itself(self) -> bool:
+        """Return whether the order is ours to make: of a sampler that torch made, as it made it, or a keyed one."""
+        sampler = self.sampler
         if isinstance(sampler, KeyedSampler):
             return True
         if not self._own_order:
@@ -180,7 +208,7 @@ class Ordered:
 
     def _refuse_shard(self) -> None:
         """Raise InvalidOption where shard= cannot be."""
-        inner = _innermost(self.sampler, self.batch_sampler)
+        inner = innermost(self.sampler, self.batch_sampler)
         if isinstance(self.dataset, IterableDataset):
             raise InvalidOption("shard= needs a map-style dataset: an iterable one is cut by itself")
         if isinstance(inner, DistributedSampler):
@@ -192,7 +220,15 @@ class Ordered:
         if isinstance(inner, RandomSampler | KeyedSampler) and self.seed is None:
             raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")
 
-    def _indices_at(self, epoch: int, step: int, rank: int | None, start: int = 0, rest: Rest | None = None) -> Indices:
+    def _indices_at(
+        self,
+        epoch: int,
+        step: int,
+        rank: int | None,
+        start: int = 0,
+        rest: Rest | None = None,
+        ahead: Ahead = NONE_AHEAD,
+    ) -> Indices:
         """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed."""
         if self.seed is None or not (self._cuts_itself() and self.batch_size is not None):
             raise InvalidOption(
@@ -203,8 +239,8 @@ class Ordered:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
-        order = self._order(self.seed, checked_epoch(epoch), {}, rest)
-        return indices_of(order(), self._schedule(start, share, rest).part(step))
+        order = self._order(self.seed, checked_epoch(epoch), {}, rest, ahead)
+        return indices_of(order(), self._schedule(start, share, rest, ahead).part(step))
 
 
 class _SetEpoch:
@@ -222,6 +258,15 @@ class _SetEpoch:
         return _SetEpoch, ()  # a loader that is unpickled puts its own in this one's place
 
 
-def _innermost(sampler: Any, batch_sampler: Any) -> Any:
+def innermost(sampler: Any, batch_sampler: Any) -> Any:
     """Return the sampler that says which samples come."""
     return getattr(batch_sampler, "sampler", sampler) if batch_sampler is not None else sampler
+
+
+def deepest(sampler: Any) -> Any:
+    """Return the sampler that says which samples come, below any number of others that group, cut and skip."""
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(sampler, name, None)
+        if inner is not None and inner is not sampler:
+            return deepest(inner)
+    return sampler

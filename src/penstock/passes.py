@@ -107,8 +107,9 @@ class Passes(Resumable):
         if self._ledger is None:
             facts = {"seed": self.seed, "batch_size": self.batch_size, "data": self._data()}
             self._ledger = open_ledger(os.fspath(self.ledger), self._share() or Share(), facts)
-        order = self._order(self.seed or 0, progress.epoch, progress.drawn, progress.rest)
-        return Recorder(self._ledger, self.dataset, order, progress.epoch, progress.start, progress.chain)
+        order = self._order(self.seed or 0, progress.epoch, progress.drawn, progress.rest, progress.ahead)
+        before = progress.start + progress.ahead.count
+        return Recorder(self._ledger, self.dataset, order, progress.epoch, before, progress.chain)
 
     def _feeding(self, batches: Any, feed: Feed, station: Station, lane: Lane | None) -> Feeding[Any]:
         """Return the pass that brings batches to their device."""
@@ -153,6 +154,8 @@ class Passes(Resumable):
         ):
             held._shutdown_workers()  # it was made for something else, or its workers died
             self._iterator = None
+        if not self.num_workers and self._progress is not None and self._progress.streams is not None:
+            self._progress.streams.tell_between(self.dataset)
         given, self.generator = self.generator, self.generator or self._seeded
         try:
             batches = super().__iter__()  # type: ignore[misc]
@@ -161,7 +164,11 @@ class Passes(Resumable):
         if isinstance(batches, Processes | InTurn):
             batches.counters = self._counters
         if isinstance(batches, Processes) and self._progress is not None:
-            batches.streams = self._progress.streams  # persistent workers came with those of the pass before
+            if batches.streams is not self._progress.streams:
+                batches.follow(self._progress.streams)  # persistent workers came with those of the pass before
+            self._progress.drawn.setdefault("base", batches.base_seed)
+        if isinstance(batches, Processes | Fetching) and self._progress is not None:
+            batches.arrivals = self._progress.arrivals
         return batches
 
     def _make_plan(self) -> None:
@@ -215,6 +222,7 @@ class Passes(Resumable):
                 in_order=self.in_order,
                 drop_last=self.drop_last,
                 eager=not self._on_demand(),
+                streams=None if self._progress is None else self._progress.streams,
             )
         if kind is Processes:
             self.check_worker_number_rationality()
@@ -227,6 +235,7 @@ class Passes(Resumable):
                 # By a proxy, for the iterator must not keep the loader alive, which may hold it.
                 batches=partial(_index_batches_of, weakref.proxy(self)),
                 streams=None if self._progress is None else self._progress.streams,
+                base_seed=None if self._progress is None else self._progress.drawn.get("base"),
                 identify=partial(name_of, self.dataset),
                 deliver=self._deliver(),
             )
@@ -247,7 +256,8 @@ class Passes(Resumable):
             assert isinstance(self._plan, NativePlan)
             held.begin(self._plan, self._course(), eager=not self._on_demand())
         elif isinstance(held, Fetching):
-            held.begin(self._fetch(here=False), self._course(), eager=not self._on_demand())
+            streams = None if self._progress is None else self._progress.streams
+            held.begin(self._fetch(here=False), self._course(), eager=not self._on_demand(), streams=streams)
 
     def _in_threads(self) -> bool:
         """Return whether Python threads of this process read the dataset."""
@@ -325,8 +335,8 @@ class Passes(Resumable):
         return self._buffers
 
     def _course(self) -> Course:
-        if self.seed is None and isinstance(self._plan, PythonPlan) and not self._cuts_itself():
-            batches = self._asked(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
+        if self.seed is None and isinstance(self._plan, PythonPlan) and not (self._cuts_itself() or self._one_by_one()):
+            batches = self._asked()  # before the key, as torch's iterator has it: both may draw
             return Course(batches, self._length(), *self._key())
         seed, epoch = self._key()
         return Course(self._index_batches(seed, epoch), self._length(), seed, epoch)

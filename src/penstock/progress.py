@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from penstock.errors import InvalidOption
+from penstock.ahead import NONE_AHEAD, Ahead, Arrivals
+from penstock.errors import InvalidOption, WorkerStuck
 from penstock.order import Indices, Order
+from penstock.sampler_states import SamplerStates
 from penstock.schedule import Schedule
 from penstock.streams import Streams
 
@@ -17,15 +19,18 @@ T = TypeVar("T")
 class Recording(Protocol):
     """Records what is handed out."""
 
-    def __call__(self, schedule: Schedule, step: int) -> None:
-        """Record a step of a pass."""
+    def __call__(self, schedule: Schedule, step: int, batch: int) -> None:
+        """Record a step of a pass: which of the batches of its schedule was handed out then."""
 
     @property
     def chain(self) -> str:
         """Return what stands for all that was recorded."""
 
 
+#: Of states that an earlier version reads too.
 FORMAT = 1
+#: Of those that hold what it would pass over: batches handed out ahead, states of samplers and of map-style datasets.
+FORMAT_WITH_OWN = 2
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,21 @@ class Progress:
     start: int = 0
     """The position of the epoch that the pass began at."""
     skipped: int = 0
-    """Batches of a user's sampler that the pass began behind."""
+    """Samples, or batches, of a user's sampler that the pass began behind."""
     drawn: dict[str, int] = field(default_factory=dict)
     """Without a seed: what was drawn for the pass, "order" and "base"."""
     chain: bytes | None = None
     """Of the ledger, in the state that the pass goes on from."""
     streams: Streams | None = None
-    """Where an iterable dataset is that says so itself."""
+    """Where the dataset is, in each worker, where it says so itself."""
+    samplers: SamplerStates | None = None
+    """Where a user's sampler is that says so itself."""
+    ahead: Ahead = NONE_AHEAD
+    """What was handed out behind the beginning of the pass, in the state that it goes on from."""
+    unit: int = 1
+    """What a batch counts of `skipped` and `ahead` where a sampler says what comes: its samples; 1: batches."""
+    arrivals: Arrivals | None = None
+    """Which batches came; None: they come in order."""
     rest: Rest | None = None
     """None: the dataset is what it was when the epoch began."""
     schedule: Schedule | None = None
@@ -86,19 +99,58 @@ class Progress:
     """The pass was gone through to its end."""
 
     @property
+    def latest(self) -> int:
+        """Return which batch of the schedule was handed out last, -1 before the first."""
+        return self.handed - 1 if self.arrivals is None else self.arrivals.latest
+
+    @property
     def position(self) -> int:
-        """Return how many of the epoch's samples lie before what comes next, on all ranks."""
-        return self.start if self.schedule is None else self.schedule.position_after(self.handed)
+        """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
+        return self.start if self.schedule is None else self.ahead.number(self.schedule.position_after(self._prefix))
+
+    @property
+    def given(self) -> int:
+        """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
+        return 0 if self.schedule is not None else self.ahead.number(self._before(self._prefix))
+
+    def handed_ahead(self) -> Ahead:
+        """Return what was handed out behind the first that is missing: positions, or as `given`."""
+        if self.arrivals is None and not self.ahead.ranges:
+            return self.ahead
+        ranges = list(self.ahead.ranges)
+        for batch in () if self.arrivals is None else self.arrivals.ahead():
+            ranges += self.ahead.spans(*map(self._before, (batch, batch + 1)))
+        first = self.given if self.schedule is None else self.position
+        return Ahead.of(one for one in ranges if one[0] >= first)
+
+    @property
+    def _prefix(self) -> int:
+        """Return how many batches of the pass lie before the first that is missing."""
+        return self.handed if self.arrivals is None else self.arrivals.prefix
+
+    def _before(self, batch: int) -> int:
+        """Return what lies before a batch, of what was left as the pass began."""
+        return self.skipped + batch * self.unit if self.schedule is None else self.schedule.position_after(batch)
 
     def took(self, *, handed: bool) -> None:
         """Count a batch that came, or whose error was raised."""
         self.taken += 1
         if self.streams is not None:
             self.streams.taken()
+        if self.arrivals is not None:
+            self.arrivals.took(handed=handed)
         if handed:
             self.handed = self.taken
+            if self.samplers is not None:
+                self.samplers.handed(self._prefix)
             if self.record is not None and self.schedule is not None:
-                self.record(self.schedule, self.handed - 1)
+                self.record(self.schedule, self.handed - 1, self.latest)
+
+    def ended(self) -> None:
+        """Note that the pass was gone through to its end."""
+        self.done = True
+        if self.streams is not None:
+            self.streams.finish()
 
 
 def counted(progress: Progress | None, take: Callable[[], T]) -> T:
@@ -108,8 +160,10 @@ def counted(progress: Progress | None, take: Callable[[], T]) -> T:
     try:
         batch = take()
     except StopIteration:
-        progress.done = True
+        progress.ended()
         raise
+    except WorkerStuck:
+        raise  # the next call waits for the same batch
     except Exception:
         progress.took(handed=False)
         raise
@@ -121,13 +175,15 @@ def checked_state(state: Any) -> Mapping[str, Any]:
     """Return a state that state_dict() has made. Raises TypeError, InvalidOption."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
-    if state.get("format") != FORMAT:
-        raise InvalidOption(f"a state of format {state.get('format')!r}: this version reads format {FORMAT}")
-    wrong = [name for name in ("epoch", "position", "batches") if not _is_count(state.get(name))]
+    if state.get("format") not in (FORMAT, FORMAT_WITH_OWN):
+        raise InvalidOption(
+            f"a state of format {state.get('format')!r}: this version reads formats {FORMAT} and {FORMAT_WITH_OWN}"
+        )
+    wrong = [name for name in ("epoch", "position", "batches") if not is_count(state.get(name))]
     wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
     past = state.get("past")
     if not isinstance(past, list | tuple) or not all(
-        isinstance(one, Mapping) and isinstance(one.get("data"), Mapping) and _is_count(one.get("to")) for one in past
+        isinstance(one, Mapping) and isinstance(one.get("data"), Mapping) and is_count(one.get("to")) for one in past
     ):
         wrong.append("past")
     if wrong:
@@ -135,5 +191,6 @@ def checked_state(state: Any) -> Mapping[str, Any]:
     return state
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Return whether a value is an int of 0 or more."""
     return type(value) is int and value >= 0

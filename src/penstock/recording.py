@@ -19,7 +19,7 @@ class Recorder:
         dataset: names the samples.
         order: makes the epoch's order.
         epoch: its number.
-        start: the position that the pass began at.
+        start: how many positions of the epoch were handed out before the pass began.
         chain: of the checkpoint that the pass goes on from, where it has one.
     """
 
@@ -35,15 +35,21 @@ class Recorder:
         self._chain = chain
         self._begun = False
 
-    def __call__(self, schedule: Schedule, step: int) -> None:
-        """Append a step of the pass, counted from 0. Raises OSError."""
+    def __call__(self, schedule: Schedule, step: int, batch: int) -> None:
+        """Append a step of the pass, counted from 0, with the IDs of the batch that was handed out then.
+
+        Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
+        order in which they came, so that two runs are equal if each of their steps was given the same samples. It
+        could not hold them under the numbers of their batches: what it says of a step covers all before it.
+        Raises OSError.
+        """
         if self._order is None:
             self._order = self._make_order()
         first = -(-self._start // schedule.step_size)  # of the epoch's steps, where they are of one size
         if not self._begun:
             self._ledger.rewind(self._epoch, first - 1, chain=self._chain)
             self._begun = True
-        indices = indices_of(self._order, schedule.part(step)).tolist()
+        indices = indices_of(self._order, schedule.part(batch)).tolist()
         self._ledger.append(self._epoch, first + step, ids_bytes([id_of(self._dataset, index) for index in indices]))
 
     @property

@@ -5,34 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
+from penstock.ahead import Arrivals
 from penstock.batches import order_of
 from penstock.catalogue import Catalogue, catalogue, kept, place_of
 from penstock.changed import differences, remaining
 from penstock.errors import DatasetChanged, InvalidOption
+from penstock.fetching import InTurn
 from penstock.keyed import KeyedSampler
 from penstock.naming import id_of
 from penstock.order import Indices, Order
-from penstock.ordering import Ordered
-from penstock.progress import FORMAT, Progress, Rest, checked_state
+from penstock.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
+from penstock.progress import FORMAT, FORMAT_WITH_OWN, Progress, Rest, checked_state
+from penstock.sampler_states import SamplerStates
 from penstock.schedule import Share
-from penstock.streams import Streams, check_streams, is_stateful
 from penstock.warn_user import warn_user
 
 OnChange = Literal["raise", "continue"]
 
 
-class Resumable(Ordered):
+class Resumable(OwnStates):
     """The part of the loader that says where it is, and goes on from there; torchdata's Stateful protocol."""
 
-    if TYPE_CHECKING:
-
-        def _in_threads(self) -> bool: ...
-
-    num_workers: int
     _fingerprint: tuple[object, dict[str, Any]] | None
     """The dataset object, and what tells it from others."""
 
@@ -47,26 +44,26 @@ class Resumable(Ordered):
         if self._resume is not None:
             return _with_leaves(self._resume)
         progress = self._progress
-        if progress is None or progress.done:
-            progress = Progress(self._epochs.number)
-        own = progress.schedule is None
-        batches = progress.skipped + progress.handed if own else 0
+        between = progress is None or progress.done
+        now = Progress(self._epochs.number, drawn=self._foretold()) if progress is None or progress.done else progress
+        ahead = now.handed_ahead()
+        own = self._own(progress, between, now, ahead)
         state: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": self.seed,
             "order": self._order_kind(),
-            "epoch": progress.epoch,
-            "position": progress.position,
-            "batches": batches,
-            "drawn": {name: progress.drawn.get(name) for name in ("order", "base")},
+            "epoch": now.epoch,
+            "position": now.position,
+            "batches": -(-now.given // now.unit),
+            "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
             "data": self._data(),
-            "past": [] if progress.rest is None else list(progress.rest.past),
+            "past": [] if now.rest is None else list(now.rest.past),
             "ledger": None,
-            "dataset": progress.streams.as_state() if batches and progress.streams is not None else None,
+            "dataset": own,
         }
-        if progress.record is not None and progress.handed:
+        if now.record is not None and now.handed:
             share = self._share() or Share()
-            state["ledger"] = [share.rank, share.world, progress.record.chain]
+            state["ledger"] = [share.rank, share.world, now.record.chain]
         return _with_leaves(state)
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
@@ -89,9 +86,8 @@ class Resumable(Ordered):
                 not kept here.
         """
         state, rest = self._checked(state, on_change)
-        if state.get("dataset") is not None and self._keeps_its_own_state():
-            check_streams(state["dataset"], self.num_workers)
-        elif isinstance(self.dataset, IterableDataset) and state["batches"]:
+        says = self._says(state.get("dataset") or {})
+        if isinstance(self.dataset, IterableDataset) and state["batches"] and not says:
             warn_user(
                 f"{type(self.dataset).__name__} has no state_dict() and load_state_dict() that its workers could call: "
                 f"{state['batches']:,} batches will be read and dropped to go on behind them"
@@ -120,9 +116,10 @@ class Resumable(Ordered):
             if state["position"] and not self._draws_independently() and not self._same_ids(state["data"]):
                 state["past"].append({"data": state["data"], "to": state["position"]})
         rest = self._rest_of(state, now) if state["past"] and now is not None else None
+        self._check_own(state)
         if state["position"] and not self._draws_independently():
             end = self._size() if rest is None else rest.end
-            if state["position"] > end:
+            if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
                 raise InvalidOption(f"a state at position {state['position']:,} of an epoch of {end:,} samples")
         state["data"], state["order"] = self._data(), self._order_kind()
         return state, rest
@@ -155,7 +152,7 @@ class Resumable(Ordered):
         state, rest = self._checked(state, "raise")
         if state["epoch"] != epoch:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
-        return self._indices_at(epoch, step, rank, state["position"], rest)
+        return self._indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
 
     def _changes(self, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
         """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
@@ -174,6 +171,11 @@ class Resumable(Ordered):
 
     def _refuse_to_continue(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where what is left of an epoch cannot be told."""
+        if ahead_of(state).ranges:
+            raise InvalidOption(
+                "on_change='continue' needs a state whose batches came in order: this one was taken with "
+                "in_order=False while a batch was missing"
+            )
         if state["batches"]:
             raise InvalidOption(
                 "on_change='continue' needs the loader's own order: which samples a sampler of one's own has given, "
@@ -214,10 +216,6 @@ class Resumable(Ordered):
 
         return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
 
-    def _keeps_its_own_state(self) -> bool:
-        """Return whether the dataset itself says where it is, and can be told: not where threads share it."""
-        return is_stateful(self.dataset) and not (self.num_workers and self._in_threads())
-
     def _data(self) -> dict[str, Any]:
         """Return the dataset's fingerprint, made once for each dataset object; nothing for an iterable one."""
         if isinstance(self.dataset, IterableDataset):
@@ -240,28 +238,42 @@ class Resumable(Ordered):
 
     def _next_progress(self) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
+        self._warn_of_others()
         state, self._resume = self._resume, None
         rest, self._rest = self._rest, None
-        given = None if state is None else state.get("dataset")
-        streams = Streams(self.num_workers, given, resumed=state is not None) if self._keeps_its_own_state() else None
+        own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
+        progress = Progress(self._epochs.number, streams=self._next_streams(own, resumed=state is not None), rest=rest)
+        if not self.in_order and self.num_workers and not isinstance(self.dataset, IterableDataset):
+            progress.arrivals = Arrivals()
+        if not isinstance(self.dataset, IterableDataset) and not self._draws_itself():
+            progress.samplers = SamplerStates(own.get("sampler"))
         if state is None:
-            return Progress(self._epochs.number, streams=streams)
+            return progress
         share = self._share() or Share()
         rank, world, text = state.get("ledger") or (None, None, "")
         # The state may be another rank's, whose ledger is another.
-        chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
-        drawn = {name: value for name, value in state["drawn"].items() if value is not None}
-        return Progress(state["epoch"], state["position"], state["batches"], drawn, chain, streams, rest)
+        progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
+        progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
+        progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
+        if "order" in progress.drawn and not (state["position"] or progress.ahead.ranges):
+            progress.drawn["foretold"] = 1
+        progress.skipped = state["batches"]
+        if self._counts_samples():
+            progress.skipped = own.get("samples", state["batches"] * (self.batch_size or 1))
+        return progress
 
     def _forwarded(self, batches: Any, progress: Progress) -> Any:
         """Return a pass behind the batches of an iterable dataset that were handed out before."""
         streams = progress.streams
-        if isinstance(self.dataset, IterableDataset) and (streams is None or not streams.given):
-            batches.progress = None
-            for _ in range(progress.skipped):
-                next(batches, None)
-                if streams is not None:
-                    streams.taken()
+        if not isinstance(self.dataset, IterableDataset) or (streams is not None and streams.given):
+            return batches
+        if streams is not None and any(streams.to_drop) and not isinstance(batches, InTurn):
+            return batches  # each worker's are dropped as they come
+        batches.progress = None
+        for _ in range(progress.skipped):
+            next(batches, None)
+            if streams is not None and not any(streams.to_drop):
+                streams.taken()
         return batches
 
 

@@ -7,7 +7,6 @@ other ranks and another batch size.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch.distributed
 
 from penstock.errors import InvalidOption
+from penstock.launched import launched_as
 from penstock.order import Indices, Order
 
 
@@ -34,15 +34,15 @@ def share_of(shard: Shard) -> Share | None:
     """Return what shard= means now: "auto" asks torch.distributed, or, before that runs, torchrun.
 
     Raises:
-        InvalidOption: anything else than None, "auto" or (rank, world) with 0 <= rank < world.
+        InvalidOption: anything else than None, "auto" or (rank, world) with 0 <= rank < world; "auto" where processes
+            were launched and nothing says which this one is.
     """
     if shard is None:
         return None
     if shard == "auto":
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
-        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        return Share(int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else Share()
+        return Share(*(launched_as() or (0, 1)))
     pair: Any = shard
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(number) is int for number in pair):
         raise InvalidOption(f"shard={shard!r}: 'auto', or (rank, number of ranks)")

@@ -3,7 +3,9 @@ unsaid."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import json
 import warnings
 from collections.abc import Iterator
@@ -91,23 +93,37 @@ def accelerator() -> Iterator[Any]:
     GradientState._reset_state()
 
 
-def test_unasked_our_arguments_are_refused(accelerator: Any) -> None:
-    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3)
-    with pytest.raises(InvalidOption, match=r"without seed=3; .*penstock.frameworks.keep_loaders"):
-        accelerator.prepare(loader)
-    with pytest.raises(InvalidOption, match="seed=3"):
-        accelerator.prepare_data_loader(loader)
-    assert next(batch.tolist() for (batch,) in loader) == [0, 1, 2, 3], "the loader itself is as it was"
+def test_our_arguments_are_kept_without_being_told(accelerator: Any) -> None:
+    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True, worker_method="thread")
+    for prepared in (accelerator.prepare(loader), accelerator.prepare_data_loader(loader)):
+        ours = prepared.base_dataloader
+        assert (type(ours), ours.seed, ours.worker_method) == (penstock.DataLoader, 3, "thread")
+    alone = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)
+    assert [batch.tolist() for (batch,) in prepared] == [batch.tolist() for (batch,) in alone]
 
 
-def test_unasked_a_drop_in_works_as_torchs_loader_and_says_what_is_lost(accelerator: Any) -> None:
+def test_a_drop_in_keeps_its_native_threads(accelerator: Any) -> None:
     loader: Any = penstock.DataLoader(NUMBERS, batch_size=4)
-    with pytest.warns(UserWarning, match="reads without native threads; give the Accelerator to") as caught:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         prepared = accelerator.prepare(loader)
+    assert type(prepared.base_dataloader) is penstock.DataLoader
+    assert "native threads" in prepared.explain()
+    assert [batch.tolist() for (batch,) in prepared][-1] == [20, 21]
+
+
+class Derived(penstock.DataLoader[Any]):
+    """Somebody's own."""
+
+
+def test_a_derived_class_is_not_built_anew(accelerator: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"in the place of a Derived, without seed=3"):
+        accelerator.prepare(Derived(NUMBERS, batch_size=4, seed=3))
+    with pytest.warns(UserWarning, match="in the place of a Derived, which reads without native threads") as caught:
+        prepared = accelerator.prepare(Derived(NUMBERS, batch_size=4))
     assert caught[0].filename == __file__
     assert type(prepared.base_dataloader) is tud.DataLoader
     assert prepared.num_workers == 0, "torch's default, and not a process for each native thread"
-    assert [batch.tolist() for (batch,) in prepared][-1] == [20, 21]
 
 
 def test_unasked_a_dataset_that_python_reads_loses_nothing(accelerator: Any) -> None:
@@ -170,11 +186,26 @@ def test_batches_are_skipped_of_a_loader_that_was_not_prepared(accelerator: Any)
     assert [batch.tolist() for (batch,) in skipped] == [[20, 21]]
 
 
-def test_a_copy_that_would_lose_ours_is_refused(accelerator: Any) -> None:
-    prepared = keep_loaders(accelerator).prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3))
-    with pytest.raises(InvalidOption, match=r"call accelerator\.skip_first_batches"):
-        accelerate.skip_first_batches(prepared, 1)
-    assert len(list(accelerator.skip_first_batches(prepared, 1))) == len(prepared) - 1
+def test_the_function_skips_batches_as_the_method_does(accelerator: Any) -> None:
+    held = accelerate.skip_first_batches  # as transformers.Trainer holds it
+    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)
+    whole = [batch.tolist() for (batch,) in accelerator.prepare(loader)]
+    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True))
+    for skip in (held, accelerator.skip_first_batches, accelerate.data_loader.skip_first_batches):
+        for given in (prepared, penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)):
+            skipped = skip(given, num_batches=2)
+            assert len(skipped) == len(whole) - 2
+            ours = skipped if given is not prepared else skipped.base_dataloader
+            assert (type(ours), ours.seed) == (penstock.DataLoader, 3)
+            assert [batch.tolist() for (batch,) in skipped] == whole[2:]
+    twice = held(held(prepared, 1), 1)
+    assert [batch.tolist() for (batch,) in twice] == whole[2:]
+
+
+def test_the_functions_look_as_they_did() -> None:
+    assert list(inspect.signature(accelerate.skip_first_batches).parameters) == ["dataloader", "num_batches"]
+    parameters = inspect.signature(accelerate.data_loader.prepare_data_loader).parameters
+    assert {"dataloader", "device", "num_processes", "split_batches"} <= parameters.keys()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchdata") is not None, reason="torchdata is installed")
@@ -185,10 +216,14 @@ def test_a_stateful_loader_is_refused(accelerator: Any) -> None:
         keep_loaders(accelerator)
 
 
-def test_an_adapter_of_another_kind_is_refused(accelerator: Any) -> None:
+def test_an_adapter_of_another_kind_is_refused(accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrapper:
         pass
 
-    accelerator.prepare_data_loader = lambda loader, *args, **kwargs: Wrapper()
+    keep_loaders(accelerator)
+    kept = accelerate.data_loader._penstock_prepare_data_loader
+    looking = functools.partial(kept.func, lambda loader, *args, **kwargs: Wrapper())
+    monkeypatch.setattr(accelerate.data_loader, "_penstock_prepare_data_loader", looking)
     with pytest.raises(InvalidOption, match=r"cannot be kept inside .*Wrapper: Accelerate 1\.8"):
-        keep_loaders(accelerator).prepare_data_loader(penstock.DataLoader(NUMBERS))
+        accelerator.prepare_data_loader(penstock.DataLoader(NUMBERS, seed=3))
+    assert isinstance(accelerator.prepare_data_loader(penstock.DataLoader(NUMBERS)), Wrapper), "nothing is lost"

@@ -1,14 +1,18 @@
-"""Accelerate, told to keep penstock loaders.
+"""Hugging Face Accelerate keeps penstock loaders, without being told.
 
-Accelerate builds a torch loader in the place of each loader that it prepares, from a fixed list of torch's arguments.
-Here its own code decides everything (shards, even batches, devices, generators), and only then a penstock loader
-takes the place of that torch loader inside Accelerate's adapter. No module of Accelerate is imported or changed: the
-one object that is changed is the Accelerator that the caller gives.
+Accelerate builds a torch loader of its own from the attributes of the one that it is given, and so loses whatever torch
+does not know. Here it does all of that first (sampler, ranks, devices, generators), and only then a penstock loader
+takes the place of that torch loader inside Accelerate's adapter. Two functions of Accelerate, prepare_data_loader and
+skip_first_batches, are made to look for penstock loaders: their code is exchanged when a penstock loader first meets
+Accelerate. Loaders of other classes go straight to what the functions were.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,13 +25,16 @@ from penstock.loader import DataLoader
 
 AcceleratorT = TypeVar("AcceleratorT")
 
+_MODULE = "accelerate.data_loader"
+
 
 def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
-    """Make an accelerate.Accelerator keep the penstock loaders that it prepares, with all their arguments.
+    """Make an accelerate.Accelerator say early what cannot be kept or saved. Loaders are kept without this call too.
 
-    Its `prepare`, `prepare_data_loader` and `skip_first_batches` then return Accelerate's own adapters with a
-    penstock.DataLoader inside. Loaders of other classes, those derived from penstock.DataLoader among them, are
-    treated as before. With a seed the order of epoch `iteration` of the adapter is a function of (seed, epoch).
+    `prepare`, `prepare_data_loader` and `skip_first_batches` return Accelerate's own adapters with a
+    penstock.DataLoader inside, with all its arguments. Loaders of other classes, those derived from penstock.DataLoader
+    among them, are treated as before. With a seed the order of epoch `iteration` of the adapter is a function of
+    (seed, epoch).
 
     A prepared loader that is given to `accelerator.register_for_checkpointing` is saved by `save_state` and restored by
     `load_state`, in the middle of an epoch too: the next pass goes on there, and skip_first_batches is not needed.
@@ -45,15 +52,50 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
             "leave it False, and give what prepare returns to accelerator.register_for_checkpointing: save_state and "
             "load_state then go on in the middle of an epoch"
         )
-    if getattr(theirs.prepare_data_loader, "func", None) is not _prepare:
-        theirs.prepare_data_loader = functools.partial(_prepare, theirs, theirs.prepare_data_loader)
-        theirs.skip_first_batches = functools.partial(_skip, theirs, theirs.skip_first_batches)
+    meet_accelerate()
+    if getattr(theirs.register_for_checkpointing, "func", None) is not _register:
         theirs.register_for_checkpointing = functools.partial(_register, theirs.register_for_checkpointing)
     return accelerator
 
 
-# In the place of Accelerator.prepare_data_loader: the same arguments, after the Accelerator and the original.
-def _prepare(accelerator: Any, prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+def meet_accelerate() -> bool:
+    """Let Accelerate's functions look for penstock loaders, if it was imported; return whether they do."""
+    module = sys.modules.get(_MODULE)
+    if module is None or not all(hasattr(module, name) for name in _LOOKING):
+        return False
+    for name, (looking, ours) in _LOOKING.items():
+        held = f"_penstock_{name}"
+        if not hasattr(module, held):
+            _exchange(getattr(module, name), looking, held, ours)
+    return True
+
+
+def _exchange(function: Any, looking: Any, held: str, ours: Callable[..., Any]) -> None:
+    """Give a function other code, which finds `ours` in the function's own module, under the name `held`.
+
+    The function itself stays: programs hold it by name.
+    """
+    before = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    before.__kwdefaults__ = function.__kwdefaults__
+    function.__globals__[held] = functools.partial(ours, before)
+    function.__signature__ = inspect.signature(before)
+    function.__defaults__ = function.__kwdefaults__ = None
+    function.__code__ = looking.__code__
+
+
+def _looking_to_prepare(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    # Runs with the names of Accelerate's module around it.
+    return _penstock_prepare_data_loader(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _looking_to_skip(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    return _penstock_skip_first_batches(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+# In the place of accelerate.data_loader.prepare_data_loader: the same arguments, after the original.
+def _prepare(prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
     if type(data_loader) is not DataLoader:  # one of Accelerate's adapters with ours inside only says that it is one
         return prepare(data_loader, *args, **kwargs)
     if data_loader.shard is not None:
@@ -61,13 +103,16 @@ def _prepare(accelerator: Any, prepare: Callable[..., Any], data_loader: Any, *a
             f"Accelerator.prepare cuts the batches among the processes, as shard={data_loader.shard!r} does: give "
             "shard=None, or leave the loader unprepared"
         )
-    made = _with_ours(data_loader, prepare(_as_torchs(data_loader), *args, **kwargs))
-    made.prepared = Prepared(made, accelerator.num_processes, skips=False)
+    made = prepare(_as_torchs(data_loader), *args, **kwargs)
+    if not _can_hold_ours(made) and not data_loader.own_options():
+        return made  # torchdata's loader, or a TPU's: nothing of ours is lost but speed
+    made = _with_ours(data_loader, made)
+    made.prepared = Prepared(made, _processes(kwargs.get("num_processes")), skips=False)
     return made
 
 
-# In the place of Accelerator.skip_first_batches: the same arguments, after the Accelerator and the original.
-def _skip(accelerator: Any, skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+# In the place of accelerate.skip_first_batches: the same arguments, after the original.
+def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
     ours = dataloader if type(dataloader) is DataLoader else vars(dataloader).get("base_dataloader")
     if not isinstance(ours, DataLoader):
         return skip(dataloader, num_batches)
@@ -78,14 +123,22 @@ def _skip(accelerator: Any, skip: Callable[..., Any], dataloader: Any, num_batch
         )
     if ours is dataloader:
         return _with_ours(ours, skip(_as_torchs(ours), num_batches))
-    guard = vars(dataloader).pop("timeout")
-    try:
-        made = _with_ours(ours, skip(dataloader, num_batches))
-    finally:
-        dataloader.timeout = guard
+    made = _with_ours(ours, skip(dataloader, num_batches))
     made.iteration = dataloader.iteration  # which Accelerate 1.8 does not hand on
-    made.prepared = Prepared(made, accelerator.num_processes, skips=True)
+    made.prepared = Prepared(made, _processes(None), skips=True)
     return made
+
+
+_LOOKING: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "prepare_data_loader": (_looking_to_prepare, _prepare),
+    "skip_first_batches": (_looking_to_skip, _skip),
+}
+
+
+def _processes(told: int | None) -> int:
+    """Return among how many processes Accelerate cuts the batches."""
+    count: int = sys.modules["accelerate.state"].PartialState().num_processes if told is None else told
+    return count
 
 
 # In the place of Accelerator.register_for_checkpointing: the same arguments, after the original.
@@ -117,16 +170,19 @@ def _with_ours(loader: DataLoader[Any], made: Any) -> Any:
     """Replace the torch loader that Accelerate made, bare or inside an adapter, by ours with `loader`'s arguments."""
     if type(made) is torch.utils.data.DataLoader:
         return _again(loader, made)
-    base = vars(made).get("base_dataloader")
-    if type(base) is not torch.utils.data.DataLoader:
+    if not _can_hold_ours(made):
         raise InvalidOption(
             f"a penstock loader cannot be kept inside {type(made).__module__}.{type(made).__name__}: "
             f"Accelerate 1.8 or newer and a device other than a TPU are needed; else use torch.utils.data.DataLoader"
         )
-    made.base_dataloader = _again(loader, base)
-    made.timeout = _NotToBeCopied(base.timeout)
+    made.base_dataloader = _again(loader, made.base_dataloader)
     made._is_accelerate_prepared = True
     return made
+
+
+def _can_hold_ours(made: Any) -> bool:
+    """Return whether Accelerate made an adapter with a torch loader inside."""
+    return type(vars(made).get("base_dataloader")) is torch.utils.data.DataLoader
 
 
 def _again(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> DataLoader[Any]:
@@ -137,12 +193,5 @@ def _again(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> D
     return loader.again(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
 
 
-class _NotToBeCopied(float):
-    """The timeout that an adapter shows. Nobody compares it but torch's constructor, when a copy is made of the
-    adapter's attributes without ours: accelerate.skip_first_batches, beside the Accelerator, does so."""
-
-    def __lt__(self, other: float) -> bool:
-        raise InvalidOption(
-            "a torch loader is being made from the attributes of a prepared penstock loader, which would lose its own; "
-            "call accelerator.skip_first_batches, of the Accelerator that was given to keep_loaders"
-        )
+# Without importing Accelerate, and without being imported by the loader.
+DataLoader.meet_accelerate = staticmethod(meet_accelerate)  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from penstock.batches import order_of
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler, one_by_one
 from penstock.loader import DataLoader
+from penstock.ordering import deepest
 from penstock.resumable import OnChange
 
 
@@ -57,7 +58,7 @@ class Prepared:
         self._adapter = adapter
         self._loader: DataLoader[Any] = adapter.base_dataloader
         batches = self._loader.sampler if self._loader.batch_sampler is None else self._loader.batch_sampler
-        self._batches, self._sampler = batches, _innermost(batches)
+        self._batches, self._sampler = batches, deepest(batches)
         self._skips = skips
         dispatches = "slice_fn" in vars(adapter)
         self._cut: dict[str, Any] = {
@@ -151,11 +152,3 @@ class Prepared:
 
 # torch's, and ours without a seed, draw anew each time. Accelerate's of use_seedable_sampler has an initial_seed.
 _DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, KeyedSampler)
-
-
-def _innermost(sampler: Any) -> Any:
-    """Return the sampler that says which samples come, below those that group and cut."""
-    for name in ("batch_sampler", "sampler"):
-        if (inner := getattr(sampler, name, None)) is not None:
-            return _innermost(inner)
-    return sampler

@@ -29,13 +29,14 @@ from torch.utils.data.dataloader import (
     _sharding_worker_init_fn,
 )
 
+from penstock.ahead import Arrivals
 from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Delivered, Fetch, Task
 from penstock.progress import Progress, counted
 from penstock.stats import Counters, samples_given, samples_in
-from penstock.streams import Stating, Streams
+from penstock.streams import End, Stating, Streams, state_of, tell_dataset
 from penstock.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.workers.progress import Board, Stage
 from penstock.workers.results import Context
@@ -60,7 +61,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         composes: torchvision's Compose runs natively in the workers.
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
         batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then; None: iter().
-        streams: where an iterable dataset is that says so itself; it is told of the batches that come.
+        streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
+        base_seed: of the first pass, in the place of the one that torch draws; None: that one.
         identify: returns (ID, path) of a sample's index; for messages only.
         deliver: called with each batch, returns what the user gets.
 
@@ -71,6 +73,8 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     progress: Progress | None = None
     counters: Counters | None = None
+    arrivals: Arrivals | None = None
+    """Told which batches come, where they come out of order."""
 
     def __init__(
         self,
@@ -81,14 +85,16 @@ class Processes(_MultiProcessingDataLoaderIter):
         composes: bool = True,
         batches: Batches | None = None,
         streams: Streams | None = None,
+        base_seed: int | None = None,
         identify: Identify = lambda index: (str(index), None),
         deliver: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
         self._owner = os.getpid()
-        self.streams = streams
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
-        self._turn = 0 if streams is None else streams.following  # the worker that comes first in the pass that begins
+        self.follow(streams)
+        self._given_base = base_seed
+        self._came = 0  # the number of the batch that came last
         self._key, self._identify, self._deliver = key, identify, deliver
         self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
         self._grace: int | None = None  # batches that may still be taken from the queue after a death
@@ -114,14 +120,35 @@ class Processes(_MultiProcessingDataLoaderIter):
             if isinstance(loader.dataset, MapDataPipe):  # torch would do this for the dataset that it is given
                 settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
                 init = functools.partial(_sharding_worker_init_fn, init, *settings)
-            replaced["dataset"] = _Tasked(fetch, loader.dataset)
+            states = None if self.streams is None else self.streams.states()
+            replaced["dataset"] = _Tasked(fetch, loader.dataset, states)
             replaced["collate_fn"] = _collated
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
-            stating = Stating(loader.dataset, loader.collate_fn, self.streams)
+            keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
+            stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
         replaced["worker_init_fn"] = _Start(self._board, init, composes)
         return _View(loader, replaced)
+
+    def follow(self, streams: Streams | None) -> None:
+        """Tell these of the batches of the pass that begins."""
+        self.streams = streams
+        # The worker that comes first in the pass that begins.
+        self._turn = streams.following if streams is not None and streams.given else 0
+
+    @property
+    def base_seed(self) -> int:
+        """What the workers' generators were seeded with, but for the worker's number."""
+        return int(self._base)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:  # by torch's __init__
+        self._base = drawn if self._given_base is None else self._given_base
 
     @property
     def reusable(self) -> bool:
@@ -173,25 +200,40 @@ class Processes(_MultiProcessingDataLoaderIter):
     def _one(self) -> Any:
         try:
             return super().__next__()
-        except StopIteration:
+        except (StopIteration, WorkerStuck):
             raise
-        except Exception:
+        except Exception as error:
             if self.streams is not None:
                 self.streams.failed()
+            if self.arrivals is not None:
+                self.arrivals.read(None if isinstance(error, WorkerDied) else self._came)
             raise
 
     def _next_data(self) -> Any:
         with self._one_at_a_time:
             if self._failure:
                 raise WorkerDied(f"{self._failure} This iterator ended then: make a new one.")
-            return super()._next_data()  # type: ignore[no-untyped-call]
+            while (batch := super()._next_data()) is _NOTHING:  # type: ignore[no-untyped-call]
+                pass
+            return batch
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        state = batch.state if isinstance(batch, Delivered) else None
         if self.streams is not None and isinstance(batch, Delivered):
-            self.streams.read(worker_idx, batch.state)
-            return batch.batch
-        return self._deliver(batch)
+            if isinstance(batch.batch, End):
+                self.streams.ended(worker_idx, state)
+                return _NOTHING
+            batch = batch if batch.bad else batch.batch
+        if self.streams is not None and self.streams.to_drop[worker_idx]:
+            self.streams.dropped(worker_idx, state)
+            return _NOTHING
+        batch = self._deliver(batch)
+        if self.streams is not None:
+            self.streams.read(worker_idx, state)
+        if self.arrivals is not None:
+            self.arrivals.read(self._came)
+        return batch
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
         self._unwatch(self._workers[worker_id].sentinel)  # it is told to end now
@@ -227,6 +269,7 @@ class Processes(_MultiProcessingDataLoaderIter):
                 error = caught
             else:
                 self._stuck = False
+                self._came = data[0]
                 self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
@@ -360,13 +403,30 @@ class _Tasks:
         return len(self._sampler)
 
 
-class _Tasked:
-    """What torch's worker takes for the dataset: indexed by tasks, it returns batches."""
+_NOTHING = object()
+"""In the place of a batch that the user is not given."""
 
-    def __init__(self, fetch: Fetch, dataset: Any) -> None:
+
+class _Tasked:
+    """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
+
+    Args:
+        fetch: makes them.
+        dataset: the user's.
+        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
+    """
+
+    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
         self.fetch = fetch
         self.dataset = dataset
+        self._states = states
         self.begin: Callable[[str, Any], None]  # in a worker
+
+    def go_on(self, worker: int) -> None:
+        """Let the dataset of a worker go on where a state says."""
+        if self._states is not None:
+            tell_dataset(self.dataset, self._states[worker])
+            self._states = []
 
     def __getitem__(self, task: Task) -> Any:
         try:
@@ -375,7 +435,10 @@ class _Tasked:
             self.begin(Stage.DONE, None)
             raise
         self.begin(Stage.DONE, None)
-        return batch
+        if self._states is None:
+            return batch
+        news = batch if isinstance(batch, Delivered) else Delivered(batch)
+        return dataclasses.replace(news, state=state_of(self.dataset))
 
     __getitems__ = __getitem__
 
@@ -406,6 +469,8 @@ class _Start:
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
+        if isinstance(tasked, _Tasked):
+            tasked.go_on(worker)
         begin(Stage.DONE if isinstance(tasked, _Tasked) else Stage.ITERATING, None)
 
 

@@ -31,6 +31,7 @@ from penstock.fetch import Fetch, Task
 from penstock.modes import outside_inference
 from penstock.randomness import Generators
 from penstock.sample_notes import add_note
+from penstock.streams import go_on, state_of
 from penstock.workers.leaving import end_crew
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, surroundings
@@ -71,6 +72,10 @@ class Loading:
     ended: bool = False
     """An iterable dataset had nothing left for it."""
     done: bool = False
+    number: int = 0
+    """Of the pass, in the sampler's order."""
+    state: Any = None
+    """Where the iterable dataset was behind it, in its thread, where it says so itself."""
 
 
 @dataclass(slots=True)
@@ -131,6 +136,7 @@ class Threads:
         self._layout: Layout | None = None
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
+        self._states: list[Any] | None = None
         self._round = 0  # of an iterable dataset: each thread goes through it anew
         self._around = surroundings()  # of the pass
         self._inside = [self._around] * count  # which ones each thread is in
@@ -230,11 +236,15 @@ class Threads:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
 
-    def begin(self, fetch: Fetch) -> None:
-        """Begin a pass, in the caller's surroundings: batches in flight are forgotten, an iterable begins anew."""
+    def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
+        """Begin a pass, in the caller's surroundings.
+
+        Batches in flight are forgotten; an iterable dataset begins anew, or where its states say.
+        """
         around = surroundings()
         with self._lock:
             self._fetch = fetch
+            self._states = states
             self._open.clear()
             self._round += 1
             self._around = around
@@ -386,14 +396,19 @@ class Threads:
         try:
             if fetcher is None:
                 fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
+                given = None if self._states is None or batch.owner is None else self._states[batch.owner]
+                if given is not None:
+                    go_on(fetcher, given)
                 if fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
                     raise InvalidOption(
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
                         "would go through at once: let it return an iterator of its own, or use worker_method='process'"
                     )
             batch.result = fetcher.fetch(batch.task.given)
+            batch.state = state_of(None, fetcher.dataset_iter, ended=fetcher.ended)
         except StopIteration:
             batch.ended = True
+            batch.state = state_of(None, fetcher.dataset_iter, ended=True)
         except BaseException as error:
             self._failed(batch, 0, error)
         return fetcher

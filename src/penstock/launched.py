@@ -1,0 +1,52 @@
+"""Which of several processes this one is, as its launcher's variables say before a process group runs."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.errors import InvalidOption
+
+# Variables of torchrun, of programs that are about to make a process group, and of launchers that name ranks otherwise.
+_OF_TORCH = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_COUNTS_ELSEWHERE = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
+
+_WAY_OUT = (
+    "call torch.distributed.init_process_group() before the first pass, or give shard=(rank, number of ranks); "
+    "shard=None reads the whole dataset in every process"
+)
+
+
+def launched_as() -> tuple[int, int] | None:
+    """Return (rank, ranks) of RANK and WORLD_SIZE, as torchrun sets them; None: nothing says that there are others.
+
+    Raises:
+        InvalidOption: one of the two is missing or no number, they contradict each other or LOCAL_RANK and
+            LOCAL_WORLD_SIZE, or another launcher has started several processes.
+    """
+    rank, world = (os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
+    if rank and world:
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+            raise InvalidOption(f"shard='auto': RANK={rank} and WORLD_SIZE={world} are no rank and number of ranks")
+        for name, bound in (("LOCAL_RANK", int(rank)), ("LOCAL_WORLD_SIZE", int(world))):
+            local = os.environ.get(name, "").strip()
+            if local.isdecimal() and int(local) > bound:
+                raise InvalidOption(
+                    f"shard='auto': RANK={rank} and WORLD_SIZE={world} contradict {name}={local}; {_WAY_OUT}"
+                )
+        return int(rank), int(world)
+    if rank or world:
+        has, lacks = ("RANK", "WORLD_SIZE") if rank else ("WORLD_SIZE", "RANK")
+        raise InvalidOption(f"shard='auto': {has}={rank or world} is set, and {lacks} is not; {_WAY_OUT}")
+    told = [name for name in _OF_TORCH if os.environ.get(name)]
+    told += [name for name in _COUNTS_ELSEWHERE if os.environ.get(name, "1").isdecimal() and _count(name) > 1]
+    if told:
+        names = " and ".join(f"{name}={os.environ[name]}" for name in told)
+        raise InvalidOption(
+            f"shard='auto': {names} says that this may be one of several processes, and RANK and WORLD_SIZE are not "
+            f"set to say which; {_WAY_OUT}"
+        )
+    return None
+
+
+def _count(name: str) -> int:
+    return int(os.environ.get(name, "1"))
