@@ -113,7 +113,8 @@ class PyPool {
   PyPool(const PyPool&) = delete;
   PyPool& operator=(const PyPool&) = delete;
 
-  std::uint64_t submit(std::uint64_t seed, std::uint64_t epoch, const IndexArray& local, const IndexArray& sample,
+  std::uint64_t submit(std::uint64_t seed, std::uint64_t epoch, std::uint64_t first, std::uint64_t step,
+                       const IndexArray& local, const IndexArray& sample,
                        const std::optional<Sources>& source, const std::optional<nb::bytes>& names, nb::list fields) {
     check_process();
     const std::size_t size = local.shape(0);
@@ -121,8 +122,9 @@ class PyPool {
     if (sample.shape(0) != size || (source && source->shape(0) != size))
       throw nb::value_error("local, sample and source have different lengths");
     auto batch = std::make_shared<Batch>();
-    batch->seed = seed;
-    batch->epoch = epoch;
+    batch->epoch = epoch_key(seed, epoch);
+    batch->first = first;
+    batch->step = step;
     batch->local.assign(local.data(), local.data() + size);
     batch->sample.assign(sample.data(), sample.data() + size);
     for (const std::int64_t index : batch->local)
@@ -342,7 +344,7 @@ void bind_pool(nb::module_& m) {
       .def_ro("reason", &PythonJob::reason);
   nb::class_<PyPool>(m, "Pool")
       .def(nb::init<nb::object, unsigned>(), nb::arg("program"), nb::arg("threads"))
-      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
+      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("first"), nb::arg("step"), nb::arg("local"), nb::arg("sample"),
            nb::arg("source").none(), nb::arg("names").none(), nb::arg("fields"))
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))

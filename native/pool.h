@@ -51,10 +51,12 @@ struct FieldRows {
 
 struct Batch : std::enable_shared_from_this<Batch> {
   std::uint64_t number = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t epoch = 0;
+  PhiloxKey epoch{};                  // epoch_key(seed, epoch)
+  std::uint64_t first = 0, step = 1;  // sample i stands at position first + i * step of the epoch's order
   std::vector<std::int64_t> local;    // per sample: index into its source
   std::vector<std::int64_t> sample;   // per sample: index into the dataset
+  // Where sample i stands in the order of the epoch, of all ranks.
+  [[nodiscard]] std::uint64_t place(std::uint32_t i) const { return first + step * i; }
   std::vector<std::int32_t> source;   // per sample; empty when there is one source
   std::optional<PathTable> paths;     // per sample: its name; for sources without a table of their own
   std::vector<FieldRows> fields;

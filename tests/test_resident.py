@@ -177,9 +177,10 @@ def test_axis_maps_are_those_of_the_draws() -> None:
     assert isinstance(recipe, Recipe)
     samples = np.array([3, 900, -1], dtype=np.int64)
     maps = np.empty((3, 16), dtype=np.int32)
-    _native.axis_maps(recipe.native, 5, 2, samples, 9, 10, maps)
-    for sample, row in zip(samples.tolist(), maps, strict=True):
-        (top, left, *_), flipped = _native.draw(recipe.native, 5, 2, sample & 0xFFFFFFFFFFFFFFFF, 9, 10)
+    positions = np.array([0, 2**40, 7], dtype=np.int64)
+    _native.axis_maps(recipe.native, 5, 2, samples, positions, 9, 10, maps)
+    for sample, position, row in zip(samples.tolist(), positions.tolist(), maps, strict=True):
+        (top, left, *_), flipped = _native.draw(recipe.native, 5, 2, sample & 0xFFFFFFFFFFFFFFFF, position, 9, 10)
         across = [x if 0 <= x < 9 else -1 for x in range(left - 2, left + 6)]
         down = [y if 0 <= y < 10 else -1 for y in range(top - 2, top + 6)]
         assert row.tolist() == [*(down[::-1] if flipped else down), *across]
@@ -200,7 +201,9 @@ def test_axis_maps_refuse_what_does_not_fit() -> None:
         (resizing.native, (2, 11), (4, 3)),
     ):
         with pytest.raises(ValueError):
-            _native.axis_maps(native, 0, 0, samples, *size, np.empty(shape, dtype=np.int32))
+            _native.axis_maps(native, 0, 0, samples, samples, *size, np.empty(shape, dtype=np.int32))
+    with pytest.raises(ValueError):
+        _native.axis_maps(recipe.native, 0, 0, samples, samples[:1], 4, 3, np.empty((2, 11), dtype=np.int32))
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ class Asked:
     """A batch that was asked for, or the error that came in its place."""
 
     indices: Indices = field(default_factory=_no_indices)
+    positions: range = range(0)
+    """Where its samples stand in the order of the epoch: of sample i, start + i * step."""
     wanted: Indices = field(default_factory=_no_indices)
     """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
     leaves: LeafNumbers | None = None
@@ -37,13 +39,17 @@ class Asked:
         """Return the number of samples."""
         return len(self.indices if self.other is None else self.other)
 
-    def ask(self, sampler: Callable[[], Any], submit: Callable[[], None]) -> None:
+    def place(self, position: int) -> int:
+        """Return where the sample at a position of this batch stands in the order of the epoch."""
+        return self.positions.start + self.positions.step * position
+
+    def ask(self, sampler: Callable[[], tuple[Any, range]], submit: Callable[[], None]) -> None:
         """Take what the sampler gives, and submit it where it is indices. Raises StopIteration at the end.
 
         Any other error, of the user's sampler or dataset, is kept: it is raised when this batch's turn has come.
         """
         try:
-            given = sampler()
+            given, self.positions = sampler()
             if isinstance(given, list):
                 self.other = given
             else:

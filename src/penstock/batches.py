@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils.data import (
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler
 from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
+from penstock.randomness import digest, torch_seed
 
 
 class Epochs:
@@ -92,6 +94,55 @@ def length(sampler: Any) -> int | None:
         return len(sampler)
     except TypeError:
         return None
+
+
+def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> Any:
+    """Return a sampler, or one of batches, whose order is a function of seed and epoch, where it is torch's or keyed.
+
+    The one given is left as it is, and returned where it has a generator of its own, other than `own`, or is of another
+    class.
+    """
+    if type(batches) is BatchSampler:
+        inner = seeded(batches.sampler, own, seed, epoch)
+        return batches if inner is batches.sampler else _with(batches, sampler=inner)
+    if type(batches) not in _SEEDABLE and not isinstance(batches, KeyedSampler):
+        return batches
+    if batches.generator is not None and batches.generator is not own:
+        return batches
+    generator = torch.Generator().manual_seed(torch_seed(digest(seed, epoch, _SAMPLERS)))
+    return _with(batches, generator=generator)
+
+
+_SEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+# Sets their digests apart from others of as many numbers.
+_SAMPLERS = int.from_bytes(b"samplers", "little")
+
+
+def _with(twinned: Any, **attributes: Any) -> Any:
+    """Return a copy of a sampler with other attributes."""
+    twin = copy.copy(twinned)
+    vars(twin).update(attributes)
+    return twin
+
+
+def placed(batches: Iterator[Any], skipped: int, share: range, *, batched: bool) -> Iterator[tuple[Any, range]]:
+    """Yield what a sampler gives behind the batches that are skipped, and where in the epoch's order its samples stand.
+
+    share: sample k of the sampler stands at position share.start + k * share.step. batched: it gives batches, which are
+    made lists where they can be gone through but have no length.
+    """
+    first, step = share.start, share.step
+    for number, given in enumerate(batches):
+        samples = 1
+        if batched:
+            try:
+                samples = len(given)
+            except TypeError:
+                given = list(given)
+                samples = len(given)
+        if number >= skipped:
+            yield given, range(first, first + step * samples, step)
+        first += step * samples
 
 
 def from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native
+from penstock import _native, drawing
 from penstock.recipe import Reader, handlers
 from penstock.recipe_prefix import picture
 from penstock.transforms import V1, V2, Refused, classes, flatten, is_v1, margins
@@ -218,13 +218,13 @@ class Run:
             schema, pixels = image.__arrow_c_array__()
         except (AttributeError, ValueError):  # a Pillow before 11.2; an image in several blocks of memory
             return _REFUSED
-        generator = torch.get_rng_state() if any(self.drawing) else None
+        marked = drawing.mark() if any(self.drawing) else None
         draws = [None if draw is None else draw(*size) for draw, size in zip(self.drawing, sizes, strict=False)]
         out = self._room(*sizes[-1])
         padded = _native.transform_image(self.native, schema, pixels, width, height, draws, out)
         if isinstance(padded, str):
-            if generator is not None:
-                torch.set_rng_state(generator)
+            if marked is not None:
+                drawing.go_back(marked)
             return _REFUSED
         if self.mode is not None:
             return picture(self.mode, out.numpy(), dict(image.info) if self.keeps_info and not padded else {})
@@ -322,4 +322,4 @@ def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
 
 
 def _flip_drawn(transform: Any, height: int, width: int) -> bool:
-    return bool(torch.rand(1) < transform.p)
+    return drawing.flips(transform.p)

@@ -204,7 +204,7 @@ class Fetching(Pass):
             if self._owners is not None and not self._owners:
                 return
             try:
-                given = next(self._course.batches)
+                given, positions = next(self._course.batches)
             except StopIteration:
                 self._exhausted = True
                 return
@@ -212,7 +212,7 @@ class Fetching(Pass):
             if self._owners is not None:
                 owner = self._owners[0]
                 self._owners.rotate(-1)
-            task = Task(given, self._course.seed, self._course.epoch)
+            task = Task(given, self._course.seed, self._course.epoch, positions)
             self._queue.append(self._crew.submit(task, owner))
 
     def _in_flight(self) -> int:

@@ -131,6 +131,7 @@ class Filling(Pass):
     def _next_batch(self) -> InFlight | None:
         batch = InFlight()
         try:
+            batch.key = (self._course.seed, self._course.epoch)
             batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
         except StopIteration:
             self._exhausted = True
@@ -161,6 +162,8 @@ class Filling(Pass):
             batch.number = self._pool.submit(
                 course.seed & 0xFFFFFFFFFFFFFFFF,
                 course.epoch,
+                batch.positions.start,
+                batch.positions.step,
                 batch.local,
                 batch.indices,
                 batch.leaves,
@@ -252,7 +255,7 @@ class Filling(Pass):
         task = Task(batch.wanted, self._course.seed, self._course.epoch)
         indices = batch.indices.copy()
         for position in positions:
-            candidates = self._substitutes.candidates(task, int(batch.wanted[position]))
+            candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
             index = next((int(i) for i in candidates if not self._substitutes.is_bad(int(i))), None)
             if index is None:
                 return False

@@ -5,18 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from penstock.batches import Epochs, as_list, from_sampler, length, order_of
+from penstock.batches import Epochs, as_list, from_sampler, length, order_of, placed, seeded
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler, checked_epoch
 from penstock.order import Indices, Order, TorchShuffle
 from penstock.plan import Plan, PythonPlan
 from penstock.progress import Progress, Rest
-from penstock.schedule import Schedule, Shard, Share, cut, indices_of, share_of
+from penstock.reach import Reach
+from penstock.schedule import Schedule, Shard, Share, cut, indices_of, positions_of, share_of
 
 # Of a sampler whose draws nobody but itself can know.
 BY_SAMPLER = "by a sampler"
@@ -36,6 +36,7 @@ class Ordered:
     _seeded: Any
     _epochs: Epochs
     _plan: Plan
+    _reach: Reach
     _progress: Progress | None
     """Of the pass that began last."""
     _resume: Mapping[str, Any] | None
@@ -89,25 +90,37 @@ class Ordered:
         """Return the number of positions of an epoch's order."""
         return len(self.sampler if isinstance(self.sampler, KeyedSampler) else self.dataset)
 
-    def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
+    def _index_batches(self, seed: int, epoch: int) -> Iterator[tuple[Any, range]]:
+        """Return what the sampler gives for each batch, and where its samples stand in the order of the epoch."""
         if isinstance(self._plan, PythonPlan):
             if self._cuts_itself():
-                return map(as_list, self._cut(seed, epoch))
+                return ((as_list(indices), positions) for indices, positions in self._cut(seed, epoch))
             if self._one_by_one():
-                return chain.from_iterable(map(as_list, self._cut(seed, epoch)))
-            return self._asked(self._index_sampler)
+                return _singly(self._cut(seed, epoch))
+            return self._asked(seed, epoch)
         if not self._cuts_itself():
-            return self._asked(from_sampler(self._index_sampler))
+            return self._asked(seed, epoch, indices=True)
         return self._cut(seed, epoch)
 
-    def _asked(self, batches: Any) -> Iterator[Any]:
-        """Return what a sampler gives, from where the pass begins on."""
-        if self._share() is not None and not isinstance(
-            _innermost(self.sampler, self.batch_sampler), DistributedSampler
-        ):
+    def _asked(self, seed: int = 0, epoch: int = 0, *, indices: bool = False) -> Iterator[tuple[Any, range]]:
+        """Return what a sampler gives, from where the pass begins on, and the positions of its samples.
+
+        seed, epoch: of the pass, where the loader has a seed. indices: as arrays, where it gives indices.
+        """
+        inner, share = _innermost(self.sampler, self.batch_sampler), range(1)
+        if isinstance(inner, DistributedSampler):
+            if self._index_sampler is inner or type(self._index_sampler) is BatchSampler:
+                share = range(inner.rank, inner.rank + inner.num_replicas, inner.num_replicas)
+        elif self._share() is not None:
             raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
         skipped = 0 if self._progress is None else self._progress.skipped
-        return islice(iter(batches), skipped, None)
+        sampler = self._index_sampler
+        if self.seed is not None:
+            sampler = seeded(sampler, self._seeded, seed, epoch)
+        batches = iter(from_sampler(sampler) if indices else sampler)
+        if self.seed is not None:
+            batches = self._reach.watched(batches, inner)
+        return placed(batches, skipped, share, batched=indices or self._index_sampler is not self.sampler)
 
     def _one_by_one(self) -> bool:
         """Return whether batch_size is None and the order is our own to make."""
@@ -118,7 +131,7 @@ class Ordered:
         known = self._own_order and type(self.sampler) in (SequentialSampler, RandomSampler)
         return known or isinstance(self.sampler, KeyedSampler)
 
-    def _cut(self, seed: int, epoch: int) -> Iterator[Indices]:
+    def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, range]]:
         progress = self._progress or Progress(epoch)
         progress.schedule = self._schedule(progress.start, rest=progress.rest)
         return cut(self._order(seed, epoch, progress.drawn, progress.rest), progress.schedule)
@@ -192,8 +205,13 @@ class Ordered:
         if isinstance(inner, RandomSampler | KeyedSampler) and self.seed is None:
             raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")
 
-    def _indices_at(self, epoch: int, step: int, rank: int | None, start: int = 0, rest: Rest | None = None) -> Indices:
-        """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed."""
+    def _indices_at(
+        self, epoch: int, step: int, rank: int | None, start: int = 0, rest: Rest | None = None
+    ) -> tuple[Indices, range]:
+        """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed.
+
+        And their positions in the epoch's order.
+        """
         if self.seed is None or not (self._cuts_itself() and self.batch_size is not None):
             raise InvalidOption(
                 "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
@@ -204,7 +222,15 @@ class Ordered:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
         order = self._order(self.seed, checked_epoch(epoch), {}, rest)
-        return indices_of(order(), self._schedule(start, share, rest).part(step))
+        part = self._schedule(start, share, rest).part(step)
+        return indices_of(order(), part), positions_of(part)
+
+
+def _singly(batches: Iterator[tuple[Indices, range]]) -> Iterator[tuple[int, range]]:
+    """Yield the samples of batches one by one."""
+    for indices, positions in batches:
+        for index, position in zip(as_list(indices), positions, strict=True):
+            yield index, range(position, position + 1)
 
 
 class _SetEpoch:

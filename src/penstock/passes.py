@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,7 @@ class Passes(Resumable):
         self._turns.end()
         self._counters.ahead = self._sends()
         self._make_plan()
+        self._tell_what_the_seed_does_not_reach()
         if feed is None or station is None:
             batches = self._forwarded(self._batches(), progress)
             batches.progress = progress
@@ -231,7 +233,7 @@ class Passes(Resumable):
         self._epochs.next(counted=True)
         return InTurn(
             self,
-            None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
+            None if isinstance(self.dataset, IterableDataset) else map(itemgetter(0), self._index_batches(0, 0)),
             composes=self._method is not Method.PROCESS,
             streams=None if self._progress is None else self._progress.streams,
             ahead=self.device is not None,
@@ -266,6 +268,13 @@ class Passes(Resumable):
             self._draws = draws_in_threads(self._fetch(here=False))
         return self._draws
 
+    def _tell_what_the_seed_does_not_reach(self) -> None:
+        """Warn once of draws of the dataset's that do not follow the seed."""
+        if self.seed is None or isinstance(self._plan, NativePlan) or isinstance(self.dataset, IterableDataset):
+            return
+        threads = self.num_workers and self._in_threads()
+        self._reach.tell_of_dataset(self.dataset, self._global_draws if threads else None)
+
     def _fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self._plan, PythonPlan)
@@ -275,6 +284,7 @@ class Passes(Resumable):
             collate_fn=self.collate_fn,
             read=self._plan.assisted,
             seeded=here and self.seed is not None,
+            keyed=self.seed is not None,
             replacing=self._replacing(),
             composes=self._method is not Method.PROCESS,
         )
@@ -322,7 +332,7 @@ class Passes(Resumable):
 
     def _course(self) -> Course:
         if self.seed is None and isinstance(self._plan, PythonPlan) and not self._cuts_itself():
-            batches = self._asked(self._index_sampler)  # before the key, as torch's iterator has it: both may draw
+            batches = self._asked()  # before the key, as torch's iterator has it: both may draw
             return Course(batches, self._length(), *self._key())
         seed, epoch = self._key()
         return Course(self._index_batches(seed, epoch), self._length(), seed, epoch)
@@ -370,7 +380,7 @@ class Passes(Resumable):
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
 
-def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[Any]:
+def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[tuple[Any, range]]:
     return loader._index_batches(seed, epoch)
 
 

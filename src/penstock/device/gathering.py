@@ -165,7 +165,9 @@ class Gathering(Pass):
             batch.places = part
         if self._images is not None:
             samples = np.concatenate([batch.indices for batch in ours])
-            maps = self._images.maps(course.seed & 0xFFFFFFFFFFFFFFFF, course.epoch, leaves, samples)
+            placed = [batch.positions.start + batch.positions.step * np.arange(len(batch.indices)) for batch in ours]
+            positions = np.concatenate(placed).astype(np.int64, copy=False)
+            maps = self._images.maps(course.seed & 0xFFFFFFFFFFFFFFFF, course.epoch, leaves, samples, positions)
             made = self._images.take(places, maps)
             for batch, image in zip(ours, torch.split(made, numbers), strict=True):
                 batch.image = image

@@ -17,7 +17,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class Threads:
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
-            task = Task(indices, task.seed, task.epoch)  # what was given may be gone through only once
+            task = replace(task, given=indices)  # what was given may be gone through only once
         batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
@@ -324,8 +325,9 @@ class Threads:
         at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
         at.left = iter(at.part)
         at.stage, at.since = "getitem", time.monotonic()
+        first, step = task.positions.start, task.positions.step
         if generators is not None:
-            generators.turn_to(task.seed, task.epoch, at)
+            generators.turn_to(task.seed, task.epoch, at, range(first + step * begin, first + step * end, step))
         try:
             if batch.indices is None:
                 next(at.left)
@@ -335,7 +337,8 @@ class Threads:
                 dataset = fetch.dataset
                 samples = [dataset[index] for index in at.left]
             else:
-                samples = [fetch.sample(task, index) for index in at.left]
+                places = count(first + step * begin, step)
+                samples = [fetch.sample(task, index, place) for index, place in zip(at.left, places)]
             at.stage = "collate"
             if self._buffers is None:
                 batch.samples[begin:end] = samples
