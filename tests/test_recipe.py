@@ -390,6 +390,7 @@ def test_draws_are_a_function_of_seed_epoch_sample_and_position():
         (1, 2, large),
     ]
     keys += [(1 + 2**32, 2, 3), (1, 2 + 2**32, 3), (1, 2, 3 + 2**32)]
+    keys += [(1, 2, 3, 1), (1, 2, 3, 2**32), (1, 2, 3, large), (1, 2, 1, 3)]
     assert len({draw(*key) for key in keys}) == len(keys)
     image = picture(50, 40)
     assert torch.equal(run(recipe, image, seed=1, sample=9), run(recipe, image, seed=1, sample=9))
@@ -644,7 +645,8 @@ def test_small_pictures_in_memory(layout: str) -> None:
         pool.run_here(number)
         assert pool.retire(number) == []
         for i in range(6):
-            (top, left, _, _), mirrored, turned, _ = [*_native.draw(recipe.native, 3, 0, i, 5 + 3 * i, width, height), None]
+            drawn = _native.draw(recipe.native, 3, 0, i, 5 + 3 * i, width, height)
+            (top, left, _, _), mirrored, turned, _ = [*drawn, None]
             padded = np.pad(pixels[i], ((pad[1], pad[3]), (pad[0], pad[2]), (0, 0)), constant_values=crop.fill)
             expected = padded[top : top + size[0], left : left + size[1]].transpose(2, 0, 1)
             expected = expected[:, :, ::-1] if mirrored else expected

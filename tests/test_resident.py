@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import _native
-from penstock.batches import from_sampler
+from penstock.batches import from_sampler, placed
 from penstock.buffers import Buffers
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
@@ -68,7 +68,7 @@ def refusal(dataset: Any) -> str:
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
     means = Means(workers, None, Buffers(pinned=False, keep=1), Counters(), deliver=lambda batch: batch)
-    return Gathering(held, Course(batches, None, seed, epoch), means)
+    return Gathering(held, Course(placed(batches, 0, range(1), batched=True), None, seed, epoch), means)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -83,7 +83,7 @@ def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: 
 def in_order(dataset: Any, size: int = 16, *, epoch: int = 0, shuffle: bool = True, drop_last: bool = False) -> Any:
     number = len(dataset)
     order = KeyedShuffle(number, 7, epoch) if shuffle else InSequence()
-    return cut(lambda: order, Schedule(number, size, drop_last))
+    return (indices for indices, _ in cut(lambda: order, Schedule(number, size, drop_last)))
 
 
 def assert_equal(dataset: Any, *, raw: bool = False, size: int = 16, epochs: int = 2, **how: Any) -> None:
@@ -543,7 +543,7 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    made.begin(held, Course(iter([np.arange(3)]), 1, 0, 0))
+    made.begin(held, Course(iter([(np.arange(3), range(3))]), 1, 0, 0))
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 
 

@@ -169,9 +169,7 @@ def run_recipe(
 ) -> tuple[bytes, tuple[int, int, int]]:
     """Return the result's bytes and its shape (channels, height, width). Raises ValueError."""
 
-def draw(
-    recipe: Recipe, seed: int, epoch: int, sample: int, position: int, width: int, height: int
-) -> list[Any]:
+def draw(recipe: Recipe, seed: int, epoch: int, sample: int, position: int, width: int, height: int) -> list[Any]:
     """Return the parameters drawn for each operation: (top, left, height, width), flipped or not, or None."""
 
 class SampleDraws:

@@ -64,7 +64,7 @@ class Assisted:
         """Whether any part of the dataset is read natively."""
         return self._root.gains
 
-    def __call__(self, index: Any, seed: int, epoch: int, position: int) -> Any:
+    def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
         """Return what ``dataset[index]`` returns, random steps done natively being drawn from these."""
         number = _whole(index)
         if number is None:

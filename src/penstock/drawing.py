@@ -1,13 +1,13 @@
 """What torchvision's known random transforms draw, as a function of (seed, epoch, sample, position).
 
-A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on RandomResizedCrop, RandomCrop,
-RandomHorizontalFlip and RandomVerticalFlip (both generations) draw in that thread what the native core draws for that
-sample: the k-th of them that acts on it draws as the k-th random operation of a recipe. So a pipeline draws the same
-whether the native core runs it, or part of it, or torchvision's own Compose, or code of the user's that calls one
-transform by itself. In every other thread the transforms are what they were.
+A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on RandomResizedCrop,
+RandomCrop, RandomHorizontalFlip and RandomVerticalFlip (both generations) draw in that thread what the native core
+draws for that sample: the k-th of them that acts on it draws as the k-th random operation of a recipe. So a pipeline
+draws the same whether the native core runs it, or part of it, or torchvision's own Compose, or code of the user's that
+calls one transform by itself. In every other thread the transforms are what they were.
 
-The hooks are in the code of torchvision's own functions, whose objects stay: a program that holds one, wraps it, scripts
-it or puts another in its place goes on as before. A function that is not torchvision's own is left alone.
+The hooks are in the code of torchvision's own functions, whose objects stay: a program that holds one, wraps it,
+scripts it or puts another in its place goes on as before. A function that is not torchvision's own is left alone.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def hook() -> None:
 
 
 def is_own(function: object) -> bool:
-    """Return whether a function of one of torchvision's classes is as torchvision made it, or carries a hook of ours."""
+    """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
     if not isinstance(function, types.FunctionType):
         return False
     if function in _hooked:
@@ -137,14 +137,12 @@ def _hook(module: str) -> None:
     done = True
     for name, method in _V1_HOOKED if module == V1 else _V2_HOOKED:
         kind = _class(module, name)
-        function = vars(kind).get(method) if kind is not None else None
+        function: Any = vars(kind).get(method) if kind is not None else None
         function = function.__func__ if isinstance(function, staticmethod) else function
-        if function in _hooked:
-            continue
-        if not (is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars):
-            done = False  # a program's own, for now perhaps
-            continue
-        _put_into(function, _HOOKS[module, name])
+        own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
+        done = done and own  # else it is a program's, for now perhaps
+        if own and function not in _hooked:
+            _put_into(function, _HOOKS[module, name])
     if done:
         _complete.add(module)
 
@@ -187,7 +185,7 @@ class _Bound:
         return self._instead(draws, self._original, *args)
 
 
-# The forms of the hooked functions, with their parameters' names; they run with the names of torchvision's module around.
+# The forms of the hooked functions, with their parameters' names. They run with the globals of torchvision's module.
 
 
 def _of_image_scale_ratio(img, scale, ratio):  # type: ignore[no-untyped-def]
@@ -219,7 +217,8 @@ def _resized_crop(draws: _native.SampleDraws, scale: Any, ratio: Any, height: in
     """Return (top, left, height, width), None for what a recipe would refuse."""
     if len(scale) != 2 or len(ratio) != 2 or not all(isinstance(number, int | float) for number in (*scale, *ratio)):
         return None
-    return draws.resized_crop(*map(float, (*scale, *ratio)), height, width)
+    least, most, narrow, wide = map(float, (*scale, *ratio))
+    return draws.resized_crop(least, most, narrow, wide, height, width)
 
 
 def _crop_v1(draws: _native.SampleDraws, original: Any, img: Any, output_size: Any) -> Any:

@@ -36,7 +36,7 @@ class Task:
 
     def placed(self) -> Iterator[tuple[Any, int]]:
         """Yield each sample's index, and its position."""
-        return zip(self.given, count(self.positions.start, self.positions.step))
+        return zip(self.given, count(self.positions.start, self.positions.step), strict=False)
 
 
 @dataclass(slots=True)

@@ -249,8 +249,8 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         iterable = isinstance(self.dataset, IterableDataset)
         if self.seed is not None and not iterable:
             yield (
-                "random   torchvision's RandomResizedCrop, RandomCrop and flips draw by (seed, epoch, sample, position), "
-                "whoever calls them"
+                "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
+                "position), whoever calls them"
             )
         if threads and (draws := self._global_draws()):
             yield (

@@ -44,9 +44,9 @@ class Reach:
         if theirs:
             also = " and others" if len(theirs) > 3 else ""
             _warn(
-                f"seed= does not reach the generators that the dataset keeps ({', '.join(theirs[:3])}{also}): their draws "
-                "depend on which worker reads what before. Draw from random, numpy.random or torch in worker processes, "
-                "or from torch.utils.data.get_worker_info().rng in threads"
+                f"seed= does not reach generators that the dataset keeps ({', '.join(theirs[:3])}{also}): their draws "
+                "depend on which worker reads what before. Draw from random, numpy.random or torch in worker "
+                "processes, or from torch.utils.data.get_worker_info().rng in threads"
             )
         drawn = draws() if draws is not None else ()
         if drawn:
@@ -66,9 +66,9 @@ class Reach:
         first = next(batches, _END)
         if drawn := drawn_from(before):
             _warn(
-                f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator of "
-                f"{' and '.join(drawn)}: two runs have the same order, and a resumed one goes on in it, only if that is "
-                "set before each pass. Give the sampler a generator that its set_epoch seeds"
+                f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
+                f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "
+                "generator is set before each pass. Give the sampler one of its own, set in its set_epoch()"
             )
         if first is not _END:
             yield first

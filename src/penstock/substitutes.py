@@ -31,8 +31,8 @@ TRIES = 100
 class Substitutes:
     """Which samples are bad, and which stand in for them.
 
-    A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may call any
-    method; picklable, and a copy in a worker process learns on its own.
+    A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may
+    call any method; picklable, and a copy in a worker process learns on its own.
 
     Args:
         dataset: for the names of the samples.

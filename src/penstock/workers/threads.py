@@ -338,7 +338,7 @@ class Threads:
                 samples = [dataset[index] for index in at.left]
             else:
                 places = count(first + step * begin, step)
-                samples = [fetch.sample(task, index, place) for index, place in zip(at.left, places)]
+                samples = [fetch.sample(task, index, place) for index, place in zip(at.left, places, strict=False)]
             at.stage = "collate"
             if self._buffers is None:
                 batch.samples[begin:end] = samples
