@@ -18,7 +18,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from penstock import drawing
 from penstock.composed import natively
 from penstock.manifest import BadSample
-from penstock.randomness import kept, sample_number, seed_globals
+from penstock.randomness import digest, kept, sample_number, seed_globals
 from penstock.reach import reseed, seedable
 
 Note = Callable[[str, Any], None]
@@ -107,6 +107,8 @@ class Fetch:
         self._read = read
         self._seeded = seeded
         self._keyed = keyed
+        self._owns_dataset = seeded
+        """Nobody else reads the dataset object at the same time."""
         self._pipelines: list[Any] | None = None
         """Those of Albumentations that the dataset keeps, once looked for."""
 
@@ -209,9 +211,11 @@ class Fetch:
         drawing.hook()
         drawing.turn_to(task.seed, task.epoch, number, position)
         if self._seeded:
-            key = seed_globals(task.seed, task.epoch, number, position)
-            if self._pipelines is None:
-                self._pipelines = seedable(self.dataset)
+            seed_globals(task.seed, task.epoch, number, position)
+        if self._owns_dataset and self._pipelines is None:
+            self._pipelines = seedable(self.dataset)
+        if self._pipelines:
+            key = digest(task.seed, task.epoch, number, position)
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
 

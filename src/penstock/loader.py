@@ -301,7 +301,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         if not self._prefetch_given:
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
-        twin._epochs = self._epochs.again()
+        twin._epochs, twin._reach = self._epochs.again(), self._reach
         return twin
 
     @property

@@ -36,13 +36,12 @@ def digest(*key: int) -> bytes:
     return hashlib.blake2b(packed, digest_size=32).digest()
 
 
-def seed_globals(seed: int, epoch: int, sample: int, position: int) -> bytes:
-    """Set the global generators of ``random``, ``numpy.random`` and torch (CPU) for one sample; return its digest."""
+def seed_globals(seed: int, epoch: int, sample: int, position: int) -> None:
+    """Set the global generators of ``random``, ``numpy.random`` and torch (CPU) for one sample."""
     key = digest(seed, epoch, sample, position)
     random.seed(int.from_bytes(key[:16], "little"))
     np.random.seed(int.from_bytes(key[16:20], "little"))
     torch.default_generator.manual_seed(torch_seed(key))
-    return key
 
 
 def torch_seed(key: bytes) -> int:
