@@ -289,7 +289,7 @@ def go_on(name: str, root: Path, wrap: Any, state: Any) -> list[torch.Tensor]:
 
 def test_a_distributed_sampler_draws_the_same_for_any_number_of_ranks(root: Path) -> None:
     def rank(number: int, world: int, wrap: Any) -> list[torch.Tensor]:
-        sampler: Any = tud.DistributedSampler(folder(root), world, number, shuffle=True, seed=2)  # type: ignore[var-annotated]
+        sampler: Any = tud.DistributedSampler(folder(root), world, number, shuffle=True, seed=2)
         return [
             image for batch in PL(wrap(folder(root)), 2, sampler=sampler, seed=1, num_workers=0) for image in batch[0]
         ]
@@ -396,6 +396,20 @@ def test_the_generators_of_threads_follow_the_position() -> None:
     wanted = go(1)
     assert len({float(x) for batch in wanted for x in batch[0]}) == 9
     assert_same(go(3), wanted)
+
+
+def test_accelerates_samplers_keep_positions(root: Path) -> None:
+    cut = pytest.importorskip("accelerate.data_loader")
+    for wrap in (itself, Wrapped):
+
+        def go(batches: Any, wrap: Any = wrap) -> list[Any]:
+            return list(PL(wrap(folder(root)), batch_sampler=batches, seed=3, num_workers=0))
+
+        whole = tud.BatchSampler(tud.WeightedRandomSampler([1] + [0] * 6, 12), 2, False)
+        assert_same(go(cut.SkipBatchSampler(whole, 2)), go(whole)[2:])
+        ranks = [go(cut.BatchSamplerShard(whole, 2, rank)) for rank in range(2)]
+        assert views([*ranks[0], *ranks[1]]) == 12
+        assert_same(go(cut.SkipBatchSampler(cut.BatchSamplerShard(whole, 2, 1), 1)), ranks[1][1:])
 
 
 def test_torchs_samplers_follow_the_seed_and_are_left_as_they_are(root: Path) -> None:
@@ -597,3 +611,6 @@ def test_explain_says_the_rule(root: Path) -> None:
     threads = PL(Drawing(), seed=1, num_workers=2, worker_method="thread").explain()
     assert "depend on timing" in threads and "the global generators are functions" not in threads
     assert "(seed, epoch, sample" not in PL(Drawing(), num_workers=0).explain()
+    assert rule in PL(folder(root), seed=1).explain()
+    assert "(a seed drawn for the pass, epoch, sample, position)" in PL(folder(root)).explain()
+    assert "random " not in PL(tud.TensorDataset(torch.arange(3)), seed=1).explain()

@@ -105,6 +105,9 @@ def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> 
     if type(batches) is BatchSampler:
         inner = seeded(batches.sampler, own, seed, epoch)
         return batches if inner is batches.sampler else _with(batches, sampler=inner)
+    if _of_accelerate(batches, "BatchSamplerShard"):
+        inner = seeded(batches.batch_sampler, own, seed, epoch)
+        return batches if inner is batches.batch_sampler else _with(batches, batch_sampler=inner)
     if type(batches) not in _SEEDABLE and not isinstance(batches, KeyedSampler):
         return batches
     if batches.generator is not None and batches.generator is not own:
@@ -123,6 +126,30 @@ def _with(twinned: Any, **attributes: Any) -> Any:
     twin = copy.copy(twinned)
     vars(twin).update(attributes)
     return twin
+
+
+def without_skip(batches: Any) -> tuple[Any, int]:
+    """Return a sampler of batches, and how many of its batches Accelerate's skip_first_batches leaves out."""
+    if _of_accelerate(batches, "SkipBatchSampler"):
+        inner, skipped = without_skip(batches.batch_sampler)
+        return inner, skipped + batches.skip_batches
+    return batches, 0
+
+
+def share_of_sampler(batches: Any, inner: Any) -> range:
+    """Return where samples of a sampler of batches stand in the order of all ranks: sample k at start + k * step.
+
+    inner: the sampler of indices below it. Ranks whose sampler does not say which they are have positions of their own.
+    """
+    if isinstance(inner, DistributedSampler) and (batches is inner or type(batches) is BatchSampler):
+        return range(inner.rank, inner.rank + inner.num_replicas, inner.num_replicas)
+    if _of_accelerate(batches, "BatchSamplerShard"):  # another position for each sample of any process
+        return range(batches.process_index, batches.process_index + batches.num_processes, batches.num_processes)
+    return range(1)
+
+
+def _of_accelerate(sampler: object, name: str) -> bool:
+    return (type(sampler).__module__, type(sampler).__name__) == ("accelerate.data_loader", name)
 
 
 def placed(batches: Iterator[Any], skipped: int, share: range, *, batched: bool) -> Iterator[tuple[Any, range]]:

@@ -12,6 +12,7 @@ scripts it or puts another in its place goes on as before. A function that is no
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import types
@@ -111,6 +112,14 @@ _hooked: dict[types.FunctionType, types.CodeType] = {}
 _hooking = threading.Lock()
 _complete: set[str] = set()
 """The modules in which nothing is left to do."""
+
+
+def _in_child() -> None:
+    global _hooking  # another thread may have held it at the fork
+    _hooking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def hook() -> None:

@@ -37,6 +37,7 @@ from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
 from penstock.progress import Progress, Rest
 from penstock.quarantine import Replace
 from penstock.reach import Reach, missed
+from penstock.recipe import DRAWING
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
@@ -225,7 +226,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             self._can_pin(),
             threads=python and self._in_threads(),
             remarks=(
-                *(self._of_python() if python else ()),
+                *(self._of_python() if python else self._of_native()),
                 *([self._register.explain()] if self._register else []),
                 *self._of_device(feed),
             ),
@@ -236,6 +237,12 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         if feed is not None and self._station is not None:
             yield told(feed, self._station.device)
             yield from self._station.told(feed, self._plan)
+
+    def _of_native(self) -> Iterator[str]:
+        recipes = [leaf.recipe for leaf in self._plan.leaves] if isinstance(self._plan, NativePlan) else []
+        if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
+            key = "seed" if self.seed is not None else "a seed drawn for the pass"
+            yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
 
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from penstock.batches import Epochs, as_list, from_sampler, length, order_of, placed, seeded
+from penstock.batches import (
+    Epochs,
+    as_list,
+    from_sampler,
+    length,
+    order_of,
+    placed,
+    seeded,
+    share_of_sampler,
+    without_skip,
+)
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler, checked_epoch
 from penstock.order import Indices, Order, TorchShuffle
@@ -107,19 +117,17 @@ class Ordered:
 
         seed, epoch: of the pass, where the loader has a seed. indices: as arrays, where it gives indices.
         """
-        inner, share = _innermost(self.sampler, self.batch_sampler), range(1)
-        if isinstance(inner, DistributedSampler):
-            if self._index_sampler is inner or type(self._index_sampler) is BatchSampler:
-                share = range(inner.rank, inner.rank + inner.num_replicas, inner.num_replicas)
-        elif self._share() is not None:
+        inner = _innermost(self.sampler, self.batch_sampler)
+        if self._share() is not None and not isinstance(inner, DistributedSampler):
             raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
-        skipped = 0 if self._progress is None else self._progress.skipped
-        sampler = self._index_sampler
+        sampler, skipped = without_skip(self._index_sampler)
+        share = share_of_sampler(sampler, inner)
+        skipped += 0 if self._progress is None else self._progress.skipped
         if self.seed is not None:
             sampler = seeded(sampler, self._seeded, seed, epoch)
         batches = iter(from_sampler(sampler) if indices else sampler)
         if self.seed is not None:
-            batches = self._reach.watched(batches, inner)
+            batches = self._reach.watched(batches, inner if type(sampler) is BatchSampler else sampler)
         return placed(batches, skipped, share, batched=indices or self._index_sampler is not self.sampler)
 
     def _one_by_one(self) -> bool:
