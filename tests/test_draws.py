@@ -360,10 +360,16 @@ class Bad(tud.Dataset[Any]):
 
 
 class Drawing(tud.Dataset[Any]):
+    own = False
+    """It draws from its thread's own generators."""
+
     def __len__(self) -> int:
         return 9
 
     def __getitem__(self, index: int) -> Any:
+        info: Any = tud.get_worker_info()
+        if self.own and info is not None:
+            return index, info.rng.random_generator.random()
         return index, random.random(), float(np.random.rand()), torch.rand(2), torch.initial_seed()
 
 
@@ -464,6 +470,9 @@ def test_what_threads_cannot_hold_is_told_once(root: Path) -> None:
     assert told(PL(Drawing(), **options)) == []
     assert told(PL(Drawing(), seed=1, num_workers=2, batch_size=3)) == []
     assert told(PL(Single(folder(root)), seed=1, **options)) == []  # known transforms only
+    own = Drawing()
+    own.own = True
+    assert told(PL(own, seed=1, **options)) == []
     jitter = folder(root, v1.RandomResizedCrop(8), v1.ColorJitter(0.5), v1.ToTensor())
     assert "of torch:" in told(PL(Single(jitter), seed=1, **options))[0]
 
