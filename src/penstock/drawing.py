@@ -136,10 +136,12 @@ def is_own(function: object) -> bool:
         return False
     if function in _hooked:
         return function.__code__ is _hooked[function]
-    module = sys.modules.get(function.__module__)
-    return function.__module__.startswith("torchvision.") and function.__code__.co_filename == getattr(
-        module, "__file__", None
-    )
+    name = function.__module__ or ""
+    module = sys.modules.get(name)
+    if module is None or not name.startswith("torchvision.") or function.__globals__ is not vars(module):
+        return False
+    path = name.replace(".", os.sep)
+    return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
 
 
 def _hook(module: str) -> None:
