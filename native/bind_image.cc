@@ -176,7 +176,8 @@ nb::list fills_of(const Recipe& recipe) {
 
 using Image = nb::ndarray<const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
-nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
+nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
+                     std::uint64_t position) {
   if (image.ndim() != 2 && image.ndim() != 3) throw nb::value_error("an image is (height, width) or (height, width, channels)");
   if (image.shape(0) > kMaxSide || image.shape(1) > kMaxSide || (image.ndim() == 3 && image.shape(2) > kMaxChannels))
     throw nb::value_error("an image of that size cannot be run");
@@ -184,23 +185,25 @@ nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t see
   const int channels = image.ndim() == 3 ? static_cast<int>(image.shape(2)) : 1;
   ArraySource source(image.data(), height, width, channels, std::ptrdiff_t{width} * channels);
   RecipeScratch scratch;
+  const SampleDraws draws(epoch_key(seed, epoch), sample, position);
   TensorSpec want, got;
-  Outcome outcome = run(recipe, source, seed, epoch, sample, want, nullptr, got, scratch);  // learns the shape
+  Outcome outcome = run(recipe, source, draws, want, nullptr, got, scratch);  // learns the shape
   std::int64_t size = 0;
   if (outcome.code != Code::mismatch) throw nb::value_error(outcome.reason);
   if (!checked_bytes(got, size)) throw nb::value_error("the result is too large");
   auto row = std::make_unique<std::uint64_t[]>(static_cast<std::size_t>(size) / 8 + 1);
   auto* const bytes = reinterpret_cast<std::uint8_t*>(row.get());
   want = got;
-  outcome = run(recipe, source, seed, epoch, sample, want, bytes, got, scratch);
+  outcome = run(recipe, source, draws, want, bytes, got, scratch);
   if (!outcome.ok()) throw nb::value_error(outcome.reason);
   return nb::make_tuple(nb::bytes(bytes, static_cast<std::size_t>(size)),
                         nb::make_tuple(got.shape[0], got.shape[1], got.shape[2]));
 }
 
-nb::list draw(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, int width, int height) {
+nb::list draw(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position,
+              int width, int height) {
   RecipeScratch scratch;
-  const Outcome outcome = scratch.plan(recipe, seed, epoch, sample, {height, width});
+  const Outcome outcome = scratch.plan(recipe, {epoch_key(seed, epoch), sample, position}, {height, width});
   if (!outcome.ok()) throw nb::value_error(outcome.reason);
   nb::list result;
   for (std::size_t i = 0; i < recipe.operations.size(); ++i) {
@@ -216,6 +219,25 @@ nb::list draw(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std
     }
   }
   return result;
+}
+
+nb::tuple box_tuple(const Box& box) { return nb::make_tuple(box.y0, box.x0, box.y1 - box.y0, box.x1 - box.x0); }
+
+bool in_range(Extent size) {
+  return size.height > 0 && size.width > 0 && size.height <= kMaxAxis && size.width <= kMaxAxis;
+}
+
+nb::object resized_crop_of(SampleDraws& draws, std::array<double, 2> scale, std::array<double, 2> ratio, int height, int width) {
+  const bool ranges = 0 <= scale[0] && scale[0] <= scale[1] && scale[1] < HUGE_VAL && 0 < ratio[0] &&
+                      ratio[0] <= ratio[1] && ratio[1] < HUGE_VAL;
+  if (!ranges || !in_range({height, width})) return nb::none();
+  return box_tuple(draw_resized_crop(scale, ratio, draws.next(), {height, width}));
+}
+
+nb::object crop_of(SampleDraws& draws, int crop_height, int crop_width, int height, int width) {
+  const Extent size{crop_height, crop_width}, padded{height, width};
+  if (!in_range(size) || !in_range(padded) || crop_height > height || crop_width > width) return nb::none();
+  return box_tuple(draw_crop(size, draws.next(), padded));
 }
 
 nb::tuple output_spec(const Recipe& recipe, int width, int height) {
@@ -234,9 +256,19 @@ void bind_image(nb::module_& m) {
       .def_prop_ro("dtype", [](const Recipe& self) { return std::string(info(self.output.dtype).torch_name); })
       .def_prop_ro("table", &table_of)
       .def_prop_ro("fills", &fills_of);
-  m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a,
+  nb::class_<SampleDraws>(m, "SampleDraws", "The draws of one sample, one random operation after another.")
+      .def("__init__", [](SampleDraws* self, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
+             new (self) SampleDraws(epoch_key(seed, epoch), sample, position);
+           }, "seed"_a, "epoch"_a, "sample"_a, "position"_a)
+      .def_prop_rw("count", &SampleDraws::count, &SampleDraws::set_count)
+      .def("resized_crop", [](SampleDraws& self, double least, double most, double narrow, double wide, int height, int width) {
+             return resized_crop_of(self, {least, most}, {narrow, wide}, height, width);
+           }, "least"_a, "most"_a, "narrow"_a, "wide"_a, "height"_a, "width"_a)
+      .def("crop", &crop_of, "crop_height"_a, "crop_width"_a, "height"_a, "width"_a)
+      .def("flip", [](SampleDraws& self, double p) { return self.next().uniform() < p; }, "p"_a);
+  m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a,
         "The result's bytes and its shape (channels, height, width). ValueError where Python would have to decide.");
-  m.def("draw", &draw, "recipe"_a, "seed"_a, "epoch"_a, "sample"_a, "width"_a, "height"_a,
+  m.def("draw", &draw, "recipe"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a, "width"_a, "height"_a,
         "The parameters drawn for each operation: (top, left, height, width) of a crop (in the padded picture), "
         "whether a flip is done, None for operations that draw nothing.");
   m.def("output_spec", &output_spec, "recipe"_a, "width"_a = 0, "height"_a = 0,

@@ -24,18 +24,19 @@ nb::object map_size(const Recipe& recipe, int width, int height) {
   return nb::make_tuple(size.height, size.width);
 }
 
-void axis_maps(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, const Samples& samples, int width,
-               int height, const Maps& maps) {
+void axis_maps(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, const Samples& samples,
+               const Samples& positions, int width, int height, const Maps& maps) {
   const Extent source{height, width}, result = mapped_size(recipe, source);
   if (result.height <= 0) throw nb::value_error("a recipe of more than crops, pads and flips, or of another size");
   const std::size_t count = samples.shape(0);
   const std::size_t numbers = static_cast<std::size_t>(result.height) + static_cast<std::size_t>(result.width);
+  if (positions.shape(0) != count) throw nb::value_error("samples and positions have different lengths");
   if (maps.shape(0) != count || maps.shape(1) != numbers)
     throw nb::value_error("the maps are not samples x (height + width)");
   Outcome outcome = Outcome::success();
   {
     const nb::gil_scoped_release released;
-    outcome = write_maps(recipe, source, result, seed, epoch, samples.data(), count, maps.data());
+    outcome = write_maps(recipe, source, result, seed, epoch, samples.data(), positions.data(), count, maps.data());
   }
   if (!outcome.ok()) throw nb::value_error(outcome.reason);
 }
@@ -45,7 +46,7 @@ void axis_maps(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, co
 void bind_mapping(nb::module_& m) {
   m.def("map_size", &map_size, "recipe"_a, "width"_a, "height"_a,
         "(height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn; else None.");
-  m.def("axis_maps", &axis_maps, "recipe"_a, "seed"_a, "epoch"_a, "samples"_a, "width"_a, "height"_a,
+  m.def("axis_maps", &axis_maps, "recipe"_a, "seed"_a, "epoch"_a, "samples"_a, "positions"_a, "width"_a, "height"_a,
         "maps"_a.noconvert(),
         "Writes, for each sample, the source row of each row of the result and the source column of each column; "
         "-1 - k where fill k is shown.");

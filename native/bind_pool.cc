@@ -114,17 +114,18 @@ class PyPool {
   PyPool& operator=(const PyPool&) = delete;
 
   std::uint64_t submit(std::uint64_t seed, std::uint64_t epoch, const IndexArray& local, const IndexArray& sample,
+                       const IndexArray& position,
                        const std::optional<Sources>& source, const std::optional<nb::bytes>& names, nb::list fields) {
     check_process();
     const std::size_t size = local.shape(0);
     if (size > 0x7fffffff) throw nb::value_error("a batch too large");
-    if (sample.shape(0) != size || (source && source->shape(0) != size))
-      throw nb::value_error("local, sample and source have different lengths");
+    if (sample.shape(0) != size || position.shape(0) != size || (source && source->shape(0) != size))
+      throw nb::value_error("local, sample, position and source have different lengths");
     auto batch = std::make_shared<Batch>();
-    batch->seed = seed;
-    batch->epoch = epoch;
+    batch->epoch = epoch_key(seed, epoch);
     batch->local.assign(local.data(), local.data() + size);
     batch->sample.assign(sample.data(), sample.data() + size);
+    batch->position.assign(position.data(), position.data() + size);
     for (const std::int64_t index : batch->local)
       if (index < 0) throw nb::index_error("a negative sample index");
     if (source) batch->source.assign(source->data(), source->data() + size);
@@ -342,7 +343,7 @@ void bind_pool(nb::module_& m) {
       .def_ro("reason", &PythonJob::reason);
   nb::class_<PyPool>(m, "Pool")
       .def(nb::init<nb::object, unsigned>(), nb::arg("program"), nb::arg("threads"))
-      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
+      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"), nb::arg("position"),
            nb::arg("source").none(), nb::arg("names").none(), nb::arg("fields"))
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))

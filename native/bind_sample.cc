@@ -82,7 +82,7 @@ nb::object reason(const Outcome& outcome) {
 }
 
 nb::object read_image(const ImageFileFiller& filler, std::size_t local, const std::optional<nb::bytes>& path,
-                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
+                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
   std::string names;
   if (path) {
     names.assign(path->c_str(), path->size());
@@ -96,7 +96,7 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
     const nb::gil_scoped_release released;
     const PathTable paths({}, std::move(names), {}, false);
     const OwnScratch scratch;
-    outcome = filler.read({local, sample, seed, epoch}, &paths, picture, *scratch);
+    outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, *scratch);
   }
   if (!outcome.ok()) return reason(outcome);
   const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
@@ -122,7 +122,7 @@ nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const 
   {
     const nb::gil_scoped_release released;
     const OwnScratch scratch;
-    outcome = filler.fill({local, 0, 0, 0}, nullptr, spec, row, got, *scratch);
+    outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, *scratch);
     in_order = (*scratch).tensors.in_order();
   }
   if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
@@ -219,7 +219,8 @@ nb::object sizes_before(const Recipe& recipe, int width, int height) {
 }  // namespace
 
 void bind_sample(nb::module_& m) {
-  m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a);
+  m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a,
+        "position"_a);
   m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a);
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
   m.def("sizes", &sizes_before, "recipe"_a, "width"_a, "height"_a);

@@ -120,7 +120,7 @@ Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, cons
     return Outcome::to_python("out of memory");
   }
   JpegSource source(scratch.jpeg);
-  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+  return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
 }
 
 Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Picture& picture,
@@ -130,7 +130,7 @@ Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Pict
     if (!outcome.ok()) return outcome;
     JpegSource source(scratch.jpeg);
     if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
-    outcome = scratch.recipe.plan(*recipe_, key.seed, key.epoch, key.sample, {source.height(), source.width()});
+    outcome = scratch.recipe.plan(*recipe_, key.draws(), {source.height(), source.width()});
     if (!outcome.ok()) return outcome;
     picture.spec = spec_of(*recipe_, scratch.recipe.result());
     picture.padded = scratch.recipe.padded();
@@ -148,7 +148,7 @@ Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8
                                           int channels, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                                           RecipeScratch& scratch) const noexcept {
   ArraySource source(pixels, height, width, channels, static_cast<std::ptrdiff_t>(width) * channels);
-  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch);
+  return run(*recipe_, source, key.draws(), want, row, got, scratch);
 }
 
 Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
@@ -157,10 +157,10 @@ Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const Ten
   const std::uint8_t* const image = base_ + key.local * memory_bytes();
   if (planar_) {
     PlanarSource source(image, height_, width_, channels_);
-    return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+    return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
   }
   ArraySource source(image, height_, width_, channels_, static_cast<std::ptrdiff_t>(width_) * channels_);
-  return run(*recipe_, source, key.seed, key.epoch, key.sample, want, row, got, scratch.recipe);
+  return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
 }
 
 void ImageArrayFiller::prefetch(std::size_t local) const noexcept {

@@ -21,11 +21,13 @@ namespace penstock {
 
 // What one sample is known by: where it lies in its source, and what its random draws depend on.
 struct SampleKey {
-  std::size_t local;     // index into the source
-  std::uint64_t sample;  // index into the dataset that the loader was given
-  std::uint64_t seed;
-  std::uint64_t epoch;
-  std::size_t place = 0;  // index into the batch's own paths, for sources without a table of theirs
+  std::size_t local;       // index into the source
+  std::uint64_t sample;    // index into the dataset that the loader was given
+  std::uint64_t position;  // in the order of the epoch, of all ranks
+  PhiloxKey epoch;         // epoch_key(seed, epoch)
+  std::size_t place = 0;   // index into the batch's own paths, for sources without a table of theirs
+
+  [[nodiscard]] SampleDraws draws() const { return {epoch, sample, position}; }
 };
 
 // Working memory of one worker thread, reused from sample to sample.

@@ -29,17 +29,19 @@ Extent mapped_size(const Recipe& recipe, Extent source) {
   for (const Operation& operation : recipe.operations)
     if (std::holds_alternative<RandomResizedCrop>(operation)) return {};
   RecipeScratch scratch;
-  if (!scratch.plan(recipe, 0, 0, 0, source).ok() || scratch.only() == nullptr) return {};
+  if (!scratch.plan(recipe, {{}, 0, 0}, source).ok() || scratch.only() == nullptr) return {};
   return scratch.result();
 }
 
 Outcome write_maps(const Recipe& recipe, Extent source, Extent result, std::uint64_t seed, std::uint64_t epoch,
-                   const std::int64_t* samples, std::size_t count, std::int32_t* maps) noexcept {
+                   const std::int64_t* samples, const std::int64_t* positions, std::size_t count,
+                   std::int32_t* maps) noexcept {
   try {
     RecipeScratch scratch;
     const PhiloxKey key = epoch_key(seed, epoch);
     for (std::size_t i = 0; i < count; ++i) {
-      const Outcome planned = scratch.plan(recipe, key, static_cast<std::uint64_t>(samples[i]), source);
+      const SampleDraws draws(key, static_cast<std::uint64_t>(samples[i]), static_cast<std::uint64_t>(positions[i]));
+      const Outcome planned = scratch.plan(recipe, draws, source);
       if (!planned.ok()) return planned;
       const Segment* const only = scratch.only();
       if (only == nullptr || !(scratch.result() == result)) return Outcome::to_python("more than axis maps");

@@ -172,7 +172,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
 void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
   const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position]);
   const SampleKey key{static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
-                      batch.seed, batch.epoch, position};
+                      static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
   const auto& fillers = program_->sources[source];
   for (std::uint32_t field = 0; field < fillers.size(); ++field) {
     const FieldRows& rows = batch.fields[field];
@@ -269,7 +269,7 @@ Outcome Pool::run_pixels(const PythonJob& job, const std::uint8_t* pixels, int h
   const auto* filler = dynamic_cast<const ImageFileFiller*>(program_->sources[source][job.field].get());
   if (filler == nullptr) return Outcome::to_python("not an image field");
   const FieldRows& rows = batch.fields[job.field];
-  const SampleKey key{0, static_cast<std::uint64_t>(batch.sample[job.position]), batch.seed, batch.epoch};
+  const SampleKey key{0, static_cast<std::uint64_t>(batch.sample[job.position]), static_cast<std::uint64_t>(batch.position[job.position]), batch.epoch};
   return filler->fill_from_pixels(key, pixels, height, width, channels, rows.spec,
                                   rows.data + rows.row_bytes * job.position, got, scratch);
 }

@@ -51,10 +51,10 @@ struct FieldRows {
 
 struct Batch : std::enable_shared_from_this<Batch> {
   std::uint64_t number = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t epoch = 0;
+  PhiloxKey epoch{};                  // epoch_key(seed, epoch)
   std::vector<std::int64_t> local;    // per sample: index into its source
   std::vector<std::int64_t> sample;   // per sample: index into the dataset
+  std::vector<std::int64_t> position;  // per sample: where it stands in the order of the epoch, of all ranks
   std::vector<std::int32_t> source;   // per sample; empty when there is one source
   std::optional<PathTable> paths;     // per sample: its name; for sources without a table of their own
   std::vector<FieldRows> fields;

@@ -1,9 +1,11 @@
-// Random draws as a pure function of (seed, epoch, sample, operation): nothing to save, nothing to advance.
+// Random draws as a pure function of (seed, epoch, sample, position, operation): nothing to save, nothing to advance.
+// `position` is the sample's place in the order of the epoch, so that a sample that comes several times draws anew.
 //
 // The generator is Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, "Parallel random numbers: as
 // easy as 1, 2, 3" (SC 2011), with the constants and the known answers of their Random123 library.
-// An epoch's key is the Philox block of (epoch) under the key (seed); an operation's words are the blocks of
-// (sample, operation, 0), (sample, operation, 1), ... under the epoch's key.
+// An epoch's key is the Philox block of (epoch) under the key (seed), a position's that of (position) under the epoch's
+// key; an operation's words are the blocks of (sample, operation, 0), (sample, operation, 1), ... under the position's
+// key. An operation is known by how many operations that draw came before it.
 //
 // Threads: plain values; a Draws object belongs to one thread. Memory: no allocation.
 #pragma once
@@ -36,6 +38,13 @@ constexpr PhiloxKey epoch_key(std::uint64_t seed, std::uint64_t epoch) {
   const PhiloxCounter block =
       philox({static_cast<std::uint32_t>(epoch), static_cast<std::uint32_t>(epoch >> 32), 0x6b657973u, 0u},
              {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+  return {block[0], block[1]};
+}
+
+// The key that all draws at one position of an epoch share.
+constexpr PhiloxKey position_key(PhiloxKey epoch, std::uint64_t position) {
+  const PhiloxCounter block =
+      philox({static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32), 0x706f7369u, 0u}, epoch);
   return {block[0], block[1]};
 }
 
@@ -80,6 +89,33 @@ class Draws {
   PhiloxCounter counter_;
   PhiloxCounter words_{};
   std::uint32_t next_ = 4;
+};
+
+// The draws of one sample, operation by operation. Nothing is computed for a sample that draws nothing.
+class SampleDraws {
+ public:
+  constexpr SampleDraws(PhiloxKey epoch, std::uint64_t sample, std::uint64_t position)
+      : key_(epoch), sample_(sample), position_(position) {}
+
+  // Of the next operation.
+  constexpr Draws next() {
+    if (!keyed_) {
+      key_ = position_key(key_, position_);
+      keyed_ = true;
+    }
+    return {key_, sample_, operation_++};
+  }
+
+  // How many operations have drawn.
+  [[nodiscard]] constexpr std::uint32_t count() const { return operation_; }
+  constexpr void set_count(std::uint32_t count) { operation_ = count; }
+
+ private:
+  PhiloxKey key_;  // the epoch's until the first draw, then the position's
+  std::uint64_t sample_;
+  std::uint64_t position_;
+  std::uint32_t operation_ = 0;
+  bool keyed_ = false;
 };
 
 static_assert(philox({0, 0, 0, 0}, {0, 0}) == PhiloxCounter{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u});

@@ -16,11 +16,10 @@ ImagePart part_at(const std::uint8_t* data, std::ptrdiff_t row_stride, Box box, 
   return {data, row_stride, box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0, of.width, of.height, channels};
 }
 
-Outcome run_or_throw(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch,
-                     std::uint64_t sample, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                     RecipeScratch& scratch) {
+Outcome run_or_throw(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want,
+                     std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) {
   if (source.channels() != recipe.channels) return Outcome::to_python("the image has another number of channels");
-  const Outcome planned = scratch.plan(recipe, seed, epoch, sample, {source.height(), source.width()});
+  const Outcome planned = scratch.plan(recipe, draws, {source.height(), source.width()});
   if (!planned.ok()) return planned;
   got = spec_of(recipe, scratch.result());
   if (!(got == want)) return Outcome::mismatch("the image's shape or dtype is not the batch's");
@@ -111,10 +110,10 @@ TensorSpec spec_of(const Recipe& recipe, Extent size) {
   return spec;
 }
 
-Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
-            const TensorSpec& want, std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) noexcept {
+Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want, std::uint8_t* row,
+            TensorSpec& got, RecipeScratch& scratch) noexcept {
   try {
-    return run_or_throw(recipe, source, seed, epoch, sample, want, row, got, scratch);
+    return run_or_throw(recipe, source, draws, want, row, got, scratch);
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }

@@ -197,10 +197,7 @@ class RecipeScratch {
  public:
   // Draws sample's parameters and lays out its segments for a source of this size. Code::python when
   // torchvision raises, or may.
-  [[nodiscard]] Outcome plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
-                             Extent source);
-  // The same with epoch_key(seed, epoch), for many samples of an epoch.
-  [[nodiscard]] Outcome plan(const Recipe& recipe, PhiloxKey key, std::uint64_t sample, Extent source);
+  [[nodiscard]] Outcome plan(const Recipe& recipe, SampleDraws draws, Extent source);
   // The same with parameters that the caller has drawn, one for each operation: the flips, and the boxes of
   // RandomResizedCrop and RandomCrop. Those that torchvision cannot have drawn are refused.
   [[nodiscard]] Outcome plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source);
@@ -253,14 +250,21 @@ class RecipeScratch {
 // what is drawn. Empty when torchvision would raise.
 [[nodiscard]] std::vector<Extent> sizes(const Recipe& recipe, Extent source);
 
+// RandomResizedCrop.get_params; an empty box when torchvision's own crop would be empty. 0 <= scale[0] <= scale[1] and
+// 0 < ratio[0] <= ratio[1].
+[[nodiscard]] Box draw_resized_crop(const std::array<double, 2>& scale, const std::array<double, 2>& ratio, Draws draws,
+                                    Extent from);
+
+// RandomCrop.get_params for a padded picture that is not smaller than the crop.
+[[nodiscard]] Box draw_crop(Extent size, Draws draws, Extent padded);
+
 // The size that `resize` gives a picture; negative when it is out of range.
 [[nodiscard]] Extent resized(const Resize& resize, Extent from);
 
 // Runs the recipe on one sample. `row` has room for checked_bytes(want); when the result would be another,
 // nothing is decoded, `got` is set and the outcome is a mismatch.
-[[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, std::uint64_t seed, std::uint64_t epoch,
-                          std::uint64_t sample, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                          RecipeScratch& scratch) noexcept;
+[[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want,
+                          std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) noexcept;
 
 // The same with parameters that the caller has drawn. `row` has room for `room` bytes, which must be the result's.
 [[nodiscard]] Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>& given, std::size_t room,

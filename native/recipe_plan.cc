@@ -26,32 +26,36 @@ bool in_range(Extent size) {
 
 Box crop_box(int top, int left, int height, int width) { return {left, top, left + width, top + height}; }
 
-// RandomResizedCrop.get_params; an empty box when torchvision's own crop would be empty.
-Box draw_resized_crop(const RandomResizedCrop& op, Draws draws, Extent from) {
+}  // namespace
+
+Box draw_resized_crop(const std::array<double, 2>& scale, const std::array<double, 2>& ratio, Draws draws, Extent from) {
   const double area = static_cast<double>(from.height) * from.width;
-  const double log_low = std::log(op.ratio[0]), log_high = std::log(op.ratio[1]);
+  const double log_low = std::log(ratio[0]), log_high = std::log(ratio[1]);
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const double target = area * draws.uniform(op.scale[0], op.scale[1]);
-    const double ratio = std::exp(draws.uniform(log_low, log_high));
-    const double w = std::nearbyint(std::sqrt(target * ratio)), h = std::nearbyint(std::sqrt(target / ratio));
+    const double target = area * draws.uniform(scale[0], scale[1]);
+    const double shape = std::exp(draws.uniform(log_low, log_high));
+    const double w = std::nearbyint(std::sqrt(target * shape)), h = std::nearbyint(std::sqrt(target / shape));
     if (w > 0 && w <= from.width && h > 0 && h <= from.height) {
       const int width = static_cast<int>(w), height = static_cast<int>(h);
-      const int top = static_cast<int>(draws.below(static_cast<std::uint32_t>(from.height - height) + 1));
-      const int left = static_cast<int>(draws.below(static_cast<std::uint32_t>(from.width - width) + 1));
-      return crop_box(top, left, height, width);
+      return draw_crop({height, width}, draws, from);
     }
   }
-  const double ratio = static_cast<double>(from.width) / from.height;
+  const double shape = static_cast<double>(from.width) / from.height;
   int width = from.width, height = from.height;
-  if (ratio < op.ratio[0]) {
-    height = round_half_even(width / op.ratio[0]);
-  } else if (ratio > op.ratio[1]) {
-    width = round_half_even(height * op.ratio[1]);
+  if (shape < ratio[0]) {
+    height = round_half_even(width / ratio[0]);
+  } else if (shape > ratio[1]) {
+    width = round_half_even(height * ratio[1]);
   }
   return crop_box((from.height - height) / 2, (from.width - width) / 2, height, width);
 }
 
-}  // namespace
+Box draw_crop(Extent size, Draws draws, Extent padded) {
+  const auto offset = [&draws](int room) { return static_cast<int>(draws.below(static_cast<std::uint32_t>(room) + 1)); };
+  const int top = offset(padded.height - size.height);
+  const int left = offset(padded.width - size.width);
+  return crop_box(top, left, size.height, size.width);
+}
 
 Extent resized(const Resize& op, Extent from) {
   if (op.size.height > 0) return op.size;
@@ -75,10 +79,10 @@ Extent resized(const Resize& op, Extent from) {
 // Applies each operation to the last segment.
 class Planner {
  public:
-  Planner(const Recipe& recipe, RecipeScratch& scratch, PhiloxKey key, std::uint64_t sample)
-      : recipe_(recipe), scratch_(scratch), key_(key), sample_(sample) {}
+  Planner(const Recipe& recipe, RecipeScratch& scratch, SampleDraws draws)
+      : recipe_(recipe), scratch_(scratch), draws_(draws) {}
   Planner(const Recipe& recipe, RecipeScratch& scratch, const std::vector<Drawn>& given)
-      : recipe_(recipe), scratch_(scratch), key_(epoch_key(0, 0)), sample_(0), given_(&given) {}
+      : recipe_(recipe), scratch_(scratch), draws_({}, 0, 0), given_(&given) {}
 
   Outcome plan(Extent source) {
     scratch_.used_ = 0;
@@ -96,7 +100,7 @@ class Planner {
   }
 
   Outcome operator()(const RandomResizedCrop& op) {
-    const Box box = given_ != nullptr ? given().box : draw_resized_crop(op, draws(), size());
+    const Box box = given_ != nullptr ? given().box : draw_resized_crop(op.scale, op.ratio, draws_.next(), size());
     drawn().box = box;
     if (given_ != nullptr && !inside(box)) return Outcome::to_python(kImpossible);
     if (box.x1 <= box.x0 || box.y1 <= box.y0) return Outcome::to_python("RandomResizedCrop drew an empty crop");
@@ -146,17 +150,13 @@ class Planner {
       crop(box);
       return Outcome::success();
     }
-    Draws words = draws();
-    const auto offset = [&words](int room) { return static_cast<int>(words.below(static_cast<std::uint32_t>(room) + 1)); };
-    const int top = offset(padded.height - op.size.height);
-    const int left = offset(padded.width - op.size.width);
-    drawn().box = crop_box(top, left, op.size.height, op.size.width);
+    drawn().box = draw_crop(op.size, draws_.next(), padded);
     crop(drawn().box);
     return Outcome::success();
   }
 
   Outcome operator()(const RandomFlip& op) {
-    drawn().flip = given_ != nullptr ? given().flip : draws().uniform() < op.p;
+    drawn().flip = given_ != nullptr ? given().flip : draws_.next().uniform() < op.p;
     if (drawn().flip) (op.horizontal ? scratch_.current().x : scratch_.current().y).flip();
     return Outcome::success();
   }
@@ -176,7 +176,6 @@ class Planner {
 
  private:
   [[nodiscard]] Extent size() const { return {scratch_.current().y.size(), scratch_.current().x.size()}; }
-  [[nodiscard]] Draws draws() const { return {key_, sample_, static_cast<std::uint32_t>(index_)}; }
   [[nodiscard]] Drawn& drawn() { return scratch_.drawn_[index_]; }
   [[nodiscard]] const Drawn& given() const { return (*given_)[index_]; }
   [[nodiscard]] bool inside(Box box) const {
@@ -209,21 +208,15 @@ class Planner {
 
   const Recipe& recipe_;
   RecipeScratch& scratch_;
-  const PhiloxKey key_;
-  const std::uint64_t sample_;
+  SampleDraws draws_;
   const std::vector<Drawn>* const given_ = nullptr;  // in place of draws
   std::size_t index_ = 0;
   int channels_ = 3;
 };
 
-Outcome RecipeScratch::plan(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
-                            Extent source) {
-  return plan(recipe, epoch_key(seed, epoch), sample, source);
-}
-
-Outcome RecipeScratch::plan(const Recipe& recipe, PhiloxKey key, std::uint64_t sample, Extent source) {
+Outcome RecipeScratch::plan(const Recipe& recipe, SampleDraws draws, Extent source) {
   if (!in_range(source)) return Outcome::to_python("an image of no pixels, or of too many");
-  return Planner(recipe, *this, key, sample).plan(source);
+  return Planner(recipe, *this, draws).plan(source);
 }
 
 Outcome RecipeScratch::plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source) {

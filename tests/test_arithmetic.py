@@ -17,6 +17,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from penstock.batches import placed
 from penstock.buffers import Buffers
 from penstock.device import arithmetic
 from penstock.device.arithmetic import Arithmetic, Formula, Lookup
@@ -45,7 +46,8 @@ def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     counters = Counters()
     indices = np.random.default_rng(5).permutation(made.root.size)
-    course = Course(iter(np.array_split(indices, -(-len(indices) // size))), None, seed=11, epoch=2)
+    asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, range(1), batched=True)
+    course = Course(asked, None, seed=11, epoch=2)
     means = Means(workers, None, Buffers(pinned=False, keep=8), counters, deliver=lambda batch: batch)
     return list(Filling(made, course, means))
 

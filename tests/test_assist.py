@@ -175,9 +175,9 @@ def test_random_prefixes_draw_as_the_native_plan(images, t):
     results = set()
     for seed, epoch, index in ((0, 0, 0), (0, 1, 0), (7, 0, 1), (7, 0, 6), (-1, 3, 2), (5, 5, -2)):
         pixels = np.asarray(Image.open(dataset.samples[index][0]).convert("RGB"))
-        content, shape = _native.run_recipe(recipe.native, pixels, seed % 2**64, epoch, index % 2**64)
+        content, shape = _native.run_recipe(recipe.native, pixels, seed % 2**64, epoch, index % 2**64, 9)
         expected = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(shape)
-        image, label = assisted(index, seed, epoch)
+        image, label = assisted(index, seed, epoch, 9)
         assert torch.equal(image, expected) and label == dataset.samples[index][1]
         results.add(bytes(content))
     assert len(results) == 6
@@ -426,16 +426,16 @@ def test_read_image_says_why_not(images):
     filler = _native.ImageFileFiller(None, prefix.native, 0)
     path = os.fsencode(images / "a/0.jpg")
     for name, why in ((path, "reflection"), (path + b"\0", "NUL"), (path + b"x", "opened"), (b"", "opened")):
-        assert why in str(_native.read_image(filler, 0, name, 0, 0, 0))
-    assert "opened" in str(_native.read_image(filler, 0, None, 0, 0, 0))
+        assert why in str(_native.read_image(filler, 0, name, 0, 0, 0, 0))
+    assert "opened" in str(_native.read_image(filler, 0, None, 0, 0, 0, 0))
     plain = _native.ImageFileFiller(None, read_prefix(None, mode="RGB").native, 5400)
-    found = _native.read_image(plain, 0, path, 0, 0, 0)
+    found = _native.read_image(plain, 0, path, 0, 0, 0, 0)
     assert not isinstance(found, str)
     pixels, head, padded = found
     assert pixels.shape == (60, 90, 3) and pixels.flags.owndata is False and pixels.flags.writeable and not padded
     assert Image.open(io.BytesIO(head)).size == (90, 60) and len(head) < 1000
     small = _native.ImageFileFiller(None, read_prefix(None, mode="RGB").native, 5399)
-    assert "MAX_IMAGE_PIXELS" in str(_native.read_image(small, 0, path, 0, 0, 0))
+    assert "MAX_IMAGE_PIXELS" in str(_native.read_image(small, 0, path, 0, 0, 0, 0))
 
 
 def test_read_tensor_checks_its_room(tensors):

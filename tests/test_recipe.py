@@ -47,7 +47,7 @@ def recipe_of(transform, mode="RGB"):
 
 def run(recipe, image, *, seed=0, epoch=0, sample=0):
     """Return what the native core makes of the image."""
-    content, shape = _native.run_recipe(recipe.native, np.array(image), seed, epoch, sample)
+    content, shape = _native.run_recipe(recipe.native, np.array(image), seed, epoch, sample, 0)
     return torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape)
 
 
@@ -308,7 +308,7 @@ def check_drawn(transforms, mode="RGB", sizes=((48, 64), (33, 20)), samples=8):
     for height, width in sizes:
         image = picture(height, width, mode)
         for sample in range(samples):
-            drawn = _native.draw(recipe.native, 5, 2, sample, width, height)
+            drawn = _native.draw(recipe.native, 5, 2, sample, 0, width, height)
             seen.add(str(drawn))
             assert_same(run(recipe, image, seed=5, epoch=2, sample=sample), replay(transforms, drawn, image))
     assert len(seen) > 1
@@ -370,11 +370,11 @@ def test_a_crop_larger_than_the_image_is_pythons(t):
 AUGMENTATION = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.ToTensor()])
 
 
-def test_draws_are_a_function_of_seed_epoch_and_sample():
+def test_draws_are_a_function_of_seed_epoch_sample_and_position():
     recipe = recipe_of(AUGMENTATION)
 
-    def draw(seed, epoch, sample):
-        return str(_native.draw(recipe.native, seed, epoch, sample, 500, 400))
+    def draw(seed, epoch, sample, position=0):
+        return str(_native.draw(recipe.native, seed, epoch, sample, position, 500, 400))
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
     large = 2**63 + 5
@@ -390,7 +390,8 @@ def test_draws_are_a_function_of_seed_epoch_and_sample():
         (1, 2, large),
     ]
     keys += [(1 + 2**32, 2, 3), (1, 2 + 2**32, 3), (1, 2, 3 + 2**32)]
-    assert len({draw(*key) for key in keys}) == len(keys)
+    places = [(1, 2, 3, position) for position in (1, 2**32, large)]
+    assert len({draw(*key) for key in [*keys, *places]}) == len(keys) + len(places)
     image = picture(50, 40)
     assert torch.equal(run(recipe, image, seed=1, sample=9), run(recipe, image, seed=1, sample=9))
     assert not torch.equal(run(recipe, image, seed=1, sample=9), run(recipe, image, seed=1, sample=8))
@@ -399,7 +400,7 @@ def test_draws_are_a_function_of_seed_epoch_and_sample():
 def drawn_table(transform, count, width, height):
     """Return the parameters of the first operation for `count` samples."""
     native = recipe_of(v1.Compose([transform, v1.ToTensor()])).native
-    return np.array([_native.draw(native, 11, 0, sample, width, height)[0] for sample in range(count)])
+    return np.array([_native.draw(native, 11, 0, sample, 0, width, height)[0] for sample in range(count)])
 
 
 def test_flips_come_as_often_as_asked_for():
@@ -410,7 +411,7 @@ def test_flips_come_as_often_as_asked_for():
 
 def test_flips_of_one_sample_are_independent():
     native = recipe_of(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomHorizontalFlip(), v2.ToImage()])).native
-    pairs = np.array([_native.draw(native, 0, 0, sample, 8, 8) for sample in range(20_000)])
+    pairs = np.array([_native.draw(native, 0, 0, sample, 0, 8, 8) for sample in range(20_000)])
     counts = np.array([[np.sum((pairs == [a, b]).all(axis=1)) for b in (False, True)] for a in (False, True)])
     assert stats.chisquare(counts.ravel()).pvalue > 1e-3
 
@@ -603,7 +604,7 @@ def test_channels_last_rows_hold_the_same_pixels(fill):
         results = {}
         for layout in ("chw", "hwc"):
             native = _native.Recipe(3, operations, dtype, layout, lookup, [(b"\1\2\3", element)])
-            content, (channels, height, width) = _native.run_recipe(native, np.array(image), 0, 0, 0)
+            content, (channels, height, width) = _native.run_recipe(native, np.array(image), 0, 0, 0, 0)
             shape = (channels, height, width) if layout == "chw" else (height, width, channels)
             results[layout] = np.frombuffer(content, dtype).reshape(shape)
         np.testing.assert_array_equal(results["hwc"].transpose(2, 0, 1), results["chw"])
@@ -640,11 +641,12 @@ def test_small_pictures_in_memory(layout: str) -> None:
         spec = _native.Spec("uint8", [channels, *size])
         pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe.native)]]), 0)
         every = np.arange(6)
-        number = pool.submit(3, 0, every, every, None, None, [(rows.reshape(-1), spec)])
+        number = pool.submit(3, 0, 5, 3, every, every, None, None, [(rows.reshape(-1), spec)])
         pool.run_here(number)
         assert pool.retire(number) == []
         for i in range(6):
-            (top, left, _, _), mirrored, turned, _ = [*_native.draw(recipe.native, 3, 0, i, width, height), None]
+            drawn = _native.draw(recipe.native, 3, 0, i, 5 + 3 * i, width, height)
+            (top, left, _, _), mirrored, turned, _ = [*drawn, None]
             padded = np.pad(pixels[i], ((pad[1], pad[3]), (pad[0], pad[2]), (0, 0)), constant_values=crop.fill)
             expected = padded[top : top + size[0], left : left + size[1]].transpose(2, 0, 1)
             expected = expected[:, :, ::-1] if mirrored else expected

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import _native
-from penstock.batches import from_sampler
+from penstock.batches import from_sampler, placed
 from penstock.buffers import Buffers
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
@@ -68,7 +68,7 @@ def refusal(dataset: Any) -> str:
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
     means = Means(workers, None, Buffers(pinned=False, keep=1), Counters(), deliver=lambda batch: batch)
-    return Gathering(held, Course(batches, None, seed, epoch), means)
+    return Gathering(held, Course(placed(batches, 0, range(1), batched=True), None, seed, epoch), means)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -83,7 +83,7 @@ def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: 
 def in_order(dataset: Any, size: int = 16, *, epoch: int = 0, shuffle: bool = True, drop_last: bool = False) -> Any:
     number = len(dataset)
     order = KeyedShuffle(number, 7, epoch) if shuffle else InSequence()
-    return cut(lambda: order, Schedule(number, size, drop_last))
+    return (indices for indices, _ in cut(lambda: order, Schedule(number, size, drop_last)))
 
 
 def assert_equal(dataset: Any, *, raw: bool = False, size: int = 16, epochs: int = 2, **how: Any) -> None:
@@ -177,9 +177,10 @@ def test_axis_maps_are_those_of_the_draws() -> None:
     assert isinstance(recipe, Recipe)
     samples = np.array([3, 900, -1], dtype=np.int64)
     maps = np.empty((3, 16), dtype=np.int32)
-    _native.axis_maps(recipe.native, 5, 2, samples, 9, 10, maps)
-    for sample, row in zip(samples.tolist(), maps, strict=True):
-        (top, left, *_), flipped = _native.draw(recipe.native, 5, 2, sample & 0xFFFFFFFFFFFFFFFF, 9, 10)
+    positions = np.array([0, 2**40, 7], dtype=np.int64)
+    _native.axis_maps(recipe.native, 5, 2, samples, positions, 9, 10, maps)
+    for sample, position, row in zip(samples.tolist(), positions.tolist(), maps, strict=True):
+        (top, left, *_), flipped = _native.draw(recipe.native, 5, 2, sample & 0xFFFFFFFFFFFFFFFF, position, 9, 10)
         across = [x if 0 <= x < 9 else -1 for x in range(left - 2, left + 6)]
         down = [y if 0 <= y < 10 else -1 for y in range(top - 2, top + 6)]
         assert row.tolist() == [*(down[::-1] if flipped else down), *across]
@@ -200,7 +201,9 @@ def test_axis_maps_refuse_what_does_not_fit() -> None:
         (resizing.native, (2, 11), (4, 3)),
     ):
         with pytest.raises(ValueError):
-            _native.axis_maps(native, 0, 0, samples, *size, np.empty(shape, dtype=np.int32))
+            _native.axis_maps(native, 0, 0, samples, samples, *size, np.empty(shape, dtype=np.int32))
+    with pytest.raises(ValueError):
+        _native.axis_maps(recipe.native, 0, 0, samples, samples[:1], 4, 3, np.empty((2, 11), dtype=np.int32))
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -540,7 +543,7 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    made.begin(held, Course(iter([np.arange(3)]), 1, 0, 0))
+    made.begin(held, Course(iter([(np.arange(3), range(3))]), 1, 0, 0))
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 
 

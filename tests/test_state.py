@@ -102,6 +102,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
 @WAYS
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_order_does_not_depend_on_the_ranks(dataset: Any, options: Any, world: int) -> None:
@@ -317,6 +318,7 @@ def test_a_state_of_another_order() -> None:
         loader().load_state_dict(loader(shuffle=None, sampler=[1, 2, 3]).state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
 def test_persistent_workers_go_on_too() -> None:
     for method in (None, "thread"):
         whole = list(loader(Python(), num_workers=2, worker_method=None))
@@ -605,6 +607,7 @@ def test_weights_of_another_dataset() -> None:
 # --- epochs and replay ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
 @WAYS
 def test_set_epoch(dataset: Any, options: Any) -> None:
     plain = loader(dataset, **options)

@@ -151,14 +151,21 @@ def map_size(recipe: Recipe, width: int, height: int) -> tuple[int, int] | None:
     """Return (height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn."""
 
 def axis_maps(
-    recipe: Recipe, seed: int, epoch: int, samples: NDArray[np.int64], width: int, height: int, maps: NDArray[np.int32]
+    recipe: Recipe,
+    seed: int,
+    epoch: int,
+    samples: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    width: int,
+    height: int,
+    maps: NDArray[np.int32],
 ) -> None:
     """Write which source row each row of the result shows, then which source column each column does.
 
     A position outside the picture is -1 - k, where fill k is shown; outside in both, the greater k. Other threads run.
 
     Args:
-        samples: those that the draws are for, with seed and epoch.
+        samples, positions: those that the draws are for, with seed and epoch.
         width, height: of the source.
         maps: written to; shape (samples, height + width) of map_size().
 
@@ -167,12 +174,38 @@ def axis_maps(
     """
 
 def run_recipe(
-    recipe: Recipe, image: NDArray[np.uint8], seed: int, epoch: int, sample: int
+    recipe: Recipe, image: NDArray[np.uint8], seed: int, epoch: int, sample: int, position: int
 ) -> tuple[bytes, tuple[int, int, int]]:
     """Return the result's bytes and its shape (channels, height, width). Raises ValueError."""
 
-def draw(recipe: Recipe, seed: int, epoch: int, sample: int, width: int, height: int) -> list[Any]:
+def draw(recipe: Recipe, seed: int, epoch: int, sample: int, position: int, width: int, height: int) -> list[Any]:
     """Return the parameters drawn for each operation: (top, left, height, width), flipped or not, or None."""
+
+class SampleDraws:
+    """The draws of one sample, one random operation after another, as recipes draw them; one thread at a time.
+
+    Args:
+        seed, epoch, sample: the key, each below 2**64.
+        position: where the sample stands in the order of the epoch.
+    """
+
+    def __init__(self, seed: int, epoch: int, sample: int, position: int) -> None: ...
+    count: int
+    """How many operations have drawn: the next one's number."""
+
+    def resized_crop(
+        self, least: float, most: float, narrow: float, wide: float, height: int, width: int
+    ) -> tuple[int, int, int, int] | None:
+        """Return RandomResizedCrop's (top, left, height, width) for scale=(least, most), ratio=(narrow, wide).
+
+        None, and nothing is drawn, where a recipe would refuse them.
+        """
+
+    def crop(self, crop_height: int, crop_width: int, height: int, width: int) -> tuple[int, int, int, int] | None:
+        """Return RandomCrop's (top, left, height, width) in a padded picture; None where that is too small."""
+
+    def flip(self, p: float) -> bool:
+        """Return whether to flip, with probability p."""
 
 def output_spec(recipe: Recipe, width: int = 0, height: int = 0) -> tuple[tuple[int, int, int] | None, str]:
     """Return the result's shape for sources of this size, None when it depends on the sample, and its dtype."""
@@ -236,7 +269,7 @@ class ImageFileFiller(Filler):
     def __init__(self, paths: PathTable | None, recipe: Recipe, max_pixels: int) -> None: ...
 
 def read_image(
-    filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int
+    filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int
 ) -> tuple[NDArray[np.uint8], bytes, bool] | str:
     """Read one image in the calling thread, or return why Pillow must.
 
@@ -314,13 +347,18 @@ class Pool:
         self,
         seed: int,
         epoch: int,
+        first: int,
+        step: int,
         local: NDArray[np.int64],
         sample: NDArray[np.int64],
         source: NDArray[np.int32] | None,
         names: bytes | None,
         fields: list[tuple[NDArray[np.uint8], Spec]],
     ) -> int:
-        """Queue a batch and return its number. The arrays of `fields` are kept until it is retired."""
+        """Queue a batch and return its number. The arrays of `fields` are kept until it is retired.
+
+        Sample i stands at position first + i * step of the epoch's order.
+        """
 
     def run_here(self, number: int) -> None:
         """Fill what is left of a batch in the calling thread."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock.order import Indices, Order
+from penstock.order import Indices, Order, Positions
 
 T = TypeVar("T")
 
@@ -54,6 +54,12 @@ class Ahead:
                 return found
             shift += behind - first
         return [*found, (begin + shift, end + shift)]
+
+    def numbers(self, left: range) -> Positions:
+        """Return the numbers that some of those left are."""
+        if not self.ranges:
+            return left
+        return [number for span in self.spans(left.start, left.stop) for number in range(*span)]
 
     def number(self, left: int) -> int:
         """Return the number that one of those left is."""

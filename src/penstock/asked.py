@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.order import Indices
+from penstock.order import Indices, Positions
 from penstock.tree import LeafNumbers
 
 
@@ -21,6 +21,8 @@ class Asked:
     """A batch that was asked for, or the error that came in its place."""
 
     indices: Indices = field(default_factory=_no_indices)
+    positions: Positions = range(0)
+    """Where its samples stand in the order of the epoch."""
     wanted: Indices = field(default_factory=_no_indices)
     """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
     leaves: LeafNumbers | None = None
@@ -37,13 +39,17 @@ class Asked:
         """Return the number of samples."""
         return len(self.indices if self.other is None else self.other)
 
-    def ask(self, sampler: Callable[[], Any], submit: Callable[[], None]) -> None:
+    def place(self, position: int) -> int:
+        """Return where the sample at a position of this batch stands in the order of the epoch."""
+        return self.positions[position]
+
+    def ask(self, sampler: Callable[[], tuple[Any, Positions]], submit: Callable[[], None]) -> None:
         """Take what the sampler gives, and submit it where it is indices. Raises StopIteration at the end.
 
         Any other error, of the user's sampler or dataset, is kept: it is raised when this batch's turn has come.
         """
         try:
-            given = sampler()
+            given, self.positions = sampler()
             if isinstance(given, list):
                 self.other = given
             else:

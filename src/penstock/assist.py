@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
-from penstock import _native
+from penstock import _native, drawing
 from penstock.composed import Pipeline
 from penstock.mix import Mix
 from penstock.originals import own_class
@@ -38,6 +38,8 @@ class Draw(NamedTuple):
     epoch: int
     sample: int
     """The index that the whole dataset was asked for."""
+    position: int
+    """Where it stands in the order of the epoch."""
 
 
 class Assisted:
@@ -62,12 +64,12 @@ class Assisted:
         """Whether any part of the dataset is read natively."""
         return self._root.gains
 
-    def __call__(self, index: Any, seed: int, epoch: int) -> Any:
+    def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
         """Return what ``dataset[index]`` returns, random steps done natively being drawn from these."""
         number = _whole(index)
         if number is None:
             return self.dataset[index]
-        return self._root.read(number, Draw(seed & _MASK, epoch & _MASK, number & _MASK))
+        return self._root.read(number, Draw(seed & _MASK, epoch & _MASK, number & _MASK, position & _MASK))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Assisted, (self.dataset,)
@@ -188,6 +190,7 @@ class _ImagePart(_FolderPart):
         found = _native.read_image(self._filler, position, path, *draw)
         if isinstance(found, str):
             return None
+        drawing.drew(self._prefix.drawing)
         pixels, head, padded = found
         try:
             info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,8 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler
-from penstock.order import Indices, InSequence, KeyedShuffle, Order, TorchShuffle
+from penstock.order import Indices, InSequence, KeyedShuffle, Order, Positions, TorchShuffle
+from penstock.randomness import digest, torch_seed
 
 
 class Epochs:
@@ -117,16 +119,87 @@ def length(sampler: Any) -> int | None:
         return None
 
 
-def from_sampler(batches: Any) -> Iterator[Indices | list[Any]]:
-    """Yield what a sampler of batches yields: as an array where it is indices, else as the list that it is."""
-    for batch in batches:
-        given = list(batch)  # it may be a generator, to be read once
-        try:
-            indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
-        except (TypeError, OverflowError):
-            yield given
-        else:
-            yield indices if len(indices) else []
+def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> Any:
+    """Return a sampler, or one of batches, whose order is a function of seed and epoch, where it is torch's or keyed.
+
+    The one given is left as it is, and returned where it has a generator of its own, other than `own`, or is of another
+    class.
+    """
+    if type(batches) is BatchSampler:
+        inner = seeded(batches.sampler, own, seed, epoch)
+        return batches if inner is batches.sampler else _with(batches, sampler=inner)
+    if _of_accelerate(batches, "BatchSamplerShard"):
+        inner = seeded(batches.batch_sampler, own, seed, epoch)
+        return batches if inner is batches.batch_sampler else _with(batches, batch_sampler=inner)
+    if type(batches) not in _SEEDABLE and not isinstance(batches, KeyedSampler):
+        return batches
+    if batches.generator is not None and batches.generator is not own:
+        return batches
+    generator = torch.Generator().manual_seed(torch_seed(digest(seed, epoch, _SAMPLERS)))
+    return _with(batches, generator=generator)
+
+
+_SEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+# Sets their digests apart from others of as many numbers.
+_SAMPLERS = int.from_bytes(b"samplers", "little")
+
+
+def _with(twinned: Any, **attributes: Any) -> Any:
+    """Return a copy of a sampler with other attributes."""
+    twin = copy.copy(twinned)
+    vars(twin).update(attributes)
+    return twin
+
+
+def without_skip(batches: Any) -> tuple[Any, int]:
+    """Return a sampler of batches, and how many of its batches Accelerate's skip_first_batches leaves out."""
+    if _of_accelerate(batches, "SkipBatchSampler"):
+        inner, skipped = without_skip(batches.batch_sampler)
+        return inner, skipped + batches.skip_batches
+    return batches, 0
+
+
+def share_of_sampler(batches: Any, inner: Any) -> range:
+    """Return where samples of a sampler of batches stand in the order of all ranks: sample k at start + k * step.
+
+    inner: the sampler of indices below it. Ranks whose sampler does not say which they are have positions of their own.
+    """
+    if isinstance(inner, DistributedSampler) and (batches is inner or type(batches) is BatchSampler):
+        return range(inner.rank, inner.rank + inner.num_replicas, inner.num_replicas)
+    if _of_accelerate(batches, "BatchSamplerShard"):  # another position for each sample of any process
+        return range(batches.process_index, batches.process_index + batches.num_processes, batches.num_processes)
+    return range(1)
+
+
+def _of_accelerate(sampler: object, name: str) -> bool:
+    return (type(sampler).__module__, type(sampler).__name__) == ("accelerate.data_loader", name)
+
+
+def placed(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tuple[Any, range]]:
+    """Yield what a sampler gives, and which of its samples these are, counted from `before` on.
+
+    batched: it gives batches, which are made lists where they can be gone through but have no length.
+    """
+    for given in items:
+        samples = 1
+        if batched:
+            try:
+                samples = len(given)
+            except TypeError:
+                given = list(given)
+                samples = len(given)
+        yield given, range(before, before + samples)
+        before += samples
+
+
+def as_indices(batch: Any) -> Indices | list[Any]:
+    """Return what a sampler of batches gave: as an array where it is indices, else as the list that it is."""
+    given = list(batch)  # it may be a generator, to be read once
+    try:
+        indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
+    except (TypeError, OverflowError):
+        return given
+    return indices if len(indices) else []
 
 
 def _scalar(index: Any) -> Any:
@@ -138,6 +211,13 @@ def _scalar(index: Any) -> Any:
             raise TypeError("a tensor with dimensions")
         return _scalar(index.item())
     return index
+
+
+def as_array(positions: Positions) -> Indices:
+    """Return positions as the native core takes them."""
+    if isinstance(positions, range):
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    return np.array(positions, dtype=np.int64)
 
 
 def as_list(indices: Indices) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from penstock import _native
+from penstock import _native, drawing
 from penstock.recipe import Reader
 from penstock.recipe_prefix import picture
 from penstock.transforms import Refused, classes, is_v1, margins
@@ -69,7 +69,7 @@ class Run:
             schema, pixels = image.__arrow_c_array__()
         except (AttributeError, ValueError):  # a Pillow before 11.2; an image in several blocks of memory
             return REFUSED
-        generator = torch.get_rng_state() if any(self.drawing) else None
+        marked = drawing.mark() if any(self.drawing) else None
         key, interleaved = None, None
         try:
             draws = [None if draw is None else draw(*size) for draw, size in zip(self.drawing, sizes, strict=False)]
@@ -83,8 +83,8 @@ class Run:
                     return self._result(image, out, interleaved, padded)
         except Exception:  # torchvision itself raises it, where there is anything to raise
             key = None
-        if generator is not None:
-            torch.set_rng_state(generator)
+        if marked is not None:
+            drawing.go_back(marked)
         return self._learn(key, image, transforms) if key is not None and interleaved is None else REFUSED
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:
@@ -260,4 +260,4 @@ def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
 
 
 def _flip_drawn(transform: Any, height: int, width: int) -> bool:
-    return bool(torch.rand(1) < transform.p)
+    return drawing.flips(transform.p)

@@ -16,9 +16,12 @@ from typing import Any, Protocol
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock import drawing
 from penstock.composed import natively
 from penstock.manifest import BadSample
-from penstock.randomness import kept, sample_number, seed_globals
+from penstock.order import Positions
+from penstock.randomness import digest, kept, sample_number, seed_globals
+from penstock.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 
 Note = Callable[[str, Any], None]
@@ -31,6 +34,13 @@ class Task:
     given: Any
     seed: int
     epoch: int
+    positions: Positions = range(0)
+    """Where its samples stand in the order of the epoch."""
+
+    @property
+    def first(self) -> int:
+        """Where the first of them stands."""
+        return self.positions[0] if self.positions else 0
 
 
 @dataclass(slots=True)
@@ -55,7 +65,7 @@ class Replacing(Protocol):
     def found_bad(self, index: Any, error: Exception) -> None:
         """Take note of a bad sample."""
 
-    def candidates(self, task: Task, index: Any) -> Iterator[Any]:
+    def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
         """Yield the indices of samples that may stand in, the same ones in any process."""
 
     def take_news(self) -> list[BadSample]:
@@ -73,8 +83,9 @@ class Fetch:
         dataset: the user's, map-style.
         batched: a task holds the indices of a batch; False: it is one index.
         collate_fn: the loader's.
-        read: reads a sample in place of dataset[index]: called with (index, seed, epoch).
+        read: reads a sample in place of dataset[index]: called with (index, seed, epoch, position).
         seeded: the global generators are set for each sample; the caller must own them (a worker process does).
+        keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
     """
@@ -85,8 +96,9 @@ class Fetch:
         *,
         batched: bool,
         collate_fn: Callable[[Any], Any],
-        read: Callable[[Any, int, int], Any] | None = None,
+        read: Callable[[Any, int, int, int], Any] | None = None,
         seeded: bool = False,
+        keyed: bool = False,
         replacing: Replacing | None = None,
         composes: bool = True,
     ) -> None:
@@ -98,11 +110,16 @@ class Fetch:
         self.note: Note = no_note
         self._read = read
         self._seeded = seeded
+        self._keyed = keyed
+        self._owns_dataset = seeded
+        """Nobody else reads the dataset object at the same time."""
+        self._pipelines: list[Any] | None = None
+        """Those of Albumentations that the dataset keeps, once looked for."""
 
     @property
     def plain(self) -> bool:
         """Whether this does no more than torch's own fetcher."""
-        return self._read is None and not self._seeded and self.replacing is None
+        return self._read is None and not (self._seeded or self._keyed) and self.replacing is None
 
     @property
     def stacks(self) -> bool:
@@ -129,7 +146,8 @@ class Fetch:
     @contextmanager
     def as_guest(self) -> Iterator[None]:
         """Work in a thread that is not ours: its global generators are left as they were."""
-        with kept() if self._seeded else nullcontext(), natively() if self.composes else nullcontext():
+        generators = kept() if self._seeded else nullcontext()
+        with generators, drawing.given_back(), natively() if self.composes else nullcontext():
             yield
 
     def samples(self, task: Task) -> list[Any]:
@@ -146,11 +164,10 @@ class Fetch:
                 raise
             return samples
         if whole is None:
-            return one_by_one(partial(self.sample, task), task.given)
+            return self._one_after_another(task)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
             self.note("getitem", task.given)
-            if self._seeded:
-                seed_globals(task.seed, task.epoch, sample_number(tuple(task.given)))
+            self._key(task, tuple(task.given), task.first)
             try:
                 return whole(task.given)
             except MemoryError:
@@ -159,19 +176,23 @@ class Fetch:
                 if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
                     note_batch(error, task.given)
                     raise
-        return one_by_one(partial(self.sample, task), task.given)
+        return self._one_after_another(task)
 
-    def sample(self, task: Task, index: Any) -> Any:
-        """Return one sample, or the one that replaces it."""
+    def _one_after_another(self, task: Task) -> list[Any]:
+        positions = iter(task.positions)
+        return one_by_one(lambda index: self.sample(task, index, next(positions)), task.given)
+
+    def sample(self, task: Task, index: Any, position: int = 0) -> Any:
+        """Return one sample, or the one that replaces it; it stands at a position of the epoch's order."""
         replacing = self.replacing
         if replacing is None:
-            return self._fetch(task, index)
+            return self._fetch(task, index, position)
         last: Exception | None = None
-        for candidate in chain([index], replacing.candidates(task, index)):
+        for candidate in chain([index], replacing.candidates(task, index, position)):
             if replacing.is_bad(candidate):
                 continue
             try:
-                return self._fetch(task, candidate)
+                return self._fetch(task, candidate, position)
             except MemoryError:  # the machine's, not the sample's
                 raise
             except Exception as error:
@@ -182,21 +203,37 @@ class Fetch:
     def collate(self, task: Task, samples: Any) -> Any:
         """Return the collated samples."""
         self.note("collate", None)
-        if self._seeded:
+        if self._seeded or self._keyed:
             given = tuple(task.given) if self.batched else task.given
-            seed_globals(task.seed, task.epoch, sample_number(("collate", given)))
+            self._key(task, ("collate", given), task.first)
         return collated(self.collate_fn, task.given, samples)
 
-    def _fetch(self, task: Task, index: Any) -> Any:
+    def _fetch(self, task: Task, index: Any, position: int) -> Any:
         self.note("getitem", index)
-        if self._seeded:
-            seed_globals(task.seed, task.epoch, sample_number(index))
+        if self._seeded or self._keyed:
+            self._key(task, index, position)
         if self._read is not None:
-            return self._read(index, task.seed, task.epoch)
+            return self._read(index, task.seed, task.epoch, position)
         return self.dataset[index]
 
+    def _key(self, task: Task, index: Any, position: int) -> None:
+        """Make what is drawn from here on, in this thread or process, a function of these."""
+        if not (self._seeded or self._keyed):
+            return
+        number = sample_number(index)
+        drawing.hook()
+        drawing.turn_to(task.seed, task.epoch, number, position)
+        if self._seeded:
+            seed_globals(task.seed, task.epoch, number, position)
+        if self._owns_dataset and self._pipelines is None:
+            self._pipelines = seedable(self.dataset)
+        if self._pipelines:
+            key = digest(task.seed, task.epoch, number, position)
+            for pipeline in self._pipelines:
+                reseed(pipeline, key)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "note": no_note}
+        return {**self.__dict__, "note": no_note, "_pipelines": None}
 
 
 def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:

@@ -310,7 +310,7 @@ class Fetching(Pass):
             if self._owners is not None and not self._owners:
                 return
             try:
-                given = next(self._course.batches)
+                given, positions = next(self._course.batches)
             except StopIteration:
                 self._exhausted = True
                 return
@@ -318,7 +318,7 @@ class Fetching(Pass):
             if self._owners is not None:
                 owner = self._owners[0]
                 self._owners.rotate(-1)
-            task = Task(given, self._course.seed, self._course.epoch)
+            task = Task(given, self._course.seed, self._course.epoch, positions)
             batch = self._crew.submit(task, owner)
             batch.number, self._asked = self._asked, self._asked + 1
             self._queue.append(batch)

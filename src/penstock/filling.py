@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from penstock import _native
+from penstock.batches import as_array
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Task
@@ -131,6 +132,7 @@ class Filling(Pass):
     def _next_batch(self) -> InFlight | None:
         batch = InFlight()
         try:
+            batch.key = (self._course.seed, self._course.epoch)
             batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
         except StopIteration:
             self._exhausted = True
@@ -163,6 +165,7 @@ class Filling(Pass):
                 course.epoch,
                 batch.local,
                 batch.indices,
+                as_array(batch.positions),
                 batch.leaves,
                 batch.names,
                 fields,
@@ -256,7 +259,7 @@ class Filling(Pass):
         task = Task(batch.wanted, self._course.seed, self._course.epoch)
         indices = batch.indices.copy()
         for position in positions:
-            candidates = self._substitutes.candidates(task, int(batch.wanted[position]))
+            candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
             index = next((int(i) for i in candidates if not self._substitutes.is_bad(int(i))), None)
             if index is None:
                 return False

@@ -37,6 +37,8 @@ from penstock.passing import Course, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
 from penstock.progress import Progress, Rest, is_count
 from penstock.quarantine import Replace
+from penstock.reach import Reach, missed
+from penstock.recipe import DRAWING
 from penstock.schedule import Shard, share_of
 from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
@@ -58,17 +60,22 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the
             default): as many threads as CPUs this process may use, and 0 worker processes, torch's
             default. 0: the caller's thread.
-        seed: makes order and random transforms a function of (seed, epoch, sample): the same batches for any
-            number of workers. None: they follow torch's global generator, or `generator`, as torch's loader does,
-            and the shuffle is the one that torch's loader would draw. Where Python reads the dataset, ``random``,
-            ``numpy.random`` and torch's generator are set for each sample.
+        seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
+            where position is the sample's place in the epoch's order: the same batches for any number of workers and
+            ranks and after any resume; a sample that comes several times draws anew. torchvision's RandomResizedCrop,
+            RandomCrop and flips draw the same whoever calls them. For other draws of Python code ``random``,
+            ``numpy.random`` and torch's generator (and the pipelines of Albumentations) are set for each sample, in
+            worker processes and in the caller's thread; threads, and samplers and generators of one's own, are warned
+            of where that does not reach. torch's own samplers without a generator follow the seed too. None: all this
+            follows torch's global generator, or `generator`, as torch's loader does, and the shuffle is the one that
+            torch's loader would draw; native random transforms are functions of a seed drawn for the pass.
         worker_method: who reads a dataset that only Python can read. None: torch's worker processes, where a Compose of
             torchvision's transforms that the dataset calls runs natively. "process": the same, with nothing native.
             "thread": threads of this process, which write each sample into its row of the batch; the dataset's code
             must be safe for that. "auto": a few samples are fetched on one thread and on two, and the faster method
             is taken. explain() says what was chosen and why.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
-            sample, a function of (seed, epoch, sample), stands in for it.
+            sample, a function of (seed, epoch, sample, position), stands in for it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
         shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed when a pass
@@ -156,7 +163,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         self._method = method_of(worker_method)
         if self._method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
-        self._choice, self._draws = None, None
+        self._choice, self._draws, self._reach = None, None, Reach()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -243,7 +250,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             threads=python and self._in_threads(),
             advice=tuple(self._advice()) if python else (),
             remarks=(
-                *(self._of_python() if python else ()),
+                *(self._of_python() if python else self._of_native()),
                 *([self._register.explain()] if self._register else []),
                 *self._of_device(feed),
             ),
@@ -255,6 +262,12 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             yield told(feed, self._station.device)
             yield from self._station.told(feed, self._plan)
 
+    def _of_native(self) -> Iterator[str]:
+        recipes = [leaf.recipe for leaf in self._plan.leaves] if isinstance(self._plan, NativePlan) else []
+        if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
+            key = "seed" if self.seed is not None else "a seed drawn for the pass"
+            yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
+
     def _of_python(self) -> Iterator[str]:
         if self._method is Method.AUTO:
             yield f"chosen   {self._chosen().why}"
@@ -263,18 +276,23 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
                 "transforms are known: same elements, same draws"
             )
-        if self._in_threads() and self.num_workers and (draws := self._global_draws()):
+        threads = bool(self.num_workers) and self._in_threads()
+        iterable = isinstance(self.dataset, IterableDataset)
+        if self.seed is not None and not iterable:
+            yield (
+                "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
+                "position), whoever calls them"
+            )
+        if threads and (draws := self._global_draws()):
             yield (
                 f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "
                 "depend on timing. torch.random.thread_safe_generator() or get_worker_info().rng draw by sample; so do "
                 "worker processes with seed="
             )
-        elif (
-            self.seed is not None
-            and not isinstance(self.dataset, IterableDataset)
-            and not (self._in_threads() and self.num_workers)
-        ):
-            yield "random   the global generators are functions of (seed, epoch, sample), set for each sample"
+        elif self.seed is not None and not iterable and not threads:
+            yield "random   the global generators are functions of (seed, epoch, sample, position), set for each sample"
+        if self.seed is not None and not iterable and (held := missed(self.dataset, threads)):
+            yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
 
     def _advice(self) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""
@@ -322,7 +340,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         if not self._prefetch_given:
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
-        twin._epochs = self._epochs.again()
+        twin._epochs, twin._reach = self._epochs.again(), self._reach
         return twin
 
     @staticmethod
@@ -366,14 +384,14 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
 
         Args, Raises: as `ids`; and what reading the samples raises.
         """
-        indices = self._replayed(epoch, step, rank, state)
+        indices, positions = self._replayed(epoch, step, rank, state)
         assert self.seed is not None
         station, self._station = self._station, None  # the host's plan
         try:
             self._make_plan()
         finally:
             self._station = station
-        course = Course(iter([indices]), 1, self.seed, epoch)
+        course = Course(iter([(indices, positions)]), 1, self.seed, epoch)
         means = replace(
             self._means(), workers=0, in_flight=1, ahead=False, persistent=False, counters=Counters(), timeout=0
         )
@@ -381,7 +399,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         if isinstance(self._plan, NativePlan):
             made = Filling(self._plan, course, means, substitutes=self._replacing())
         else:
-            course = replace(course, batches=iter([indices.tolist()]))
+            course = replace(course, batches=iter([(indices.tolist(), positions)]))
             made = Fetching(self._fetch(here=True), course, means, eager=False)
         return next(made)
 

@@ -19,6 +19,7 @@ from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.measure import ENOUGH, Measured, draws_of, measure, some_indices
+from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 
 T = TypeVar("T")
 
@@ -136,9 +137,18 @@ class _Raised(str):
 def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
     """Return which global generators a dataset draws from, as its first sample shows."""
     try:
-        return _apart(lambda: draws_of(fetch, Task(None, 0, 0), 0))
+        return _apart(lambda: _draws_as_thread(fetch))
     except Exception:  # whatever ails the dataset is raised where its batch is
         return ()
+
+
+def _draws_as_thread(fetch: Fetch) -> tuple[str, ...]:
+    """Return the same, where get_worker_info() says that this is a worker thread, with generators of its own."""
+    set_for_this_thread(ThreadWorkerInfo(0, 1, 0, fetch.dataset))
+    try:
+        return draws_of(fetch, Task(None, 0, 0), 0)
+    finally:
+        set_for_this_thread(None)
 
 
 def and_join(names: tuple[str, ...]) -> str:

@@ -175,7 +175,7 @@ def _key(seed: int, number: int) -> int:
     return int.from_bytes(digest(seed, number, _KEYS)[:8], "little")
 
 
-# Sets these digests apart from those of (seed, epoch, sample).
+# Sets these digests apart from those of samples.
 _KEYS = int.from_bytes(b"mixed by", "little")
 
 

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from penstock import _native
 
+#: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
+Positions = range | list[int]
+
 Indices = NDArray[np.int64]
+#: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
+Positions = range | list[int]
 
 
 class Order(Protocol):

@@ -5,20 +5,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from penstock.ahead import NONE_AHEAD, Ahead
-from penstock.batches import Epochs, as_list, from_sampler, length, order_of
+from penstock.batches import (
+    Epochs,
+    as_indices,
+    as_list,
+    length,
+    order_of,
+    placed,
+    seeded,
+    share_of_sampler,
+    without_skip,
+)
 from penstock.errors import InvalidOption
 from penstock.keyed import KeyedSampler, checked_epoch
-from penstock.order import Indices, Order, TorchShuffle
+from penstock.order import Indices, Order, Positions, TorchShuffle
 from penstock.plan import Plan, PythonPlan
 from penstock.progress import Progress, Rest
+from penstock.reach import Reach
 from penstock.sampler_states import SamplerStates
-from penstock.schedule import Schedule, Shard, Share, cut, indices_of, share_of
+from penstock.schedule import Schedule, Shard, Share, cut, indices_of, positions_of, share_of
 
 # Of a sampler whose draws nobody but itself can know.
 BY_SAMPLER = "by a sampler"
@@ -38,6 +49,7 @@ class Ordered:
     _seeded: Any
     _epochs: Epochs
     _plan: Plan
+    _reach: Reach
     _progress: Progress | None
     """Of the pass that began last."""
     _resume: Mapping[str, Any] | None
@@ -92,51 +104,76 @@ class Ordered:
         """Return the number of positions of an epoch's order."""
         return len(self.sampler if isinstance(self.sampler, KeyedSampler) else self.dataset)
 
-    def _index_batches(self, seed: int, epoch: int) -> Iterator[Any]:
+    def _index_batches(self, seed: int, epoch: int) -> Iterator[tuple[Any, Positions]]:
+        """Return what the sampler gives for each batch, and where its samples stand in the order of the epoch."""
         if isinstance(self._plan, PythonPlan):
             if self._cuts_itself():
-                return map(as_list, self._cut(seed, epoch))
+                return ((as_list(indices), positions) for indices, positions in self._cut(seed, epoch))
             if self._one_by_one():
-                return chain.from_iterable(map(as_list, self._cut(seed, epoch)))
-            return self._asked()
+                return _singly(self._cut(seed, epoch))
+            return self._asked(seed, epoch)
         if not self._cuts_itself():
-            return from_sampler(self._asked())
+            return ((as_indices(batch), positions) for batch, positions in self._asked(seed, epoch))
         return self._cut(seed, epoch)
 
-    def _asked(self) -> Iterator[Any]:
-        """Return what a user's sampler gives for each batch, from where the pass begins on."""
-        if self._share() is not None and not isinstance(
-            innermost(self.sampler, self.batch_sampler), DistributedSampler
-        ):
+    def _asked(self, seed: int = 0, epoch: int = 0) -> Iterator[tuple[Any, Positions]]:
+        """Return what a user's sampler gives for each batch, from where the pass begins on, and the samples' positions.
+
+        seed, epoch: of the pass, where the loader has a seed.
+        """
+        inner = innermost(self.sampler, self.batch_sampler)
+        if self._share() is not None and not isinstance(inner, DistributedSampler):
             raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
         if isinstance(self.dataset, IterableDataset):
-            return iter(self._index_sampler)
+            return ((given, range(0)) for given in iter(self._index_sampler))
         progress = self._progress or Progress(0)
         states = progress.samplers = progress.samplers or SamplerStates()
+        batches, left_out = without_skip(self._index_sampler)
+        share = share_of_sampler(batches, inner)
         cut_here = self._is_cut_by_torch()
+        given = self.sampler if cut_here else batches
+        if self.seed is not None:
+            given = seeded(given, self._seeded, seed, epoch)
         # torch's BatchSampler asks the sampler when the first batch is asked for; another is asked as a pass begins.
-        items = states.begun_later(self.sampler) if cut_here else states.begin(self._index_sampler)
-        if progress.skipped and not states.resumes:
-            items = islice(items, progress.skipped, None)
-        items = progress.ahead.leave_out(items, progress.skipped)
-        if cut_here:
-            progress.unit = self.batch_sampler.batch_size
-            items = iter(BatchSampler(items, progress.unit, self.batch_sampler.drop_last))
-        return states.followed(items)
+        items = states.begun_later(given) if cut_here else states.begin(given)
+        if self.seed is not None:
+            items = self._reach.watched(items, inner if type(batches) is BatchSampler else batches)
+        skipped = left_out if states.resumes else left_out + progress.skipped
+        if self._counts_samples():
+            items = progress.ahead.leave_out(islice(items, skipped, None), progress.skipped)
+            if cut_here:
+                progress.unit = self.batch_sampler.batch_size
+                items = iter(BatchSampler(items, progress.unit, self.batch_sampler.drop_last))
+            found = placed(items, progress.skipped, batched=cut_here)
+            placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
+        else:
+            found = placed(items, states.samples, batched=True)
+            placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
+        followed = states.followed(placed_items)
+        if share == range(1):
+            return followed
+        return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
 
     def _is_cut_by_torch(self) -> bool:
         """Return whether torch's BatchSampler cuts what the loader's sampler gives."""
         batches = self.batch_sampler
         return type(batches) is BatchSampler and self._index_sampler is batches and batches.sampler is self.sampler
 
+    def _counts_samples(self) -> bool:
+        """Return whether what a user's sampler gave is counted in samples, whatever the batch size."""
+        if isinstance(self.dataset, IterableDataset):
+            return False
+        return self._is_cut_by_torch() or self._index_sampler is self.sampler
+
     def _one_by_one(self) -> bool:
         """Return whether batch_size is None and the order is our own to make."""
         return self._index_sampler is self.sampler and self._draws_itself()
 
-    def _cut(self, seed: int, epoch: int) -> Iterator[Indices]:
+    def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress = self._progress or Progress(epoch)
         progress.schedule = self._schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
-        return cut(self._order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
+        batches = cut(self._order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
+        return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
 
     def _order(
         self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
@@ -228,8 +265,11 @@ class Ordered:
         start: int = 0,
         rest: Rest | None = None,
         ahead: Ahead = NONE_AHEAD,
-    ) -> Indices:
-        """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed."""
+    ) -> tuple[Indices, Positions]:
+        """Return the indices of a batch of an epoch that begins at `start`, of its `rest` where its dataset changed.
+
+        And their positions in the epoch's order.
+        """
         if self.seed is None or not (self._cuts_itself() and self.batch_size is not None):
             raise InvalidOption(
                 "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
@@ -240,7 +280,15 @@ class Ordered:
                 raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
             share = Share(rank, share.world)
         order = self._order(self.seed, checked_epoch(epoch), {}, rest, ahead)
-        return indices_of(order(), self._schedule(start, share, rest, ahead).part(step))
+        part = self._schedule(start, share, rest, ahead).part(step)
+        return indices_of(order(), part), ahead.numbers(positions_of(part))
+
+
+def _singly(batches: Iterator[tuple[Indices, Positions]]) -> Iterator[tuple[int, range]]:
+    """Yield the samples of batches one by one."""
+    for indices, positions in batches:
+        for index, position in zip(as_list(indices), positions, strict=True):
+            yield index, range(position, position + 1)
 
 
 class _SetEpoch:

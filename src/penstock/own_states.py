@@ -193,12 +193,6 @@ class OwnStates(Ordered):
             kept=self.persistent_workers or not self.num_workers,
         )
 
-    def _counts_samples(self) -> bool:
-        """Return whether what a user's sampler gave is counted in samples, whatever the batch size."""
-        if isinstance(self.dataset, IterableDataset):
-            return False
-        return self._is_cut_by_torch() or self._index_sampler is self.sampler
-
 
 def ahead_of(state: Mapping[str, Any]) -> Ahead:
     """Return what was handed out ahead, of a state."""

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,7 @@ class Passes(Resumable):
         self._turns.end()
         self._counters.ahead = self._sends()
         self._make_plan()
+        self._tell_what_the_seed_does_not_reach()
         if feed is None or station is None:
             batches = self._forwarded(self._batches(), progress)
             batches.progress = progress
@@ -242,7 +244,7 @@ class Passes(Resumable):
         self._epochs.next(counted=True)
         return InTurn(
             Pinning(self, pin=self._pins()),
-            None if isinstance(self.dataset, IterableDataset) else self._index_batches(0, 0),
+            None if isinstance(self.dataset, IterableDataset) else map(itemgetter(0), self._index_batches(0, 0)),
             composes=self._method is not Method.PROCESS,
             streams=None if self._progress is None else self._progress.streams,
             ahead=self.device is not None,
@@ -278,6 +280,13 @@ class Passes(Resumable):
             self._draws = draws_in_threads(self._fetch(here=False))
         return self._draws
 
+    def _tell_what_the_seed_does_not_reach(self) -> None:
+        """Warn once of draws of the dataset's that do not follow the seed."""
+        if self.seed is None or isinstance(self._plan, NativePlan) or isinstance(self.dataset, IterableDataset):
+            return
+        threads = self.num_workers and self._in_threads()
+        self._reach.tell_of_dataset(self.dataset, self._global_draws if threads else None)
+
     def _fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self._plan, PythonPlan)
@@ -287,6 +296,7 @@ class Passes(Resumable):
             collate_fn=self.collate_fn,
             read=self._plan.assisted,
             seeded=here and self.seed is not None,
+            keyed=self.seed is not None,
             replacing=self._replacing(),
             composes=self._method is not Method.PROCESS,
         )
@@ -387,7 +397,7 @@ class Passes(Resumable):
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
 
-def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[Any]:
+def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[tuple[Any, range]]:
     return loader._index_batches(seed, epoch)
 
 

@@ -34,8 +34,8 @@ def batches_that_fit(size: int) -> int:
 class Course:
     """What a pass goes through, and the key of its random draws."""
 
-    batches: Iterator[Any]
-    """What the sampler gives for each batch."""
+    batches: Iterator[tuple[Any, range]]
+    """What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
     length: int | None
     """Of the sampler, for len()."""
     seed: int

@@ -1,4 +1,6 @@
-"""Random generators as functions of (seed, epoch, sample): the global ones of a process, and those of one thread.
+"""Random generators as functions of (seed, epoch, sample, position): a process's global ones, and those of a thread.
+
+`position` is where the sample stands in the order of the epoch: one that comes several times draws anew each time.
 
 The generators' states are derived from BLAKE2b of the key, so that equal keys give equal draws in any process and
 on any machine, and nothing has to be saved.
@@ -10,7 +12,7 @@ import hashlib
 import operator
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -34,12 +36,17 @@ def digest(*key: int) -> bytes:
     return hashlib.blake2b(packed, digest_size=32).digest()
 
 
-def seed_globals(seed: int, epoch: int, sample: int) -> None:
+def seed_globals(seed: int, epoch: int, sample: int, position: int) -> None:
     """Set the global generators of ``random``, ``numpy.random`` and torch (CPU) for one sample."""
-    key = digest(seed, epoch, sample)
+    key = digest(seed, epoch, sample, position)
     random.seed(int.from_bytes(key[:16], "little"))
     np.random.seed(int.from_bytes(key[16:20], "little"))
-    torch.default_generator.manual_seed(int.from_bytes(key[24:], "little"))
+    torch.default_generator.manual_seed(torch_seed(key))
+
+
+def torch_seed(key: bytes) -> int:
+    """Return the seed that a digest gives torch: 63 bits, for datasets that return it, in tensors of int64."""
+    return int.from_bytes(key[24:], "little") >> 1
 
 
 #: The global generators' states at some time: of random, numpy.random and torch.
@@ -86,7 +93,8 @@ class Where(Protocol):
 class Generators:
     """The generators of one worker thread, under the names that torch's WorkerInfo.rng gives them.
 
-    They are functions of (seed, epoch, sample), and set when first asked for after `turn_to`. One thread uses them.
+    They are functions of (seed, epoch, sample, position), and set when first asked for after `turn_to`. One thread uses
+    them.
     """
 
     def __init__(self) -> None:
@@ -95,11 +103,12 @@ class Generators:
         self._numpy = np.random.Generator(np.random.Philox(key=0))
         self._seed = self._epoch = 0
         self._where: Where | None = None
+        self._positions = range(0)
         self._set_at: dict[str, int] = {}  # which generators are set, for the sample at which position
 
-    def turn_to(self, seed: int, epoch: int, where: Where) -> None:
-        """Say which samples come now; nothing is done for those that do not draw."""
-        self._seed, self._epoch, self._where = seed, epoch, where
+    def turn_to(self, seed: int, epoch: int, where: Where, positions: Sequence[int]) -> None:
+        """Say which samples come now, and where they stand; nothing is done for those that do not draw."""
+        self._seed, self._epoch, self._where, self._positions = seed, epoch, where, positions
         self._set_at = {}
 
     def _begin(self, name: str) -> bytes | None:
@@ -109,7 +118,8 @@ class Generators:
             return None
         self._set_at[name] = position
         sample = 0 if self._where is None else sample_number(self._where.sample())
-        return digest(self._seed, self._epoch, sample)
+        place = self._positions[max(0, position)]
+        return digest(self._seed, self._epoch, sample, place)
 
     @property
     def random_generator(self) -> random.Random:
@@ -120,7 +130,7 @@ class Generators:
     @property
     def torch_generator(self) -> torch.Generator:
         if (key := self._begin("torch")) is not None:
-            self._torch.manual_seed(int.from_bytes(key[24:], "little"))
+            self._torch.manual_seed(torch_seed(key))
         return self._torch
 
     @property

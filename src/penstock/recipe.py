@@ -1,7 +1,7 @@
 """Reads torchvision transforms and makes native recipes of them, or says why not.
 
 A recipe gives what the transform followed by torch's default_collate gives, bit for bit; random parameters
-follow torchvision's distributions but are drawn from (seed, epoch, sample). Nothing is computed by formula
+follow torchvision's distributions but are drawn by (seed, epoch, sample, position). Nothing is computed by formula
 that torchvision can be asked: the table from pixel values to elements and the colours of padding are made by
 running the very transform objects on the 256 values of a pixel.
 
@@ -340,6 +340,9 @@ class Reader:
         self.fill_pixels.append(_bytes(corner) if self._raw() else b"")
         return len(self.fill_pixels) - 1
 
+
+#: The operations of a recipe that draw, by the names that the native core knows.
+DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
 
 _Handler = Callable[[Reader, Any], None]
 _HANDLERS: dict[str, _Handler] = {

@@ -12,7 +12,7 @@ from PIL import Image
 
 from penstock import _native
 from penstock.originals import replaced_in_transforms
-from penstock.recipe import Reader, handlers, unknown
+from penstock.recipe import DRAWING, Reader, handlers, unknown
 from penstock.steps import Refusal, Step
 from penstock.transforms import Refused, flatten
 
@@ -23,6 +23,8 @@ class Prefix:
 
     native: _native.Recipe
     """Gives the pixels of that image: uint8, (height, width, channels)."""
+    drawing: int
+    """How many of its operations draw."""
     mode: str
     """Of that image, 'RGB' or 'L'."""
     keeps_info: bool
@@ -64,7 +66,8 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
         # A conversion is Python's because of what follows it, where that is not known.
         ends = next((unknown(step) for step in steps[known:] if type(step) not in handlers()), refused.refusal)
     native, result = reader.finish_picture()
-    return Prefix(native, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
+    drawing = sum(operation["op"] in DRAWING for operation in reader.operations)
+    return Prefix(native, drawing, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
 
 
 def picture(mode: str, pixels: NDArray[np.uint8], info: dict[Any, Any]) -> Image.Image:

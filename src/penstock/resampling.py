@@ -37,6 +37,6 @@ def reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
             corners = False if name in ("bilinear", "bicubic") else None
             resized = interpolate(planes, size, mode=name, align_corners=corners, antialias=antialias)
             expected = resized[0].permute(1, 2, 0).numpy()
-        if _native.run_recipe(native, noise, 0, 0, 0)[0] != expected.tobytes():
+        if _native.run_recipe(native, noise, 0, 0, 0, 0)[0] != expected.tobytes():
             return False
     return True

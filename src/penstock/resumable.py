@@ -143,10 +143,12 @@ class Resumable(OwnStates):
             DatasetChanged: the dataset is not that of the state.
             IndexError: there is no such step.
         """
-        return [id_of(self.dataset, index) for index in self._replayed(epoch, step, rank, state).tolist()]
+        return [id_of(self.dataset, index) for index in self._replayed(epoch, step, rank, state)[0].tolist()]
 
-    def _replayed(self, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None) -> Indices:
-        """Return the indices of a past batch."""
+    def _replayed(
+        self, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
+    ) -> tuple[Indices, range]:
+        """Return the indices of a past batch, and their positions in the epoch's order."""
         if state is None:
             return self._indices_at(epoch, step, rank)
         state, rest = self._checked(state, "raise")

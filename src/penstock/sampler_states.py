@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+from penstock.order import Positions
+
 
 def is_stateful(of: Any) -> bool:
     """Return whether an object says where it is, and can be told: torchdata's Stateful protocol."""
@@ -30,6 +32,8 @@ class SamplerStates:
         self._iterator: Any = None
         self._noted: deque[dict[str, Any]] = deque()
         self._first = 0  # batches that lie before the first that is noted
+        self.samples = 0 if given is None or given.get("between") else int(given.get("samples", 0))
+        """How many samples the sampler has given in this epoch."""
 
     @property
     def resumes(self) -> bool:
@@ -66,17 +70,18 @@ class SamplerStates:
             self._iterator = iter(self._sampler)
         yield from self._iterator
 
-    def followed(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def followed(self, batches: Iterator[tuple[Any, Positions]]) -> Iterator[tuple[Any, Positions]]:
         """Yield batches, and note the sampler's state behind each, where there is any."""
-        for batch in batches:
+        for batch, positions in batches:
             if self._noted:
+                self.samples = positions[-1] + 1 if positions else self.samples
                 self._note(between=False)
-            yield batch
+            yield batch, positions
         if self._noted:
             self._note(between=True)
 
     def _note(self, *, between: bool) -> None:
-        now: dict[str, Any] = {"between": between}
+        now: dict[str, Any] = {"between": between, "samples": self.samples}
         for name, each in (("sampler", self._sampler), ("iterator", self._iterator)):
             if is_stateful(each) and not (name == "iterator" and each is self._sampler):
                 now[name] = deepcopy(each.state_dict())

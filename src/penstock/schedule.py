@@ -126,8 +126,14 @@ def indices_of(order: Order, part: Part) -> Indices:
     return np.concatenate([taken, *rounds])
 
 
-def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[Indices]:
-    """Yield the indices of each batch; the order is drawn when the first is asked for, as torch does."""
+def positions_of(part: Part) -> range:
+    """Return the positions of a part. Padding stands behind the end of the epoch, where nothing else does."""
+    return range(part.begin, part.begin + part.count)
+
+
+def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
+    """Yield indices and positions of each batch; the order is drawn when the first is asked for, as torch does."""
     positions = order()
     for step in range(schedule.steps):
-        yield indices_of(positions, schedule.part(step))
+        part = schedule.part(step)
+        yield indices_of(positions, part), positions_of(part)

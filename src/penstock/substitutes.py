@@ -31,8 +31,8 @@ TRIES = 100
 class Substitutes:
     """Which samples are bad, and which stand in for them.
 
-    A stand-in is a function of (seed, epoch, sample): the same one in any process and thread. Any thread may call any
-    method; picklable, and a copy in a worker process learns on its own.
+    A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may
+    call any method; picklable, and a copy in a worker process learns on its own.
 
     Args:
         dataset: for the names of the samples.
@@ -69,14 +69,14 @@ class Substitutes:
                 self._bad.add(_key(index))
                 self._news.append(BadSample.of(name, path, error, _whole(index)))
 
-    def candidates(self, task: Task, index: Any) -> Iterator[Any]:
-        """Yield the indices of samples that may stand in for one."""
+    def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
+        """Yield the indices of samples that may stand in for one, at its position in the epoch's order."""
         others = self.population
         if others is None:
             given = task.given if isinstance(task.given, (list, tuple)) else ()  # one index, with batch_size=None
             others = [other for other in given if _key(other) != _key(index)]
         for attempt in range(TRIES if others else 0):
-            key = digest(task.seed, task.epoch, sample_number(index), attempt)
+            key = digest(task.seed, task.epoch, sample_number(index), position, attempt)
             yield others[int.from_bytes(key[:8], "little") % len(others)]
 
     def take_news(self) -> list[BadSample]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from penstock.asked import Asked
+from penstock.batches import as_array
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
@@ -165,7 +166,8 @@ class Gathering(Pass):
             batch.places = part
         if self._images is not None:
             samples = np.concatenate([batch.indices for batch in ours])
-            maps = self._images.maps(course.seed & 0xFFFFFFFFFFFFFFFF, course.epoch, leaves, samples)
+            positions = np.concatenate([as_array(batch.positions) for batch in ours])
+            maps = self._images.maps(course.seed & 0xFFFFFFFFFFFFFFFF, course.epoch, leaves, samples, positions)
             made = self._images.take(places, maps)
             for batch, image in zip(ours, torch.split(made, numbers), strict=True):
                 batch.image = image

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native
+from penstock import _native, drawing
 from penstock.asked import Asked
 from penstock.device.decoders import read_header
 from penstock.errors import InvalidOption
@@ -224,7 +224,7 @@ class Readers:
         if error is not None:
             self._substitutes.found_bad(wanted, error)
         task = Task(batch.wanted, self._seed, self._epoch)
-        for candidate in self._substitutes.candidates(task, wanted):
+        for candidate in self._substitutes.candidates(task, wanted, batch.place(position)):
             index = int(candidate)
             if not self._substitutes.is_bad(index):
                 another = self._tried(batch, position, index, trusted)
@@ -248,15 +248,17 @@ class Readers:
                 leaves, inside = self._plan.root.resolve(np.array([index], dtype=np.int64))
                 number, local = 0 if leaves is None else int(leaves[0]), int(inside[0])
             leaf = self._plan.leaves[number]
-            batch.samples[position] = Sample(number, local, *self._read(batch, leaf, local, index, trusted))
+            batch.samples[position] = Sample(
+                number, local, *self._read(batch, leaf, local, (index, batch.place(position)), trusted)
+            )
         except Exception as error:
             return error
         return None
 
     def _read(
-        self, batch: Batch, leaf: Leaf, local: int, index: int, trusted: bool
+        self, batch: Batch, leaf: Leaf, local: int, place: tuple[int, int], trusted: bool
     ) -> tuple[Encoded | Pixels | Row, list[Any]]:
-        """Return what is read of a sample, and what is drawn for it."""
+        """Return what is read of a sample, and what is drawn for it, by its index and its position in the order."""
         content: Encoded | Pixels | Row | str = self._encoded(leaf, local) if trusted else ""
         if isinstance(content, str):
             if content:
@@ -268,11 +270,12 @@ class Readers:
         assert leaf.recipe is not None
         height, width = content.size if isinstance(content, Encoded) else content.pixels.shape[:2]
         try:
-            key = (self._seed & _WORD, self._epoch, index & _WORD)
+            key = (self._seed & _WORD, self._epoch, place[0] & _WORD, place[1])
             return content, _native.draw(leaf.recipe.native, *key, width, height)
         except ValueError as why:  # the user's own transform has the last word
             batch.rescued.append(str(why))
-            return Row(leaf.apply(local)), []
+            with drawing.of_sample(self._seed, self._epoch, *place):
+                return Row(leaf.apply(local)), []
 
     def _encoded(self, leaf: Leaf, local: int) -> Encoded | str:
         """Return a file for the decoder, or why Pillow must read it."""

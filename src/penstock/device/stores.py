@@ -128,19 +128,22 @@ class Images:
             each += channels * (8 + self._dtype.itemsize)
         return samples * positions * each
 
-    def maps(self, seed: int, epoch: int, leaves: LeafNumbers | None, samples: Indices) -> torch.Tensor:
+    def maps(
+        self, seed: int, epoch: int, leaves: LeafNumbers | None, samples: Indices, positions: Indices
+    ) -> torch.Tensor:
         """Return what axis_maps gives for samples of these leaves, on its way to the device."""
         height, width = self._size
         maps = host_memory((len(samples), height + width), torch.int32, self._device)
         out = maps.numpy()
         source = (self._width, self._height)
         if leaves is None:
-            _native.axis_maps(self._recipes[0], seed, epoch, samples, *source, out)
+            _native.axis_maps(self._recipes[0], seed, epoch, samples, positions, *source, out)
         else:
             for number in np.unique(leaves).tolist():
                 here = np.flatnonzero(leaves == number)
                 some = np.empty((len(here), height + width), dtype=np.int32)
-                _native.axis_maps(self._recipes[number], seed, epoch, samples[here], *source, some)
+                key = (seed, epoch, samples[here], positions[here])
+                _native.axis_maps(self._recipes[number], *key, *source, some)
                 some[some < 0] -= self._before[number]
                 out[here] = some
         return maps.to(self._device, non_blocking=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from PIL import Image
 
-from penstock import _native
+from penstock import _native, drawing
 from penstock.asked import Asked
 from penstock.buffers import Field, Rows, bytes_in
 from penstock.errors import CorruptSample, InvalidOption
@@ -61,6 +61,7 @@ class InFlight(Asked):
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     number: int = -1
+    key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
 
 
@@ -135,7 +136,8 @@ class Workers:
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
-                value = leaf.apply(local)  # the user's own transform has the last word
+                with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
+                    value = leaf.apply(local)  # the user's own transform has the last word
             self._finish_tensor(job, value, *leaf.identify(local))
         except BaseException as error:
             batch.rescues_failed.setdefault(job.position, error)

@@ -42,7 +42,7 @@ from penstock.workers.progress import Board, Stage
 from penstock.workers.results import Context
 
 Key = Callable[[], tuple[int | None, int]]
-Batches = Callable[[int, int], Iterator[Any]]
+Batches = Callable[[int, int], Iterator[tuple[Any, range]]]
 
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
@@ -60,7 +60,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         fetch: calls its map-style dataset and collate_fn; None for an iterable dataset, which stays all torch's.
         composes: torchvision's Compose runs natively in the workers.
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
-        batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then; None: iter().
+        batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then, with positions;
+            None: iter().
         streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
         base_seed: of the first pass, in the place of the one that torch draws; None: that one.
         identify: returns (ID, path) of a sample's index; for messages only.
@@ -393,11 +394,12 @@ class _Tasks:
         self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Task]:
-        given = iter(self._sampler) if self._batches is None else self._batches(self.seed, self.epoch)
-        return map(self._task, given)
+        if self._batches is None:
+            return (Task(given, self.seed, self.epoch) for given in self._sampler)
+        return map(self._task, self._batches(self.seed, self.epoch))
 
-    def _task(self, given: Any) -> Task:
-        return Task(given, self.seed, self.epoch)
+    def _task(self, placed: tuple[Any, range]) -> Task:
+        return Task(placed[0], self.seed, self.epoch, placed[1])
 
     def __len__(self) -> int:
         return len(self._sampler)

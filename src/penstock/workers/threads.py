@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ class Threads:
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
-            task = Task(indices, task.seed, task.epoch)  # what was given may be gone through only once
+            task = replace(task, given=indices)  # what was given may be gone through only once
         batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
@@ -356,7 +356,7 @@ class Threads:
         at.left = iter(at.part)
         at.stage, at.since = "getitem", time.monotonic()
         if generators is not None:
-            generators.turn_to(task.seed, task.epoch, at)
+            generators.turn_to(task.seed, task.epoch, at, task.positions[begin:end])
         try:
             if batch.indices is None:
                 next(at.left)
@@ -366,7 +366,8 @@ class Threads:
                 dataset = fetch.dataset
                 samples = [dataset[index] for index in at.left]
             else:
-                samples = [fetch.sample(task, index) for index in at.left]
+                places = iter(task.positions[begin:end])
+                samples = [fetch.sample(task, index, place) for index, place in zip(at.left, places, strict=False)]
             at.stage = "collate"
             if self._buffers is None:
                 batch.samples[begin:end] = samples

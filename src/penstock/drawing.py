@@ -1,0 +1,305 @@
+"""What torchvision's known random transforms draw, as a function of (seed, epoch, sample, position).
+
+A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on RandomResizedCrop,
+RandomCrop, RandomHorizontalFlip and RandomVerticalFlip (both generations) draw in that thread what the native core
+draws for that sample: the k-th of them that acts on it draws as the k-th random operation of a recipe. So a pipeline
+draws the same whether the native core runs it, or part of it, or torchvision's own Compose, or code of the user's that
+calls one transform by itself. In every other thread the transforms are what they were.
+
+The hooks are in the code of torchvision's own functions, whose objects stay: a program that holds one, wraps it,
+scripts it or puts another in its place goes on as before. A function that is not torchvision's own is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from penstock import _native
+
+#: torchvision's two generations of transforms; `transforms`, which may ask is_own(), has them too.
+V1 = "torchvision.transforms.transforms"
+V2 = "torchvision.transforms.v2"
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class _Here(threading.local):
+    draws: _native.SampleDraws | None = None
+    """Of the sample that this thread works on."""
+
+
+_here = _Here()
+
+
+def turn_to(seed: int, epoch: int, sample: int, position: int) -> None:
+    """Let the known transforms draw for a sample in this thread, from its first operation on."""
+    _here.draws = _native.SampleDraws(seed & _MASK, epoch & _MASK, sample & _MASK, position & _MASK)
+
+
+def leave() -> None:
+    """Let them draw from torch's generator again in this thread."""
+    _here.draws = None
+
+
+@contextmanager
+def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
+    """Let the known transforms draw for a sample in this thread."""
+    hook()
+    before = _here.draws
+    turn_to(seed, epoch, sample, position)
+    try:
+        yield
+    finally:
+        _here.draws = before
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Let the known transforms draw afterwards as they did before, in a thread that is not ours."""
+    before = _here.draws
+    try:
+        yield
+    finally:
+        _here.draws = before
+
+
+def drew(operations: int) -> None:
+    """Take note of what the native core has drawn for this thread's sample: so many operations."""
+    if _here.draws is not None:
+        _here.draws.count = operations
+
+
+def mark() -> Any:
+    """Return what go_back() needs to have all that is drawn from here on drawn again."""
+    return torch.get_rng_state() if _here.draws is None else _here.draws.count
+
+
+def go_back(marked: Any) -> None:
+    """Have what was drawn since mark() drawn again."""
+    if _here.draws is None:
+        torch.set_rng_state(marked)
+    else:
+        _here.draws.count = marked
+
+
+def flips(p: float) -> bool:
+    """Return whether a random flip of probability p is done."""
+    draws = _here.draws
+    return bool(torch.rand(1) < p) if draws is None else draws.flip(p)
+
+
+# --- the hooks --------------------------------------------------------------------------------------------------------
+
+#: (class, function) of what draws.
+_V1_HOOKED = (
+    ("RandomResizedCrop", "get_params"),
+    ("RandomCrop", "get_params"),
+    ("RandomHorizontalFlip", "forward"),
+    ("RandomVerticalFlip", "forward"),
+)
+_V2_HOOKED = (("RandomResizedCrop", "make_params"), ("RandomCrop", "make_params"), ("_RandomApplyTransform", "forward"))
+
+_hooked: dict[types.FunctionType, types.CodeType] = {}
+"""The functions that carry a hook, and the code of it."""
+_hooking = threading.Lock()
+_complete: set[str] = set()
+"""The modules in which nothing is left to do."""
+
+
+def _in_child() -> None:
+    global _hooking  # another thread may have held it at the fork
+    _hooking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def hook() -> None:
+    """Hook what of torchvision is imported. Costs next to nothing the second time."""
+    for module in (V1, V2):
+        if module not in _complete and module in sys.modules:
+            with _hooking:
+                _hook(module)
+
+
+def is_own(function: object) -> bool:
+    """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    if function in _hooked:
+        return function.__code__ is _hooked[function]
+    name = function.__module__ or ""
+    module = sys.modules.get(name)
+    if module is None or not name.startswith("torchvision.") or function.__globals__ is not vars(module):
+        return False
+    path = name.replace(".", os.sep)
+    return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
+
+
+def _hook(module: str) -> None:
+    done = True
+    for name, method in _V1_HOOKED if module == V1 else _V2_HOOKED:
+        kind = _class(module, name)
+        function: Any = vars(kind).get(method) if kind is not None else None
+        function = function.__func__ if isinstance(function, staticmethod) else function
+        own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
+        done = done and own  # else it is a program's, for now perhaps
+        if own and function not in _hooked:
+            _put_into(function, _HOOKS[module, name])
+    if done:
+        _complete.add(module)
+
+
+def _class(module: str, name: str) -> Any:
+    if name == "_RandomApplyTransform":  # not among what the package shows
+        flip = vars(sys.modules[module]).get("RandomHorizontalFlip")
+        return next((kind for kind in getattr(flip, "__mro__", ()) if kind.__name__ == name), None)
+    return vars(sys.modules[module]).get(name)
+
+
+def _put_into(function: types.FunctionType, hook: tuple[Callable[..., Any], types.CodeType]) -> None:
+    """Exchange a function's code for that of a hook, which finds the original code's function among the globals."""
+    instead, form = hook
+    original = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    original.__annotations__ = function.__annotations__
+    name = f"_penstock_{function.__qualname__.replace('.', '_')}"
+    function.__globals__[name] = _Bound(instead, original)
+    code = form.replace(
+        co_names=tuple(name if one == "_instead" else one for one in form.co_names),
+        co_name=function.__name__,
+    )
+    function.__wrapped__ = original  # type: ignore[attr-defined]  # where inspect, and so torch.jit, find the source
+    function.__code__ = _hooked[function] = code
+
+
+class _Bound:
+    """A hook with the original that it stands before."""
+
+    def __init__(self, instead: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self._instead, self._original = instead, original
+
+    def __call__(self, *args: Any) -> Any:
+        draws = _here.draws
+        if draws is None:
+            return self._original(*args)
+        return self._instead(draws, self._original, *args)
+
+
+# The forms of the hooked functions, with their parameters' names. They run with the globals of torchvision's module.
+
+
+def _of_image_scale_ratio(img, scale, ratio):  # type: ignore[no-untyped-def]
+    return _instead(img, scale, ratio)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _of_image_size(img, output_size):  # type: ignore[no-untyped-def]
+    return _instead(img, output_size)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _of_self_image(self, img):  # type: ignore[no-untyped-def]
+    return _instead(self, img)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _of_self_flat_inputs(self, flat_inputs):  # type: ignore[no-untyped-def]
+    return _instead(self, flat_inputs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _of_self_inputs(self, *inputs):  # type: ignore[no-untyped-def]
+    return _instead(self, *inputs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _resized_crop_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:
+    _, height, width = original.__globals__["F"].get_dimensions(img)
+    return _resized_crop(draws, scale, ratio, height, width) or original(img, scale, ratio)
+
+
+def _resized_crop(draws: _native.SampleDraws, scale: Any, ratio: Any, height: int, width: int) -> Any:
+    """Return (top, left, height, width), None for what a recipe would refuse."""
+    if len(scale) != 2 or len(ratio) != 2 or not all(isinstance(number, int | float) for number in (*scale, *ratio)):
+        return None
+    least, most, narrow, wide = map(float, (*scale, *ratio))
+    return draws.resized_crop(least, most, narrow, wide, height, width)
+
+
+def _crop_v1(draws: _native.SampleDraws, original: Any, img: Any, output_size: Any) -> Any:
+    _, height, width = original.__globals__["F"].get_dimensions(img)
+    crop_height, crop_width = output_size
+    whole = all(isinstance(side, int) for side in (crop_height, crop_width))
+    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
+    return drawn or original(img, output_size)
+
+
+def _flip_v1(function: str) -> Callable[..., Any]:
+    def flip(draws: _native.SampleDraws, original: Any, self: Any, img: Any) -> Any:
+        if not isinstance(self.p, int | float):
+            return original(self, img)
+        return getattr(original.__globals__["F"], function)(img) if draws.flip(float(self.p)) else img
+
+    return flip
+
+
+def _resized_crop_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
+    height, width = original.__globals__["query_size"](flat_inputs)
+    drawn = _resized_crop(draws, self.scale, self.ratio, height, width)
+    if drawn is None:
+        return original(self, flat_inputs)
+    return dict(zip(("top", "left", "height", "width"), drawn, strict=True))
+
+
+def _crop_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
+    height, width = original.__globals__["query_size"](flat_inputs)
+    left, right, top, bottom = (0, 0, 0, 0) if self.padding is None else self.padding
+    crop_height, crop_width = self.size
+    height, width = height + top + bottom, width + left + right
+    more_y = max(0, crop_height - height) if self.pad_if_needed else 0
+    more_x = max(0, crop_width - width) if self.pad_if_needed else 0
+    height, width = height + 2 * more_y, width + 2 * more_x
+    whole = all(isinstance(side, int) for side in (crop_height, crop_width, height, width))
+    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
+    if drawn is None:
+        return original(self, flat_inputs)
+    padding = [left + more_x, top + more_y, right + more_x, bottom + more_y]
+    return {
+        "needs_crop": height > crop_height or width > crop_width,
+        "top": drawn[0],
+        "left": drawn[1],
+        "height": crop_height,
+        "width": crop_width,
+        "needs_pad": any(padding),
+        "padding": padding,
+    }
+
+
+def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
+    module = vars(sys.modules[V2])
+    flips = (module["RandomHorizontalFlip"], module["RandomVerticalFlip"])
+    if not isinstance(self, flips) or not inputs or not isinstance(self.p, int | float):
+        return original(self, *inputs)
+    if draws.flip(float(self.p)):
+        return module["Transform"].forward(self, *inputs)
+    one = inputs if len(inputs) > 1 else inputs[0]
+    self.check_inputs(tree_flatten(one)[0])
+    return one
+
+
+#: What is called in place of each, with the draws and the original function before its arguments; and its form.
+_HOOKS: dict[tuple[str, str], tuple[Callable[..., Any], types.CodeType]] = {
+    (V1, "RandomResizedCrop"): (_resized_crop_v1, _of_image_scale_ratio.__code__),
+    (V1, "RandomCrop"): (_crop_v1, _of_image_size.__code__),
+    (V1, "RandomHorizontalFlip"): (_flip_v1("hflip"), _of_self_image.__code__),
+    (V1, "RandomVerticalFlip"): (_flip_v1("vflip"), _of_self_image.__code__),
+    (V2, "RandomResizedCrop"): (_resized_crop_v2, _of_self_flat_inputs.__code__),
+    (V2, "RandomCrop"): (_crop_v2, _of_self_flat_inputs.__code__),
+    (V2, "_RandomApplyTransform"): (_flip_v2, _of_self_inputs.__code__),
+}
