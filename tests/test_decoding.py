@@ -178,18 +178,18 @@ def test_resizes_are_close_to_the_hosts(root, transform, mean, greatest):
 
 
 TENSORS = [
-    [v2.PILToTensor(), v2.Resize((40, 50), antialias=True), v2.RandomHorizontalFlip()],
-    [v2.PILToTensor(), v2.RandomResizedCrop(30, interpolation=InterpolationMode.BICUBIC, antialias=False)],
-    [v2.PILToTensor(), v2.Resize((40, 50), interpolation=InterpolationMode.NEAREST)],
+    ([v2.PILToTensor(), v2.Resize((40, 50), antialias=True), v2.RandomHorizontalFlip()], 1),
+    ([v2.PILToTensor(), v2.RandomResizedCrop(30, interpolation=InterpolationMode.BICUBIC, antialias=False)], 2),
+    ([v2.PILToTensor(), v2.Resize((40, 50), interpolation=InterpolationMode.NEAREST)], 1),
 ]
 
 
-@pytest.mark.parametrize("transform", TENSORS, ids=str)
-def test_a_recipe_that_ends_in_pixels_needs_no_table(root, transform):
+@pytest.mark.parametrize(("transform", "greatest"), TENSORS, ids=str)
+def test_a_recipe_that_ends_in_pixels_needs_no_table(root, transform, greatest):
     dataset = penstock.ImageFolder(root, v2.Compose(transform))
     assert planned(dataset).table is None
-    mean, greatest = differences(dataset, BATCHES)
-    assert mean < 0.21 and greatest <= 1
+    mean, found = differences(dataset, BATCHES)
+    assert mean < 0.21 and found <= greatest
 
 
 def test_the_key_of_the_draws_is_the_hosts(root):
