@@ -347,17 +347,16 @@ class Pool:
         self,
         seed: int,
         epoch: int,
-        first: int,
-        step: int,
         local: NDArray[np.int64],
         sample: NDArray[np.int64],
+        position: NDArray[np.int64],
         source: NDArray[np.int32] | None,
         names: bytes | None,
         fields: list[tuple[NDArray[np.uint8], Spec]],
     ) -> int:
         """Queue a batch and return its number. The arrays of `fields` are kept until it is retired.
 
-        Sample i stands at position first + i * step of the epoch's order.
+        Sample i stands at position[i] of the epoch's order.
         """
 
     def run_here(self, number: int) -> None:

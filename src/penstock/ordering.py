@@ -139,6 +139,7 @@ class Ordered:
         if self.seed is not None:
             items = self._reach.watched(items, inner if type(batches) is BatchSampler else batches)
         skipped = left_out if states.resumes else left_out + progress.skipped
+        placed_items: Iterator[tuple[Any, Positions]]
         if self._counts_samples():
             items = progress.ahead.leave_out(islice(items, skipped, None), progress.skipped)
             if cut_here:

@@ -26,6 +26,7 @@ from penstock.filling import Filling
 from penstock.ledger import Ledger
 from penstock.method import Choice, Method, draws_in_threads, try_out
 from penstock.naming import name_of
+from penstock.order import Positions
 from penstock.passing import IN_FLIGHT, Course, Means, Pass, Pinning
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.progress import Progress
@@ -397,7 +398,7 @@ class Passes(Resumable):
         return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
 
-def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[tuple[Any, range]]:
+def _index_batches_of(loader: Passes, seed: int, epoch: int) -> Iterator[tuple[Any, Positions]]:
     return loader._index_batches(seed, epoch)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.buffers import Buffers
+from penstock.order import Positions
 from penstock.progress import Progress, counted
 from penstock.stats import Counters
 from penstock.workers.native import ThreadWorker
@@ -34,7 +35,7 @@ def batches_that_fit(size: int) -> int:
 class Course:
     """What a pass goes through, and the key of its random draws."""
 
-    batches: Iterator[tuple[Any, range]]
+    batches: Iterator[tuple[Any, Positions]]
     """What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
     length: int | None
     """Of the sampler, for len()."""

@@ -55,7 +55,7 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
     replaced = None if transform is None else replaced_in_transforms()
     if replaced is not None and transform is not None:
         native, result = reader.finish_picture()
-        return Prefix(native, result, True, (transform,), replaced, ())
+        return Prefix(native, 0, result, True, (transform,), replaced, ())
     steps: list[Any] = [] if transform is None else list(flatten(transform))
     known, ends = 0, None
     try:

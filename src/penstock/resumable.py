@@ -17,7 +17,7 @@ from penstock.errors import DatasetChanged, InvalidOption
 from penstock.fetching import InTurn
 from penstock.keyed import KeyedSampler
 from penstock.naming import id_of
-from penstock.order import Indices, Order
+from penstock.order import Indices, Order, Positions
 from penstock.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
 from penstock.progress import FORMAT, FORMAT_WITH_OWN, Progress, Rest, checked_state
 from penstock.sampler_states import SamplerStates
@@ -147,7 +147,7 @@ class Resumable(OwnStates):
 
     def _replayed(
         self, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
-    ) -> tuple[Indices, range]:
+    ) -> tuple[Indices, Positions]:
         """Return the indices of a past batch, and their positions in the epoch's order."""
         if state is None:
             return self._indices_at(epoch, step, rank)

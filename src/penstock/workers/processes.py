@@ -34,6 +34,7 @@ from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.fetch import Delivered, Fetch, Task
+from penstock.order import Positions
 from penstock.progress import Progress, counted
 from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import End, Stating, Streams, state_of, tell_dataset
@@ -42,7 +43,7 @@ from penstock.workers.progress import Board, Stage
 from penstock.workers.results import Context
 
 Key = Callable[[], tuple[int | None, int]]
-Batches = Callable[[int, int], Iterator[tuple[Any, range]]]
+Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
 
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
@@ -398,7 +399,7 @@ class _Tasks:
             return (Task(given, self.seed, self.epoch) for given in self._sampler)
         return map(self._task, self._batches(self.seed, self.epoch))
 
-    def _task(self, placed: tuple[Any, range]) -> Task:
+    def _task(self, placed: tuple[Any, Positions]) -> Task:
         return Task(placed[0], self.seed, self.epoch, placed[1])
 
     def __len__(self) -> int:
