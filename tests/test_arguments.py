@@ -36,7 +36,7 @@ ROWS = TensorDataset(torch.arange(8.0))
     ],
 )
 def test_what_is_no_number(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(Exception) as theirs:  # noqa: PT011  whatever torch raises
+    with pytest.raises(Exception) as theirs:
         list(TORCH(ROWS, **options))
     with pytest.raises(type(theirs.value), match=words):
         OURS(ROWS, **options)
@@ -44,8 +44,11 @@ def test_what_is_no_number(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_workers": True}, {"num_workers": np.int64(1)}, {"num_workers": torch.tensor(1)}, {"num_workers": 1, "timeout": 5.5},
-     {"num_workers": 1, "timeout": np.float32(5)}, {"num_workers": 1, "prefetch_factor": np.int64(2)}, {"batch_size": None}],
+    [
+        {"num_workers": True}, {"num_workers": np.int64(1)}, {"num_workers": torch.tensor(1)}, {"batch_size": None},
+        {"num_workers": 1, "timeout": 5.5}, {"num_workers": 1, "timeout": np.float32(5)},
+        {"num_workers": 1, "prefetch_factor": np.int64(2)},
+    ],
     ids=repr,
 )  # fmt: skip
 def test_what_is_a_number(options: dict[str, Any]) -> None:

@@ -114,9 +114,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_numbers(
-            num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor
-        )
+        check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
         feed_of(device)  # refuses what makes no sense
         self.device = device
         self._station, self._there = None, None

@@ -66,7 +66,11 @@ def _crc(file: BinaryIO, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> i
     file.seek(header[9] + header[10], os.SEEK_CUR)
     found = _crc_of(_chunks(file, record.file_size))
     descriptor = file.read(8)
-    if len(descriptor) == 8 and descriptor.startswith(_DESCRIPTOR) and int.from_bytes(descriptor[4:], "little") == found:
+    if (
+        len(descriptor) == 8
+        and descriptor.startswith(_DESCRIPTOR)
+        and int.from_bytes(descriptor[4:], "little") == found
+    ):
         return None  # the contents are what was written, and the directory is not
     return found
 
@@ -136,7 +140,7 @@ def _npy_bytes(file: BinaryIO) -> int | None:
         shape, _, dtype = read(file)
     except Exception:  # numpy raises whatever a damaged header leads it to
         return None
-    return file.tell() + math.prod(shape) * dtype.itemsize
+    return file.tell() + math.prod(shape) * int(dtype.itemsize)
 
 
 def _pickle_ends(file: BinaryIO) -> bool:
