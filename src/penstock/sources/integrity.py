@@ -140,7 +140,8 @@ def _npy_bytes(file: BinaryIO) -> int | None:
         shape, _, dtype = read(file)
     except Exception:  # numpy raises whatever a damaged header leads it to
         return None
-    return file.tell() + math.prod(shape) * int(dtype.itemsize)
+    elements: int = math.prod(shape) * dtype.itemsize
+    return file.tell() + elements
 
 
 def _pickle_ends(file: BinaryIO) -> bool:
