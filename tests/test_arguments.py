@@ -36,9 +36,12 @@ ROWS = TensorDataset(torch.arange(8.0))
     ],
 )
 def test_what_is_no_number(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(Exception) as theirs:
-        list(TORCH(ROWS, **options))
-    with pytest.raises(type(theirs.value), match=words):
+    kind: Any = TypeError  # torch's iterator raises that, where its loader does not; its half-made workers are spared here
+    try:
+        TORCH(ROWS, **options)
+    except Exception as error:
+        kind = type(error)
+    with pytest.raises(kind, match=words):
         OURS(ROWS, **options)
 
 

@@ -163,7 +163,7 @@ def _archive_bytes(head: bytes) -> int | None:
         while head[at : at + 4] == _ZIP:  # torch.save writes data.pkl first, and a descriptor behind each record
             fields = _LOCAL.unpack_from(head, at)
             name = head[at + _LOCAL.size :][: fields[9]].partition(b"/")[2]
-            begin = at + _LOCAL.size + fields[9] + fields[10]
+            begin = at + _LOCAL.size + int(fields[9] + fields[10])
             if name == b"data.pkl":
                 pickle = head[begin:]
             if name.startswith(b"data/"):
