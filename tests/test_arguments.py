@@ -36,7 +36,7 @@ ROWS = TensorDataset(torch.arange(8.0))
     ],
 )
 def test_what_is_no_number(options: dict[str, Any], words: str) -> None:
-    kind: Any = TypeError  # torch's iterator raises that, where its loader does not; its half-made workers are spared here
+    kind: Any = TypeError  # of torch's iterator, where its loader takes it: no workers are started for that
     try:
         TORCH(ROWS, **options)
     except Exception as error:
