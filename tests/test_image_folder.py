@@ -165,7 +165,7 @@ def test_errors_are_torchvisions_with_what_to_do(tmp_path: Path) -> None:
     for make in (torchvision.datasets.ImageFolder, ImageFolder):
         with pytest.raises(FileNotFoundError, match=f"Couldn't find any class folder in {root}"):
             make(root)
-        with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*nowhere"):
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory.*nowhere"):
             make(root / "nowhere")
         with pytest.raises(NotADirectoryError, match=r"x\.jpg"):
             make(root / "x.jpg")

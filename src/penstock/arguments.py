@@ -1,4 +1,4 @@
-"""The arguments that torch's loader leaves to Python to fall over: said in words, by the exceptions that torch raises."""
+"""The arguments over which torch's loader would fall: said in words, by the exceptions that torch raises."""
 
 from __future__ import annotations
 

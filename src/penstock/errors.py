@@ -20,8 +20,8 @@ PenstockError
 Each also derives from the built-in exception in brackets, so that code written for the plain Python dataset
 keeps catching what it caught.
 
-An error of a sample's file is, beyond that, an instance of what Pillow, torch.load, numpy or open() raised, or would have
-raised, for that file (`like`): a truncated JPEG is a CorruptSample and an OSError, garbage one and a
+An error of a sample's file is, beyond that, an instance of what Pillow, torch.load, numpy or open() raised, or would
+have raised, for that file (`like`): a truncated JPEG is a CorruptSample and an OSError, garbage one and a
 PIL.UnidentifiedImageError, a bomb an ImageTooLarge and a PIL.Image.DecompressionBombError; an empty .pt file is a
 CorruptSample and an EOFError; a folder in a file's place an UnreadableSample and an IsADirectoryError. What is raised
 is then of a class made for that pair, which bears the name of ours; errno, strerror and filename are those of the
@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-from functools import cache
 from typing import Any, TypeVar
 
 
@@ -109,21 +108,25 @@ def _reduce_pair(made: _Pair) -> tuple[Any, ...]:
     return pair, made.of
 
 
-copyreg.pickle(_Pair, _reduce_pair)  # type: ignore[arg-type]
+copyreg.pickle(_Pair, _reduce_pair)
+_PAIRS: dict[tuple[Any, Any], Any] = {}
 
 
-@cache
 def pair(kind: type[P], other: type[BaseException]) -> type[P]:
     """Return the class of errors that are instances of both; of `kind` and a base of `other` where no class can be."""
     if issubclass(kind, other):
         return kind
+    known: type[P] | None = _PAIRS.get((kind, other))
+    if known is not None:
+        return known
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    made: Any
     try:
         made = _Pair(kind.__name__, (kind, other), {**names, "of": (kind, other)})
     except TypeError:  # their objects differ in memory, or the order of their bases does
         assert other.__base__ is not None
-        return pair(kind, other.__base__)
-    return made  # type: ignore[return-value]
+        made = pair(kind, other.__base__)
+    return _PAIRS.setdefault((kind, other), made)  # type: ignore[no-any-return]
 
 
 def like(error: BaseException, kind: type[E], message: str, *, sample_id: str, path: str | None) -> E:
@@ -137,10 +140,9 @@ def like(error: BaseException, kind: type[E], message: str, *, sample_id: str, p
     return ours
 
 
-@cache
 def _fields(kind: type[BaseException]) -> tuple[str, ...]:
     """Return what the built-in bases of an error hold beside its arguments, such as errno."""
-    bases = [base for base in kind.__mro__ if base.__module__ == "builtins" and base not in (BaseException, object)]
+    bases = [b for b in kind.__mro__ if b.__module__ == "builtins" and b not in (BaseException, object)]
     found = (name for base in bases for name, value in vars(base).items() if inspect.isdatadescriptor(value))
     return tuple(name for name in found if not name.startswith("__") and name != "path")
 

@@ -125,9 +125,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         ledger: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        check_numbers(
-            num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor
-        )
+        check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
         feed_of(device)  # refuses what makes no sense
         self.device = device
         self._station, self._there = None, None

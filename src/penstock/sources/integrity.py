@@ -66,7 +66,11 @@ def _crc(file: BinaryIO, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> i
     file.seek(header[9] + header[10], os.SEEK_CUR)
     found = _crc_of(_chunks(file, record.file_size))
     descriptor = file.read(8)
-    if len(descriptor) == 8 and descriptor.startswith(_DESCRIPTOR) and int.from_bytes(descriptor[4:], "little") == found:
+    if (
+        len(descriptor) == 8
+        and descriptor.startswith(_DESCRIPTOR)
+        and int.from_bytes(descriptor[4:], "little") == found
+    ):
         return None  # the contents are what was written, and the directory is not
     return found
 
@@ -136,7 +140,8 @@ def _npy_bytes(file: BinaryIO) -> int | None:
         shape, _, dtype = read(file)
     except Exception:  # numpy raises whatever a damaged header leads it to
         return None
-    return file.tell() + math.prod(shape) * dtype.itemsize
+    elements: int = math.prod(shape) * dtype.itemsize
+    return file.tell() + elements
 
 
 def _pickle_ends(file: BinaryIO) -> bool:
@@ -158,7 +163,7 @@ def _archive_bytes(head: bytes) -> int | None:
         while head[at : at + 4] == _ZIP:  # torch.save writes data.pkl first, and a descriptor behind each record
             fields = _LOCAL.unpack_from(head, at)
             name = head[at + _LOCAL.size :][: fields[9]].partition(b"/")[2]
-            begin = at + _LOCAL.size + fields[9] + fields[10]
+            begin = at + _LOCAL.size + int(fields[9] + fields[10])
             if name == b"data.pkl":
                 pickle = head[begin:]
             if name.startswith(b"data/"):

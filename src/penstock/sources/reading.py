@@ -182,7 +182,9 @@ def read_image(file: BinaryIO, path: str) -> Image.Image:
 def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
-        message = f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+        message = (
+            f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
         return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
