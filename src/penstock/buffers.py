@@ -8,7 +8,6 @@ device that still read a block.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import weakref
@@ -25,7 +24,7 @@ from penstock.modes import outside_inference
 
 _HUGE_PAGE = 2 << 20
 _CPU = torch.device("cpu")
-# Which storage has how many users in C++; of torch's own for such purposes.
+# How many users in C++ a storage has; not in builds of torch without CUDA.
 _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
@@ -105,9 +104,10 @@ class _Block:
 
 
 def _holders_alone() -> tuple[int, int] | None:
-    """Return what holders() of a block gives that nobody else holds; None: this torch does not tell."""
-    if _use_count is None:
-        return None
+    """Return what holders() of a block gives that nobody else holds; None: this torch does not tell.
+
+    It tells by the use count, or by the Python object, which all users in C++ hold together (torch from 2.10 on).
+    """
     block = _Block(8)
     tensor = block.tensor((8,), (1,), torch.uint8)
     used = block.holders()
@@ -179,8 +179,10 @@ class _Shelf:
             return
         self._back.append(loan.block)
         if len(self._back) > self._keep:
-            with contextlib.suppress(IndexError):  # another thread has taken it
+            try:
                 self._back.popleft()
+            except IndexError:  # another thread has taken it
+                return
 
 
 def _is_held(block: _Block) -> bool:
