@@ -59,15 +59,13 @@ class Run:
     """How the channels of a tensor lie that was cropped or resized, by what was done to it; as torch had it."""
 
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
-        """Return the result; or REFUSED, and torch's generator is as it was. Raises what the transforms raise."""
-        image.load()
+        """Return the result; or REFUSED, and torch's generator is as it was. Raises what the transforms raise.
+
+        transforms: the ones that this was read from.
+        """
         width, height = image.size
         sizes = _native.sizes(next(iter(self.natives.values())), width, height)
         if not sizes:
-            return REFUSED
-        try:
-            schema, pixels = image.__arrow_c_array__()
-        except (AttributeError, ValueError):  # a Pillow before 11.2; an image in several blocks of memory
             return REFUSED
         marked = drawing.mark() if any(self.drawing) else None
         key, interleaved = None, None
@@ -76,6 +74,11 @@ class Run:
             key = self._key(sizes, draws)
             interleaved = self._interleaved(key, sizes, draws)
             if interleaved is not None:
+                image.load()  # not before: where nothing is done, nothing is read
+                # Raises in a Pillow before 11.2, and for an image in several blocks of memory.
+                schema, pixels = image.__arrow_c_array__()
+                if image.size != (width, height):  # some formats tell only then
+                    raise ValueError(image.size)
                 out = self._room(interleaved, *sizes[-1])
                 native = self.natives[interleaved]
                 padded = _native.transform_image(native, schema, pixels, width, height, draws, out)

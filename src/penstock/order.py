@@ -6,7 +6,7 @@ are, a seed and an epoch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from penstock import _native
 
 #: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
-Positions = range | list[int]
+Positions: TypeAlias = range | list[int]
 
 Indices = NDArray[np.int64]
 #: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
-Positions = range | list[int]
+Positions: TypeAlias = range | list[int]
 
 
 class Order(Protocol):

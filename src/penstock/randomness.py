@@ -103,7 +103,7 @@ class Generators:
         self._numpy = np.random.Generator(np.random.Philox(key=0))
         self._seed = self._epoch = 0
         self._where: Where | None = None
-        self._positions = range(0)
+        self._positions: Sequence[int] = range(0)
         self._set_at: dict[str, int] = {}  # which generators are set, for the sample at which position
 
     def turn_to(self, seed: int, epoch: int, where: Where, positions: Sequence[int]) -> None:
