@@ -2,6 +2,9 @@
 
 `Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
+
+Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads read
+was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what was in flight is filled again.
 """
 
 from __future__ import annotations
@@ -9,23 +12,30 @@ from __future__ import annotations
 import operator
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import default_collate
 
 from penstock import _native
 from penstock.buffers import Field
-from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.fetch import Task
+from penstock.errors import CorruptSample, InvalidOption, ShapeMismatch, WorkerStuck
+from penstock.fetch import Delivered, Fetch, Task
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.reading import outside_root, system_error
 from penstock.substitutes import Substitutes
+from penstock.tree import same_table
 from penstock.workers.native import InFlight, Workers
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
+#: How often a batch is filled again because its memory was exchanged meanwhile, before Python reads the rest of the pass.
+_TIMES = 8
 
 
 class Filling(Pass):
@@ -37,6 +47,11 @@ class Filling(Pass):
         means: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
+        live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
+            not read ahead then; files are, and again where the dataset was changed meanwhile. False: changes need not
+            be seen, as where torch's workers have a copy.
+        fetch: called with read=, what an Assisted reads or None, returns what reads the rest of a pass in which the
+            dataset ceased to be native.
     """
 
     def __init__(
@@ -47,8 +62,12 @@ class Filling(Pass):
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
+        live: bool = False,
+        fetch: Callable[..., Fetch] | None = None,
     ) -> None:
         super().__init__(means)
+        self._live = live
+        self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
         self._threads = means.workers
         self._buffers = means.buffers
         self._substitutes = substitutes
@@ -56,13 +75,10 @@ class Filling(Pass):
 
     def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
-        self._crew = Workers(plan, self._threads)
-        self._pool = self._crew.pool
-        self._hold(self._crew)
-        self._plan = plan
-        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        self._adopt(plan)
+        self._table = plan.table
+        self._fetch: Fetch | None = None  # reads the rest of the pass
         self._queue: deque[InFlight] = deque()
-        self._target = 1
         self._exhausted = False
         self._start(course)
         if eager:
@@ -70,26 +86,20 @@ class Filling(Pass):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
+        self._meet_changes()
         self._refill()
         if not self._queue:
             self.close()
             raise StopIteration
         batch = self._queue[0]
-        if batch.number >= 0:
-            self._wait(batch)
+        failures = self._finish(batch)
         self._queue.popleft()
         error = batch.error
-        if batch.number >= 0:
-            while (failures := self._retire(batch)) and (
-                self._learn(batch, failures) or self._replace(batch, failures)
-            ):
-                self._submit(batch)
-                self._wait(batch)
-            if failures:
-                error = self._error(batch, failures)
-                # What the error's traceback holds of the batch must hold neither the error nor its memory.
-                batch.rescues_failed.clear()
-                batch.rows.clear()
+        if failures:
+            error = self._error(batch, failures)
+            # What the error's traceback holds of the batch must hold neither the error nor its memory.
+            batch.rescues_failed.clear()
+            batch.rows.clear()
         if error is not None:
             # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
             batch = InFlight()
@@ -98,7 +108,7 @@ class Filling(Pass):
             finally:
                 del error
         out = self._means.deliver(self._assemble(batch))
-        if self._threads and self._means.ahead:  # without workers nothing is done before it is asked for
+        if self._reads_ahead:  # without workers nothing is done before it is asked for
             self._refill()
         self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
         return out
@@ -111,6 +121,66 @@ class Filling(Pass):
         state = "open" if self._open else "closed"
         return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether batches are filled that the user has not asked for yet."""
+        if not self._threads or not self._means.ahead or self._fetch is not None:
+            return False
+        return not (self._live and self._plan.in_memory)
+
+    # --- changes of the dataset -----------------------------------------------------------------------------
+
+    def _adopt(self, plan: NativePlan) -> None:
+        """Go on with a plan, with threads of its own."""
+        self._crew = Workers(plan, self._threads)
+        self._pool = self._crew.pool
+        self._hold(self._crew)
+        self._plan = plan
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        self._target = 1
+
+    def _meet_changes(self, *, give_up: bool = False) -> bool:
+        """Plan anew where the plan does not hold any more, begin anew what is in flight, and return whether it was so.
+
+        give_up: Python reads the rest of the pass then, whatever the plan.
+        """
+        if self._fetch is not None or (self._plan.unmoved() and not (self._live and not self._plan.still())):
+            return False
+        found = self._plan.again()
+        queue = self._queue
+        if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
+            if not same_table(found.table, self._table):
+                raise _converted_otherwise()
+            self._adopt(found)
+        else:
+            self.close()
+            self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
+        self._queue, self._open = queue, True
+        for batch in queue:
+            if len(batch.wanted):  # else it is an error of the sampler's, or what it gave is no indices
+                self._begin_again(batch)
+        return True
+
+    def _begin_again(self, batch: InFlight) -> None:
+        batch.number = -1
+        batch.begin(partial(self._begin_batch, batch))
+
+    def _meet_other_samples(self, batch: InFlight) -> bool:
+        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now."""
+        if not self._live or self._target == 1:
+            return False
+        now = InFlight(indices=batch.indices)
+        try:
+            self._resolve(now)
+            same = now.names == batch.names and np.array_equal(now.local, batch.local)
+            if same and (now.leaves is batch.leaves or np.array_equal(now.leaves, batch.leaves)):
+                return False
+        except Exception:  # it is raised when the batch begins anew
+            pass
+        self._retire(batch)
+        self._begin_again(batch)
+        return True
+
     # --- submitting -----------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
@@ -122,7 +192,7 @@ class Filling(Pass):
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
         known = [field for field in self._fields if field is not None]
-        if self._threads == 0 or not self._means.ahead or len(known) < len(self._fields):
+        if not self._reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
@@ -138,6 +208,9 @@ class Filling(Pass):
         return batch
 
     def _begin_batch(self, batch: InFlight) -> None:
+        if self._fetch is not None:
+            batch.other = batch.wanted.tolist()
+            return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
@@ -171,9 +244,25 @@ class Filling(Pass):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
+    def _finish(self, batch: InFlight) -> list[_native.Failure]:
+        """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
+        for times in count():
+            if batch.number < 0:
+                break
+            self._wait(batch)
+            # From here to the end Python's lock is held: memory that is where it was has been there all the time.
+            if self._meet_changes(give_up=times >= _TIMES) or self._meet_other_samples(batch):
+                continue
+            failures = self._retire(batch)
+            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
+                return failures
+            self._submit(batch)
+        return []
+
     def _wait(self, batch: InFlight) -> None:
-        if self._threads == 0:
+        if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
             self._pool.run_here(batch.number)
+        if self._threads == 0:
             self._crew.serve_here()
         while (state := self._pool.wait(batch.number, self._timeout)) != "done":
             if state == "python":
@@ -201,18 +290,35 @@ class Filling(Pass):
     def _retire(self, batch: InFlight) -> list[_native.Failure]:
         del self._crew.batches[batch.number]
         failures = self._pool.retire(batch.number)
+        known = {failure[0] for failure in failures}
+        lost = [position for position in self._plan.lost(batch.leaves, batch.local) if position not in known]
+        failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost]
         failures.sort(key=operator.itemgetter(0))
         return failures
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
-            out = default_collate([self._plan.dataset[index] for index in batch.other])
+            out = self._by_python(batch.other)
             return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = [rows.tensor for rows in batch.rows]
-        labels = self._plan.labels(batch.leaves, batch.local)
+        labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
+
+    def _by_python(self, given: list[Any]) -> Any:
+        """Return the batch that the dataset itself gives."""
+        if self._fetch is None:
+            out = default_collate([self._plan.dataset[index] for index in given])
+        else:
+            with self._fetch.as_guest():
+                out = self._fetch.load(Task(given, self._course.seed, self._course.epoch))
+        if self._table is not None:  # pixels of its own would be taken for those that are yet to be converted
+            batch = out.batch if isinstance(out, Delivered) else out
+            first = batch[0] if isinstance(batch, list) else batch
+            if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
+                raise _converted_otherwise()
+        return out
 
     # --- failures -------------------------------------------------------------------------------------------
 
@@ -275,6 +381,9 @@ class Filling(Pass):
             return system_error(system, name, path or name)
         if code == "escapes":
             return outside_root(name, path or name)
+        if code == "moved":
+            gone = self._plan.leaf(batch.leaves, position).gone
+            return (gone and gone(int(batch.local[position]))) or _unreadable(name)
         return self._mismatch(batch, failures, number)
 
     def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:
@@ -300,6 +409,21 @@ class Filling(Pass):
             sample_id=name,
             path=path,
         )
+
+
+def _unreadable(name: str) -> CorruptSample:
+    return CorruptSample(
+        f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which was "
+        "truncated. Write the file again, and make the dataset anew",
+        sample_id=name,
+    )
+
+
+def _converted_otherwise() -> InvalidOption:
+    return InvalidOption(
+        "the dataset's transform now gives pixels another conversion than the one that the device was told of when this "
+        "pass began; begin a new pass after such a change, or give device=None"
+    )
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:
