@@ -3,8 +3,8 @@
 `Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
 
-Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads read
-was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what was in flight is filled again.
+Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
+read was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate
 
 from penstock import _native
 from penstock.buffers import Field
-from penstock.errors import CorruptSample, InvalidOption, ShapeMismatch, WorkerStuck
+from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Delivered, Fetch, Task
+from penstock.inverse import converted_otherwise, refuse_pixels
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan, PythonPlan
-from penstock.sources.reading import outside_root, system_error
+from penstock.sources.reading import outside_root, system_error, unreadable
 from penstock.substitutes import Substitutes
 from penstock.tree import same_table
 from penstock.workers.native import InFlight, Workers
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
-#: How often a batch is filled again because its memory was exchanged meanwhile, before Python reads the rest of the pass.
+#: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
 _TIMES = 8
 
 
@@ -150,7 +150,7 @@ class Filling(Pass):
         queue = self._queue
         if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
             if not same_table(found.table, self._table):
-                raise _converted_otherwise()
+                raise converted_otherwise()
             self._adopt(found)
         else:
             self.close()
@@ -173,7 +173,7 @@ class Filling(Pass):
         try:
             self._resolve(now)
             same = now.names == batch.names and np.array_equal(now.local, batch.local)
-            if same and (now.leaves is batch.leaves or np.array_equal(now.leaves, batch.leaves)):
+            if same and (now.leaves is None or batch.leaves is None or np.array_equal(now.leaves, batch.leaves)):
                 return False
         except Exception:  # it is raised when the batch begins anew
             pass
@@ -313,11 +313,8 @@ class Filling(Pass):
         else:
             with self._fetch.as_guest():
                 out = self._fetch.load(Task(given, self._course.seed, self._course.epoch))
-        if self._table is not None:  # pixels of its own would be taken for those that are yet to be converted
-            batch = out.batch if isinstance(out, Delivered) else out
-            first = batch[0] if isinstance(batch, list) else batch
-            if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
-                raise _converted_otherwise()
+        if self._table is not None:  # pixels would be taken for those that are yet to be converted
+            refuse_pixels(out.batch if isinstance(out, Delivered) else out)
         return out
 
     # --- failures -------------------------------------------------------------------------------------------
@@ -383,7 +380,7 @@ class Filling(Pass):
             return outside_root(name, path or name)
         if code == "moved":
             gone = self._plan.leaf(batch.leaves, position).gone
-            return (gone and gone(int(batch.local[position]))) or _unreadable(name)
+            return (gone and gone(int(batch.local[position]))) or unreadable(name)
         return self._mismatch(batch, failures, number)
 
     def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:
@@ -409,21 +406,6 @@ class Filling(Pass):
             sample_id=name,
             path=path,
         )
-
-
-def _unreadable(name: str) -> CorruptSample:
-    return CorruptSample(
-        f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which was "
-        "truncated. Write the file again, and make the dataset anew",
-        sample_id=name,
-    )
-
-
-def _converted_otherwise() -> InvalidOption:
-    return InvalidOption(
-        "the dataset's transform now gives pixels another conversion than the one that the device was told of when this "
-        "pass began; begin a new pass after such a change, or give device=None"
-    )
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:

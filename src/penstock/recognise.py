@@ -128,7 +128,7 @@ def _transformed_as_now(dataset: Any, *names: str) -> Holds:
     return _all(
         attributes(dataset, "transform", "target_transform", *names),
         state.holds,
-        lambda: torch.get_default_dtype() is dtype and Image.MAX_IMAGE_PIXELS == most,
+        lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
     )
 
 
@@ -461,7 +461,8 @@ def _within_storage(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(end <= tensor.untyped_storage().nbytes())
 
 
 def _as_bytes(tensor: torch.Tensor, row_bytes: int) -> torch.Tensor:

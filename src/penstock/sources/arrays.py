@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from penstock.errors import CorruptSample, InvalidOption, MissingSample
-from penstock.order import Indices
 from penstock.premises import Holds, places
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -98,7 +97,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
             self._open()
             self._check()
 
-    def lost(self, positions: Indices) -> list[int]:
+    def lost(self, positions: NDArray[np.int64]) -> list[int]:
         """Return which of these samples, as places in `positions`, lie beyond the end of a file that was truncated."""
         gone = np.zeros(len(positions), dtype=bool)
         for file in self._files:
@@ -112,8 +111,8 @@ class Arrays(Dataset[tuple[Any, ...]]):
             size = file.map.size()
             if size < file.end and file.first + file.step * position > size:
                 return CorruptSample(
-                    f"sample number {position} is not in {file.path} any more: the file has {size:,} bytes now, and had "
-                    f"{file.end:,} when it was opened. Write it again, and make the dataset anew; replace such a file "
+                    f"sample number {position} is not in {file.path} any more: the file has {size:,} bytes now, and "
+                    f"{file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
                     "by renaming another to its name, not by writing into it",
                     sample_id=f"number {position}",
                     path=file.path,

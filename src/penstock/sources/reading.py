@@ -159,3 +159,12 @@ def _describe(value: object) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") + "."
+
+
+def unreadable(name: str) -> CorruptSample:
+    """Return the error of a sample in memory that is not there any more."""
+    return CorruptSample(
+        f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which "
+        "was truncated. Write the file again, and make the dataset anew",
+        sample_id=name,
+    )
