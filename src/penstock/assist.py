@@ -164,6 +164,7 @@ class _ImagePart(_FolderPart):
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
         self._state = TransformState(dataset.transform)
+        self._loader = getattr(dataset, "loader", None)
         self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
         self._in_table = paths is not None
         what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded as far as needed, other formats by Pillow"
@@ -175,7 +176,7 @@ class _ImagePart(_FolderPart):
         )
 
     def still(self) -> bool:
-        return self._state.holds() and (self._in_table or foreign_loader(self.dataset) is None)
+        return self._state.holds() and (self._in_table or self.dataset.loader is self._loader)
 
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset
