@@ -45,15 +45,20 @@ class Guard {
 // Calls step(i) for each i from begin to end, and faulted(i) where step(i) ended in a fault.
 template <class Step, class Faulted>
 void each_guarded(Guard& guard, std::uint32_t begin, std::uint32_t end, const Step& step, const Faulted& faulted) {
+  struct Within {  // of this frame, which no jump leaves
+    Guard& guard;
+    explicit Within(Guard& given) : guard(given) { guard.enter(); }
+    ~Within() { guard.leave(); }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+  } const within(guard);
   volatile std::uint32_t at = begin;  // volatile: it is read after a jump
-  guard.enter();
   if (sigsetjmp(guard.landing, 0) != 0) {  // without the signal mask, which the handler does not change
     guard.land();
     faulted(at);
     at = at + 1;
   }
   for (; at < end; at = at + 1) step(at);
-  guard.leave();
 }
 
 }  // namespace penstock

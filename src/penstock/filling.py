@@ -86,7 +86,8 @@ class Filling(Pass):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
-        self._meet_changes()
+        if self._live and not self._reads_ahead and self._fetch is None and not self._plan.still():
+            self._plan_anew()
         self._refill()
         if not self._queue:
             self.close()
@@ -139,13 +140,17 @@ class Filling(Pass):
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
 
-    def _meet_changes(self, *, give_up: bool = False) -> bool:
-        """Plan anew where the plan does not hold any more, begin anew what is in flight, and return whether it was so.
+    def _holds(self) -> bool:
+        """Return whether a batch that was filled is what the user asked for. Costs microseconds."""
+        if self._live and self._reads_ahead:
+            return self._plan.still()
+        return self._plan.unmoved()  # in a live pass the plan was looked at when the batch was asked for
 
-        give_up: Python reads the rest of the pass then, whatever the plan.
+    def _plan_anew(self, *, give_up: bool = False) -> None:
+        """Plan for what the dataset is now, and begin anew what is in flight.
+
+        give_up: Python reads the rest of the pass, whatever the plan.
         """
-        if self._fetch is not None or (self._plan.unmoved() and not (self._live and not self._plan.still())):
-            return False
         found = self._plan.again()
         queue = self._queue
         if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
@@ -159,19 +164,24 @@ class Filling(Pass):
         for batch in queue:
             if len(batch.wanted):  # else it is an error of the sampler's, or what it gave is no indices
                 self._begin_again(batch)
-        return True
 
     def _begin_again(self, batch: InFlight) -> None:
         batch.number = -1
         batch.begin(partial(self._begin_batch, batch))
 
     def _meet_other_samples(self, batch: InFlight) -> bool:
-        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now."""
-        if not self._live or self._target == 1:
+        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
+
+        In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
+        """
+        if self._target == 1 or not (self._live or batch.names is not None):
             return False
-        now = InFlight(indices=batch.indices)
+        now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
         try:
-            self._resolve(now)
+            if self._live:
+                self._resolve(now)
+            else:
+                now.names = self._plan.names(now.leaves, now.local)
             same = now.names == batch.names and np.array_equal(now.local, batch.local)
             if same and (now.leaves is None or batch.leaves is None or np.array_equal(now.leaves, batch.leaves)):
                 return False
@@ -250,8 +260,11 @@ class Filling(Pass):
             if batch.number < 0:
                 break
             self._wait(batch)
-            # From here to the end Python's lock is held: memory that is where it was has been there all the time.
-            if self._meet_changes(give_up=times >= _TIMES) or self._meet_other_samples(batch):
+            # Memory that is where it was has been there all the time; what moves from here on was read before.
+            if not self._holds():
+                self._plan_anew(give_up=times >= _TIMES)
+                continue
+            if self._meet_other_samples(batch):
                 continue
             failures = self._retire(batch)
             if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
@@ -290,9 +303,9 @@ class Filling(Pass):
     def _retire(self, batch: InFlight) -> list[_native.Failure]:
         del self._crew.batches[batch.number]
         failures = self._pool.retire(batch.number)
-        known = {failure[0] for failure in failures}
-        lost = [position for position in self._plan.lost(batch.leaves, batch.local) if position not in known]
-        failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost]
+        lost = self._plan.lost(batch.leaves, batch.local)
+        known = {failure[0] for failure in failures} if lost else ()
+        failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
         failures.sort(key=operator.itemgetter(0))
         return failures
 

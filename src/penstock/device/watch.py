@@ -54,7 +54,9 @@ def _dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     if tensor.numel() == 0 or not tensor.permute(order).is_contiguous():
         return np.empty(0, dtype=np.uint8)
-    return tensor.detach().permute(order).view(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().permute(order).view(-1).view(torch.uint8)
+    memory: NDArray[Any] = np.from_dlpack(flat)  # torch's own way to numpy would forbid the tensor to grow later
+    return memory
 
 
 def _blocks(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
