@@ -58,7 +58,10 @@ void each_guarded(Guard& guard, std::uint32_t begin, std::uint32_t end, const St
     faulted(at);
     at = at + 1;
   }
-  for (; at < end; at = at + 1) step(at);
+  while (at < end) {
+    step(at);
+    at = at + 1;
+  }
 }
 
 }  // namespace penstock
