@@ -1,6 +1,8 @@
 #include "guarded.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <ucontext.h>
 
 #include <array>
 #include <atomic>
@@ -38,7 +40,11 @@ void to_default(int signal) noexcept {
 void handle(int signal, siginfo_t* info, void* context) noexcept {
   const bool fault = info != nullptr && info->si_code > 0;  // of this thread's own; not sent by kill()
   Guard* const guard = guard_here;
-  if (fault && guard != nullptr && guard->expects(info->si_addr)) siglongjmp(guard->landing, 1);
+  if (fault && guard != nullptr && guard->expects(info->si_addr)) {
+    // Signals that are blocked here only because a handler runs: whoever called this one may have asked for that.
+    pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
+    siglongjmp(guard->landing, 1);
+  }
   const struct sigaction* const old = before[signal == SIGSEGV ? 0 : 1].load(std::memory_order_acquire);
   const bool handler = old != nullptr && ((old->sa_flags & SA_SIGINFO) != 0 ||
                                           (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN));

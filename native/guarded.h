@@ -53,7 +53,7 @@ void each_guarded(Guard& guard, std::uint32_t begin, std::uint32_t end, const St
     Within& operator=(const Within&) = delete;
   } const within(guard);
   volatile std::uint32_t at = begin;  // volatile: it is read after a jump
-  if (sigsetjmp(guard.landing, 0) != 0) {  // without the signal mask, which the handler does not change
+  if (sigsetjmp(guard.landing, 0) != 0) {  // without the signal mask, a system call: the handler sees to it
     guard.land();
     faulted(at);
     at = at + 1;
