@@ -26,8 +26,9 @@ namespace {
 using Rows = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ByteMatrix = nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
-using Images = nb::ndarray<nb::numpy, const std::uint8_t, nb::device::cpu>;
+// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
+using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
+using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
@@ -63,6 +64,7 @@ const char* code_name(Code code) {
     case Code::io: return "io";
     case Code::escapes: return "escapes";
     case Code::mismatch: return "mismatch";
+    case Code::moved: return "moved";
   }
   return "ok";
 }
@@ -265,13 +267,14 @@ class PyPool {
   std::unique_ptr<Pool> pool_;
 };
 
-// A filler that reads an array which Python owns, and keeps it.
+// A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
+// the memory of the very array, as Tensor.share_memory_() does: see guarded.h.
 template <class Reader>
 class Owning final : public Filler {
  public:
-  template <class Array, class... Arguments>
-  explicit Owning(const Array& array, Arguments&&... arguments)
-      : owner_(nb::cast(array)), reader_(make(array, std::forward<Arguments>(arguments)...)) {}
+  template <class... Arguments>
+  explicit Owning(nb::object array, Arguments&&... arguments)
+      : owner_(std::move(array)), reader_(make(owner_, std::forward<Arguments>(arguments)...)) {}
 
   Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                Scratch& scratch) const noexcept override {
@@ -281,13 +284,23 @@ class Owning final : public Filler {
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reader_.memory_bytes(); }
 
  private:
-  static GatherFiller make(const ByteMatrix& rows, const TensorSpec& spec) {
+  // Never a converted copy, which nobody would hold.
+  template <class Array>
+  static Array as_it_is(nb::handle array) {
+    Array found;
+    if (!nb::try_cast(array, found, false)) throw nb::type_error("not an array of bytes in host memory");
+    return found;
+  }
+
+  static GatherFiller make(nb::handle array, const TensorSpec& spec) {
+    const auto rows = as_it_is<ByteMatrix>(array);
     if (rows.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
     if (rows.shape(0) > 0 && rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
     return {rows.data(), rows.shape(0), rows.stride(0), spec};
   }
 
-  static ImageArrayFiller make(const Images& images, std::shared_ptr<const Recipe> recipe) {
+  static ImageArrayFiller make(nb::handle array, std::shared_ptr<const Recipe> recipe) {
+    const auto images = as_it_is<Images>(array);
     if (images.ndim() != 3 && images.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
     for (std::size_t d = 1; d < images.ndim(); ++d)
       if (images.shape(d) > 0xffff) throw nb::value_error("an image too large");
@@ -324,11 +337,14 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("dtype", [](const TensorSpec& s) { return nb::str(info(s.dtype).torch_name.data()); })
       .def_prop_ro("shape", &shape_of)
       .def_prop_ro("nbytes", &bytes_of);
+  m.def("address", [](const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
+    return reinterpret_cast<std::uintptr_t>(array.data());
+  }, nb::arg("array").noconvert());
   nb::class_<Filler>(m, "Filler");
   nb::class_<OwnedGather, Filler>(m, "GatherFiller")
-      .def(nb::init<const ByteMatrix&, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
+      .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
   nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
-      .def(nb::init<const Images&, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
+      .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
   nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
       .def(nb::init<std::shared_ptr<const PathTable>>(), nb::arg("paths"));
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")

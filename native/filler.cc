@@ -78,13 +78,13 @@ GatherFiller::GatherFiller(const std::uint8_t* base, std::size_t count, std::ptr
 }
 
 Outcome GatherFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
-                           TensorSpec& got, Scratch&) const noexcept {
+                           TensorSpec& got, Scratch& scratch) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
   if (!(want == spec_)) {
     got = spec_;
     return Outcome::mismatch("shape or dtype");
   }
-  if (row_bytes_ > 0) std::memcpy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
+  if (row_bytes_ > 0) scratch.guard.copy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
   return Outcome::success();
 }
 
@@ -154,7 +154,15 @@ Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8
 Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& scratch) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  const std::uint8_t* const image = base_ + key.local * memory_bytes();
+  const std::size_t bytes = memory_bytes();
+  try {
+    if (scratch.image.size() < bytes) scratch.image.resize(bytes);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
+  // What follows must not end in a jump (guarded.h): it reads a copy.
+  const std::uint8_t* const image = scratch.image.data();
+  scratch.guard.copy(scratch.image.data(), base_ + key.local * bytes, bytes);
   if (planar_) {
     PlanarSource source(image, height_, width_, channels_);
     return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dtype.h"
+#include "guarded.h"
 #include "jpeg.h"
 #include "outcome.h"
 #include "path_table.h"
@@ -36,6 +37,8 @@ struct Scratch {
   JpegDecoder jpeg;
   RecipeScratch recipe;
   std::vector<std::uint8_t> file;  // the encoded image
+  std::vector<std::uint8_t> image;  // a copy of one in memory
+  Guard guard;
 
   // Gives back the memory for an image where it is over kKeptBytes, so that one huge image does not cost its memory
   // for the rest of the pass. To be called when no sample is in work. (`tensors` does the same by itself.)
@@ -63,7 +66,7 @@ class Filler {
 
   // Writes sample `key` into `row`, which holds checked_bytes(want). On Code::mismatch `got` is what the
   // sample would need; the row's content is then undefined, as after every outcome but ok.
-  // `paths` is the batch's own table of names, or null.
+  // `paths` is the batch's own table of names, or null. Where memory_bytes() is not 0 the call is one of each_guarded.
   virtual Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
                        TensorSpec& got, Scratch& scratch) const noexcept = 0;
 

@@ -14,6 +14,7 @@ enum class Code : std::uint8_t {
   io,        // a system call failed; `error` holds errno
   escapes,   // the name leaves its root folder
   mismatch,  // the sample's shape or dtype is not the batch's
+  moved,     // the memory that held it could not be read
 };
 
 struct Outcome {
@@ -28,6 +29,7 @@ struct Outcome {
   static constexpr Outcome io_error(int error, const char* call) { return {Code::io, error, call}; }
   static constexpr Outcome escape(const char* reason) { return {Code::escapes, 0, reason}; }
   static constexpr Outcome mismatch(const char* reason) { return {Code::mismatch, 0, reason}; }
+  static constexpr Outcome moved(const char* reason) { return {Code::moved, 0, reason}; }
 };
 
 }  // namespace penstock

@@ -28,12 +28,21 @@ std::uint32_t choose_grain(const Program& program) {
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(kBytesPerGrain / bytes, 1, kMaxGrain));
 }
 
-// Signals are for the threads that Python knows of.
+bool reads_memory(const Program& program) {
+  for (const auto& source : program.sources)
+    for (const auto& filler : source)
+      if (filler->memory_bytes() > 0) return true;
+  return false;
+}
+
+// Signals are for the threads that Python knows of, but for those that a thread brings upon itself: a fault whose
+// signal is blocked ends the process at once, past every handler (see guarded.h).
 class BlockSignals {
  public:
   BlockSignals() {
     sigset_t all;
     sigfillset(&all);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -51,7 +60,9 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads)
       thread_count_(threads),
       process_(getpid()),
       grain_(choose_grain(*program_)),
+      in_memory_(reads_memory(*program_)),
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)) {
+  if (in_memory_) guard_faults();
   const BlockSignals blocked;  // new threads inherit the mask
   workers_.reserve(threads);
   try {
@@ -99,6 +110,7 @@ void Pool::close() {
 }
 
 std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
+  if (in_memory_) guard_faults();  // again: others install handlers too
   const auto size = static_cast<std::uint32_t>(batch->local.size());
   batch->unfinished.store(size, std::memory_order_relaxed);
   std::uint64_t number;
@@ -139,7 +151,7 @@ void Pool::run_here(std::uint64_t number) {
     const std::lock_guard hold(lock_);
     if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>();
     batch = in_flight_.at(number);
-    std::erase(open_, batch);
+    if (thread_count_ == 0) std::erase(open_, batch);  // workers, where there are any, fill it too
   }
   Worker& caller = states_[thread_count_];
   while (fill_some(*batch, *own_scratch_, caller)) {
@@ -155,7 +167,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
   if (begin >= size) return false;
   const std::uint32_t end = std::min(size, begin + grain_);
   worker.begin(batch.number, begin);
-  for (std::uint32_t position = begin; position < end; ++position) {
+  const auto fill = [&](std::uint32_t position) {
     if (position + 1 < end) {
       const auto ahead = position + 1;
       const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[ahead]);
@@ -163,6 +175,15 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
     }
     worker.at(batch.number, position);
     fill_sample(batch, position, scratch);
+  };
+  const auto faulted = [&](std::uint32_t position) {
+    const std::lock_guard hold(batch.failures_lock);
+    batch.failures.push_back({position, 0, Outcome::moved("its memory could not be read"), {}});
+  };
+  if (in_memory_) {
+    each_guarded(scratch.guard, begin, end, fill, faulted);
+  } else {
+    for (std::uint32_t position = begin; position < end; ++position) fill(position);
   }
   scratch.trim();
   finish(batch, end - begin);

@@ -117,7 +117,7 @@ class Pool {
   // Queues the batch; its number is returned. With no threads it is filled by run_here().
   std::uint64_t submit(std::shared_ptr<Batch> batch);
 
-  // Fills what is left of a batch in the calling thread.
+  // Fills what is left of a batch in the calling thread; workers do too.
   void run_here(std::uint64_t number);
 
   // Waits for a batch. python_needed: rows wait for Python and no Python thread serves them.
@@ -158,6 +158,7 @@ class Pool {
   const unsigned thread_count_;
   const pid_t process_;
   std::uint32_t grain_;  // samples a worker takes at a time
+  const bool in_memory_;  // fillers read memory that is not ours: see guarded.h
 
   std::mutex lock_;
   std::condition_variable work_;    // for workers

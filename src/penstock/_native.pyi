@@ -253,14 +253,17 @@ class Spec:
     @property
     def nbytes(self) -> int: ...
 
+def address(array: NDArray[Any]) -> int:
+    """Return where the first element of an array lies in memory."""
+
 class Filler:
     """Fills one row of a batch with one sample. Immutable."""
 
 class GatherFiller(Filler):
-    def __init__(self, rows: NDArray[np.uint8], spec: Spec) -> None: ...
+    def __init__(self, rows: NDArray[np.uint8] | torch.Tensor, spec: Spec) -> None: ...
 
 class ImageArrayFiller(Filler):
-    def __init__(self, images: NDArray[np.uint8], recipe: Recipe) -> None: ...
+    def __init__(self, images: NDArray[np.uint8] | torch.Tensor, recipe: Recipe) -> None: ...
 
 class TensorFileFiller(Filler):
     def __init__(self, paths: PathTable) -> None: ...
@@ -337,7 +340,7 @@ class PythonJob:
     def reason(self) -> str: ...
 
 Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
-"""(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes" or "mismatch"."""
+"""(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes", "mismatch" or "moved"."""
 
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
@@ -360,7 +363,7 @@ class Pool:
         """
 
     def run_here(self, number: int) -> None:
-        """Fill what is left of a batch in the calling thread."""
+        """Fill what is left of a batch in the calling thread; the workers do too."""
 
     def wait(self, number: int, seconds: float) -> str:
         """Wait: "done", "python" (rows wait for Python and nobody serves them), "timeout" or "closed".

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.order import Indices, Positions
-from penstock.tree import LeafNumbers
+from penstock.tree import LeafNumbers, Unresolved
 
 
 def _no_indices() -> Indices:
@@ -31,7 +31,7 @@ class Asked:
     rescued: list[str] = field(default_factory=list)
     """Why Python read a sample, once for each."""
     other: list[Any] | None = None
-    """What a sampler gave that is no list of indices."""
+    """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
     error: Exception | None = None
 
     @property
@@ -53,9 +53,19 @@ class Asked:
             if isinstance(given, list):
                 self.other = given
             else:
-                self.indices = self.wanted = given
-                submit()
+                self.wanted = given
+                self.begin(submit)
         except StopIteration:
             raise
+        except Exception as error:
+            self.error = error
+
+    def begin(self, submit: Callable[[], None]) -> None:
+        """Submit the indices that the sampler gave, also once more. An error of the dataset's is kept."""
+        self.indices, self.other, self.error = self.wanted, None, None
+        try:
+            submit()
+        except Unresolved:
+            self.other = self.wanted.tolist()
         except Exception as error:
             self.error = error

@@ -21,6 +21,7 @@ from penstock import _native, drawing
 from penstock.composed import Pipeline
 from penstock.mix import Mix
 from penstock.originals import own_class
+from penstock.premises import TransformState
 from penstock.recipe_prefix import Prefix, picture, read_prefix
 from penstock.recognise import foreign_decoder, foreign_loader, foreign_tensors, max_pixels, replaced
 from penstock.sources import ImageFolder, TensorFolder
@@ -144,9 +145,13 @@ class _FolderPart(_Part):
 
     def read(self, index: int, draw: Draw) -> Any:
         size = len(self.dataset)
-        if self.dataset.transform is not self._transform or not -size <= index < size:
+        if self.dataset.transform is not self._transform or not -size <= index < size or not self.still():
             return self.dataset[index]
         return self.read_at(index % size, draw)
+
+    def still(self) -> bool:
+        """Return whether what was read of the transform once still is so."""
+        return True
 
     def read_at(self, position: int, draw: Draw) -> Any:
         """Return the sample at a position from 0 on."""
@@ -160,6 +165,8 @@ class _ImagePart(_FolderPart):
         super().__init__(dataset)
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
+        self._state = TransformState(dataset.transform)
+        self._loader = getattr(dataset, "loader", None)
         self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
         self._in_table = paths is not None
         what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded as far as needed, other formats by Pillow"
@@ -169,6 +176,9 @@ class _ImagePart(_FolderPart):
             *_rest_steps(self._prefix),
             *_target_steps(dataset.target_transform),
         )
+
+    def still(self) -> bool:
+        return self._state.holds() and (self._in_table or self.dataset.loader is self._loader)
 
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset

@@ -195,7 +195,7 @@ def catalogue(dataset: Any) -> Catalogue:
 def _listed(dataset: Any) -> Catalogue:
     """Return the IDs and labels of a dataset."""
     if isinstance(dataset, Subset):
-        return _chosen(_listed(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64))
+        return _chosen(_listed(dataset.dataset), np.asarray(_as_array(dataset.indices), dtype=np.int64))
     if isinstance(dataset, ConcatDataset):
         parts = [_listed(part) for part in dataset.datasets]
         names = tuple(
@@ -267,17 +267,15 @@ def _labels(leaf: Any) -> NDArray[Any] | None:
 
 def _values(labels: Any) -> NDArray[Any] | None:
     """Return one 64-bit value for each label."""
-    if isinstance(labels, torch.Tensor):
-        labels = _array(labels)
+    labels = _as_array(labels)
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return labels.astype(np.float64).view(np.int64) if labels.dtype.kind == "f" else labels.astype(np.int64)
     return np.fromiter(map(_of_label, labels), np.int64, len(labels))
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a copy: Tensor.numpy() would forbid the user to resize the tensor, for good."""
-    copy: NDArray[Any] = tensor.detach().clone().numpy(force=True)
-    return copy
+def _as_array(values: Any) -> Any:
+    """Return a tensor as an array of its own: one of its memory would forbid the tensor to grow later."""
+    return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
 
 
 def _of_label(label: Any) -> int:
@@ -286,8 +284,7 @@ def _of_label(label: Any) -> int:
         return label
     if type(label) is float:
         return int(np.float64(label).view(np.int64))
-    if isinstance(label, torch.Tensor):
-        label = _array(label)
+    label = _as_array(label)
     if isinstance(label, np.ndarray) and label.dtype != object:
         data = label.tobytes()
     else:

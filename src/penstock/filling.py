@@ -2,6 +2,9 @@
 
 `Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
+
+Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
+read was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
 """
 
 from __future__ import annotations
@@ -9,24 +12,33 @@ from __future__ import annotations
 import operator
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
 
 from penstock import _native
 from penstock.batches import as_array
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.fetch import Task
+from penstock.fetch import Delivered, Fetch, Task
+from penstock.inverse import converted_otherwise, refuse_pixels
 from penstock.modes import as_taken
 from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.sample_notes import add_note, as_torch_would, note_batch
-from penstock.sources.reading import outside_root, system_error
+from penstock.sources.reading import outside_root, system_error, unreadable
 from penstock.substitutes import Substitutes
+from penstock.tree import same_table
 from penstock.workers.native import InFlight, Workers
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
+#: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
+_TIMES = 8
 
 
 class Filling(Pass):
@@ -38,6 +50,11 @@ class Filling(Pass):
         means: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
+        live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
+            not read ahead then; files are, and again where the dataset was changed meanwhile. False: changes need not
+            be seen, as where torch's workers have a copy.
+        fetch: called with read=, what an Assisted reads or None, returns what reads the rest of a pass in which the
+            dataset ceased to be native.
     """
 
     def __init__(
@@ -48,8 +65,12 @@ class Filling(Pass):
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
+        live: bool = False,
+        fetch: Callable[..., Fetch] | None = None,
     ) -> None:
         super().__init__(means)
+        self._live = live
+        self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
         self._threads = means.workers
         self._buffers = means.buffers
         self._substitutes = substitutes
@@ -57,13 +78,10 @@ class Filling(Pass):
 
     def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
-        self._crew = Workers(plan, self._threads)
-        self._pool = self._crew.pool
-        self._hold(self._crew)
-        self._plan = plan
-        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        self._adopt(plan)
+        self._table = plan.table
+        self._fetch: Fetch | None = None  # reads the rest of the pass
         self._queue: deque[InFlight] = deque()
-        self._target = 1
         self._exhausted = False
         self._start(course)
         if eager:
@@ -71,26 +89,21 @@ class Filling(Pass):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
+        if self._live and not self._reads_ahead and self._fetch is None and not self._plan.still():
+            self._plan_anew()
         self._refill()
         if not self._queue:
             self.close()
             raise StopIteration
         batch = self._queue[0]
-        if batch.number >= 0:
-            self._wait(batch)
+        failures = self._finish(batch)
         self._queue.popleft()
         error = batch.error
-        if batch.number >= 0:
-            while (failures := self._retire(batch)) and (
-                self._learn(batch, failures) or self._replace(batch, failures)
-            ):
-                self._submit(batch)
-                self._wait(batch)
-            if failures:
-                error = self._error(batch, failures)
-                # What the error's traceback holds of the batch must hold neither the error nor its memory.
-                batch.rescues_failed.clear()
-                batch.rows.clear()
+        if failures:
+            error = self._error(batch, failures)
+            # What the error's traceback holds of the batch must hold neither the error nor its memory.
+            batch.rescues_failed.clear()
+            batch.rows.clear()
         if error is not None:
             # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
             batch = InFlight()
@@ -99,7 +112,7 @@ class Filling(Pass):
             finally:
                 del error
         out = self._means.deliver(self._assemble(batch))
-        if self._threads and self._means.ahead:  # without workers nothing is done before it is asked for
+        if self._reads_ahead:  # without workers nothing is done before it is asked for
             self._refill()
         self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
         return out
@@ -112,6 +125,75 @@ class Filling(Pass):
         state = "open" if self._open else "closed"
         return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether batches are filled that the user has not asked for yet."""
+        if not self._threads or not self._means.ahead or self._fetch is not None:
+            return False
+        return not (self._live and self._plan.in_memory)
+
+    # --- changes of the dataset -----------------------------------------------------------------------------
+
+    def _adopt(self, plan: NativePlan) -> None:
+        """Go on with a plan, with threads of its own."""
+        self._crew = Workers(plan, self._threads)
+        self._pool = self._crew.pool
+        self._hold(self._crew)
+        self._plan = plan
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        self._target = 1
+
+    def _holds(self) -> bool:
+        """Return whether a batch that was filled is what the user asked for. Costs microseconds."""
+        if self._live and self._reads_ahead:
+            return self._plan.still()
+        return self._plan.unmoved()  # in a live pass the plan was looked at when the batch was asked for
+
+    def _plan_anew(self, *, give_up: bool = False) -> None:
+        """Plan for what the dataset is now, and begin anew what is in flight.
+
+        give_up: Python reads the rest of the pass, whatever the plan.
+        """
+        found = self._plan.again()
+        queue = self._queue
+        if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
+            if not same_table(found.table, self._table):
+                raise converted_otherwise()
+            self._adopt(found)
+        else:
+            self.close()
+            self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
+        self._queue, self._open = queue, True
+        for batch in queue:
+            if len(batch.wanted):  # else it is an error of the sampler's, or what it gave is no indices
+                self._begin_again(batch)
+
+    def _begin_again(self, batch: InFlight) -> None:
+        batch.number = -1
+        batch.begin(partial(self._begin_batch, batch))
+
+    def _meet_other_samples(self, batch: InFlight) -> bool:
+        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
+
+        In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
+        """
+        if self._target == 1 or not (self._live or batch.names is not None):
+            return False
+        now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
+        try:
+            if self._live:
+                self._resolve(now)
+            else:
+                now.names = self._plan.names(now.leaves, now.local)
+            same = now.names == batch.names and np.array_equal(now.local, batch.local)
+            if same and (now.leaves is None or batch.leaves is None or np.array_equal(now.leaves, batch.leaves)):
+                return False
+        except Exception:  # it is raised when the batch begins anew
+            pass
+        self._retire(batch)
+        self._begin_again(batch)
+        return True
+
     # --- submitting -----------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
@@ -123,7 +205,7 @@ class Filling(Pass):
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
         known = [field for field in self._fields if field is not None]
-        if self._threads == 0 or not self._means.ahead or len(known) < len(self._fields):
+        if not self._reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
@@ -140,6 +222,9 @@ class Filling(Pass):
         return batch
 
     def _begin_batch(self, batch: InFlight) -> None:
+        if self._fetch is not None:
+            batch.other = batch.wanted.tolist()
+            return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
@@ -174,9 +259,28 @@ class Filling(Pass):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
+    def _finish(self, batch: InFlight) -> list[_native.Failure]:
+        """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
+        for times in count():
+            if batch.number < 0:
+                break
+            self._wait(batch)
+            # Memory that is where it was has been there all the time; what moves from here on was read before.
+            if not self._holds():
+                self._plan_anew(give_up=times >= _TIMES)
+                continue
+            if self._meet_other_samples(batch):
+                continue
+            failures = self._retire(batch)
+            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
+                return failures
+            self._submit(batch)
+        return []
+
     def _wait(self, batch: InFlight) -> None:
-        if self._threads == 0:
+        if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
             self._pool.run_here(batch.number)
+        if self._threads == 0:
             self._crew.serve_here()
         while (state := self._pool.wait(batch.number, self._timeout)) != "done":
             if state == "python":
@@ -204,22 +308,36 @@ class Filling(Pass):
     def _retire(self, batch: InFlight) -> list[_native.Failure]:
         del self._crew.batches[batch.number]
         failures = self._pool.retire(batch.number)
+        lost = self._plan.lost(batch.leaves, batch.local)
+        known = {failure[0] for failure in failures} if lost else ()
+        failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
         failures.sort(key=operator.itemgetter(0))
         return failures
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
-            out = as_torch_would(self._plan.dataset, batch.other)
+            out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
         try:
-            labels = self._plan.labels(batch.leaves, batch.local)
+            labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
         except Exception as error:
             note_batch(error, batch.indices.tolist())
             raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
+
+    def _by_python(self, batch: InFlight) -> Any:
+        """Return the batch that the dataset itself gives."""
+        if self._fetch is None:
+            out = as_torch_would(self._plan.dataset, batch.other)
+        else:
+            with self._fetch.as_guest():
+                out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
+        if self._table is not None:  # pixels would be taken for those that are yet to be converted
+            refuse_pixels(out.batch if isinstance(out, Delivered) else out)
+        return out
 
     # --- failures -------------------------------------------------------------------------------------------
 
@@ -281,6 +399,9 @@ class Filling(Pass):
             return system_error(system, name, path or name)
         if code == "escapes":
             return outside_root(name, path or name)
+        if code == "moved":
+            gone = self._plan.leaf(batch.leaves, position).gone
+            return (gone and gone(int(batch.local[position]))) or unreadable(name)
         return self._mismatch(batch, failures, number)
 
     def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:

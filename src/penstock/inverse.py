@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from penstock.errors import InvalidOption
 
 #: Integers that hold an element's bits, by its bytes.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -47,3 +51,18 @@ class Inverse:
 def _bits(elements: torch.Tensor) -> torch.Tensor:
     plain = elements.detach().as_subclass(torch.Tensor)
     return plain.contiguous().view(_BITS[plain.element_size()])
+
+
+def refuse_pixels(batch: Any) -> None:
+    """Raise InvalidOption for a batch of pixels where the device takes pixels for what it is yet to convert."""
+    first = batch[0] if isinstance(batch, list) else batch
+    if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
+        raise converted_otherwise()
+
+
+def converted_otherwise() -> InvalidOption:
+    """Return the error of a transform that was changed in the middle of a pass to a device."""
+    return InvalidOption(
+        "the dataset's transform now gives pixels another conversion than the one that the device was told of when "
+        "this pass began; begin a new pass after such a change, or give device=None"
+    )

@@ -17,8 +17,6 @@ from penstock import _native
 Positions: TypeAlias = range | list[int]
 
 Indices = NDArray[np.int64]
-#: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
-Positions: TypeAlias = range | list[int]
 
 
 class Order(Protocol):

@@ -214,6 +214,8 @@ class Passes(Resumable):
                 self._means(),
                 substitutes=self._replacing(),
                 eager=not self._on_demand(),
+                live=self._on_demand(),
+                fetch=self._fetcher(here=self.num_workers == 0),
             )
         if kind is Fetching:
             return Fetching(
@@ -291,11 +293,15 @@ class Passes(Resumable):
     def _fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self._plan, PythonPlan)
-        return Fetch(
+        return self._fetcher(here=here)(read=self._plan.assisted)
+
+    def _fetcher(self, *, here: bool) -> Callable[..., Fetch]:
+        """Return what makes a Fetch, with read=."""
+        return partial(
+            Fetch,
             self.dataset,
             batched=self._auto_collation,
             collate_fn=self.collate_fn,
-            read=self._plan.assisted,
             seeded=here and self.seed is not None,
             keyed=self.seed is not None,
             replacing=self._replacing(),

@@ -6,7 +6,7 @@ A plan is made when an iteration starts, because a dataset's transform may be ch
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,7 +22,7 @@ from penstock.collating import collates_as_torch, replaced_in_collating
 from penstock.errors import InvalidID
 from penstock.modes import outside_inference
 from penstock.order import Indices
-from penstock.recognise import Leaf
+from penstock.recognise import Labels, Leaf
 from penstock.sources.labels import as_objects
 from penstock.stats import Stats
 from penstock.steps import Refusal
@@ -37,6 +37,28 @@ class NativePlan:
     root: Node
     leaves: tuple[Leaf, ...]
     program: _native.Program
+    again: Callable[[], Plan]
+    """Plans anew, for the dataset as it is then."""
+
+    def still(self) -> bool:
+        """Return whether the dataset is what it was when this was made, but for elements of its arrays and lists."""
+        return self.root.still() and all(leaf.still() for leaf in self.leaves) and collates_as_torch(torch.Tensor)
+
+    def unmoved(self) -> bool:
+        """Return whether the memory that the native core reads, where it reads any, is where it was."""
+        return all(leaf.unmoved is None or leaf.unmoved() for leaf in self.leaves)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the native core reads memory of the user's."""
+        return any(leaf.unmoved is not None for leaf in self.leaves)
+
+    def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
+        """Return which samples of a batch, by position, lie beyond the end of a mapped file."""
+        if all(leaf.lost is None for leaf in self.leaves):
+            return []
+        parts = [(leaf.lost(local[here]), here) for leaf, here in self._parts(leaves, local) if leaf.lost is not None]
+        return sorted(int(here[place]) for places, here in parts for place in places)
 
     @property
     def fields(self) -> int:
@@ -75,20 +97,28 @@ class NativePlan:
             raise InvalidID(f"embedded null byte in the path {wrong!r}: no file can have that name")
         return joined
 
-    def labels(self, leaves: LeafNumbers | None, local: Indices) -> Any:
-        """Return the collated labels of a batch, as torch's default_collate makes them."""
+    def labels(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> Any:
+        """Return the collated labels of a batch, as torch's default_collate makes them.
+
+        live: as they are now; else they may be those that the first batch of the plan saw.
+        """
         if self.leaves[0].labels is None:
             return None
         if leaves is None:
-            labels = self.leaves[0].labels(local)
+            labels = self._reader(self.leaves[0], live)(local)
             return torch.from_numpy(labels) if isinstance(labels, np.ndarray) else _collate(labels)
         values: list[Any] = [None] * len(local)
         for leaf, here in self._parts(leaves, local):
-            assert leaf.labels is not None
-            part = leaf.labels(local[here])
+            part = self._reader(leaf, live)(local[here])
             for position, value in zip(here.tolist(), as_objects(part), strict=True):
                 values[position] = value
         return _collate(values)
+
+    @staticmethod
+    def _reader(leaf: Leaf, live: bool) -> Callable[[Indices], Labels]:
+        reader = leaf.labels if live or leaf.column is None else leaf.column
+        assert reader is not None
+        return reader
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> Leaf:
         """Return the leaf of the sample at a position of a batch."""
@@ -148,7 +178,16 @@ def plan(
         return PythonPlan(tree, assist(dataset))
     root, leaves = tree
     program = _native.Program([list(leaf.fillers) for leaf in leaves])
-    return NativePlan(dataset, root, tuple(leaves), program)
+    again = partial(
+        plan,
+        dataset,
+        batched=batched,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        processes=processes,
+        raw=raw,
+    )
+    return NativePlan(dataset, root, tuple(leaves), program, again)
 
 
 def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:

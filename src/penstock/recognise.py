@@ -25,17 +25,31 @@ from penstock.in_memory import InMemory
 from penstock.inverse import Inverse
 from penstock.jpeg_pixels import decoded_alike
 from penstock.order import Indices
-from penstock.originals import READING, is_original, own_class, replaced_in, replaced_in_class, replaced_in_opening
+from penstock.originals import (
+    READING,
+    is_original,
+    own_class,
+    replaced_in,
+    replaced_in_class,
+    replaced_in_opening,
+    replaced_in_transforms,
+)
+from penstock.premises import Holds, TransformState, attributes, items, places
 from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
 from penstock.sources.labels import Labels as LabelColumn
-from penstock.sources.labels import transformed
+from penstock.sources.labels import compact, transformed
 from penstock.sources.reading import open_path, read_image
 from penstock.steps import Refusal, Step
 
 Labels = NDArray[Any] | list[Any]
 Rescued = NDArray[np.uint8] | torch.Tensor
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,9 @@ class Leaf:
     apply: Callable[[int], torch.Tensor]
     """The same through the dataset's own __getitem__, transform and all."""
     labels: Callable[[Indices], Labels] | None = None
-    """The labels at these positions."""
+    """The labels at these positions, as they are now."""
+    column: Callable[[Indices], Labels] | None = None
+    """The labels as they were when this was called first; None: there is no quicker way to them than `labels`."""
     names: Callable[[Indices], list[bytes]] | None = None
     """The files of these samples, where the source itself has no table of them."""
     table: torch.Tensor | None = None
@@ -68,6 +84,14 @@ class Leaf:
     """What is done to each image; None: the first field is no image."""
     held: InMemory | None = None
     """The arrays, for a device that may keep them; None: they are not in memory."""
+    still: Holds = _always
+    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
+    unmoved: Holds | None = None
+    """Whether the memory that the fillers read is where it was; None: they read files."""
+    lost: Callable[[Indices], list[int]] | None = None
+    """Which of these samples (places in the array of positions) lie beyond the end of a mapped file; None: no such."""
+    gone: Callable[[int], Exception | None] | None = None
+    """The error of such a sample."""
 
 
 def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
@@ -82,8 +106,10 @@ def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
             return refusal
         try:
             leaf = reader(dataset)
-            if isinstance(leaf, Leaf) and leaf.table is not None:
-                leaf = _giving_pixels(leaf, Inverse(leaf.table))
+            if isinstance(leaf, Leaf):
+                leaf = replace(leaf, still=_as_it_was(dataset, leaf.still))
+                if leaf.table is not None:
+                    leaf = _giving_pixels(leaf, Inverse(leaf.table))
             return leaf
         except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
             return Refusal(_name(dataset), f"planning raised {type(error).__name__}: {error}", "the class as it is")
@@ -94,6 +120,27 @@ def recognise(dataset: object, raw: bool = False) -> Leaf | Refusal:
         _name(dataset),
         "its samples are made by its own Python code",
         "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
+    )
+
+
+def _as_it_was(dataset: object, still: Holds) -> Holds:
+    kind = type(dataset)
+    return lambda: type(dataset) is kind and still() and replaced(dataset) is None
+
+
+def _all(*premises: Holds) -> Holds:
+    return lambda: all(holds() for holds in premises)
+
+
+def _transformed_as_now(dataset: Any, *names: str) -> Holds:
+    """Return whether these attributes, the transforms and what else recipes depend on are what they are now."""
+    state = TransformState(dataset.transform)
+    dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
+    return _all(
+        attributes(dataset, "transform", "target_transform", *names),
+        state.holds,
+        lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
+        lambda: replaced_in_transforms() is None,
     )
 
 
@@ -180,6 +227,7 @@ def _tensor_folder(dataset: TensorFolder) -> Leaf | Refusal:
         labels=columns,
         rescue=dataset.read,
         apply=dataset.read,
+        still=attributes(dataset, "paths", "labels", "transform", "target_transform"),
     )
 
 
@@ -209,6 +257,7 @@ def _image_folder(dataset: ImageFolder, *, raw: bool) -> Leaf | Refusal:
         apply=lambda position: dataset[position][0],
         table=recipe.table,
         recipe=recipe,
+        still=_transformed_as_now(dataset, "paths", "labels"),
     )
 
 
@@ -248,23 +297,33 @@ def _torchvision_image_folder(dataset: Any, *, raw: bool) -> Leaf | Refusal:
     if isinstance(recipe, Refusal):
         return recipe
     samples: Sequence[tuple[str, Any]] = dataset.samples  # read anew for each batch: it may be changed at any time
+    size = len(samples)
 
+    # Pairs are taken apart as torchvision does it: what is no pair is its error.
     def labels(positions: Indices) -> Labels:
-        return transformed([samples[i][1] for i in positions.tolist()], dataset.target_transform)
+        taken = [label for _, label in map(samples.__getitem__, positions.tolist())]
+        return transformed(taken, dataset.target_transform)
+
+    def names(positions: Indices) -> list[bytes]:
+        return [os.fsencode(path) for path, _ in map(samples.__getitem__, positions.tolist())]
 
     return Leaf(
-        size=len(samples),
+        size=size,
         fillers=(_native.ImageFileFiller(None, recipe.native, max_pixels()),),
         specs=(_spec(recipe),),
         pair=True,
         identify=lambda position: (samples[position][0],) * 2,
         steps=_image_steps(f"{len(samples):,} image files in {dataset.root}", recipe, dataset.target_transform),
         labels=labels,
-        names=lambda positions: [os.fsencode(samples[i][0]) for i in positions.tolist()],
+        names=names,
         rescue=lambda position: np.asarray(read_image(open_path(samples[position][0]), samples[position][0])),
         apply=lambda position: dataset[position][0],
         table=recipe.table,
         recipe=recipe,
+        still=_all(
+            _transformed_as_now(dataset, "samples", "loader"),
+            lambda: len(samples) == size and foreign_loader(dataset) is None,
+        ),
     )
 
 
@@ -284,50 +343,73 @@ def _image_steps(what: str, recipe: Recipe, target_transform: object) -> tuple[S
 
 
 def _images_in_memory(dataset: Any, *, mode: str, raw: bool) -> Leaf | Refusal:
-    images = dataset.data.numpy() if isinstance(dataset.data, torch.Tensor) else dataset.data
-    wanted = 4 if mode == "RGB" else 3
+    images = dataset.data
+    wanted, uint8 = (4, np.uint8) if mode == "RGB" else (3, torch.uint8)
+    arrays: tuple[type, ...] = (np.ndarray, np.memmap) if mode == "RGB" else (torch.Tensor,)
     as_made = "the array as the class makes it"
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != wanted:
+    if type(images) not in arrays or images.dtype != uint8 or images.ndim != wanted:
         return Refusal(f"{_name(dataset)}.data", f"it is no {wanted}-d array of uint8", as_made)
-    planar = mode == "RGB" and images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
-    if not (images.flags.c_contiguous or planar) or images.shape[3:] not in ((), (3,)):
+    if not _laid_out_as_made(images):
         return Refusal(f"{_name(dataset)}.data", "its layout is not that which the class makes", as_made)
     if len(images) != len(dataset.targets):
         return Refusal(f"{_name(dataset)}.targets", "they are not as many as the images", "a label for each image")
     recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
-    transform = dataset.target_transform
+    transform, targets = dataset.target_transform, dataset.targets
+    number = len(targets)
+    alias = images.detach() if isinstance(images, torch.Tensor) else images
     what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
     return Leaf(
         size=len(images),
-        fillers=(_native.ImageArrayFiller(images, recipe.native),),
+        fillers=(_native.ImageArrayFiller(alias, recipe.native),),
         specs=(_spec(recipe),),
         pair=True,
         identify=lambda position: (f"number {position}", None),
         steps=(Step(f"gather  {what}", "native"), *recipe.steps, _label_step(transform)),
-        labels=_targets(dataset.targets, as_integers=mode == "L", target_transform=transform),
+        labels=lambda positions: transformed(_taken(targets, positions, as_integers=mode == "L"), transform),
+        column=_column(targets, as_integers=mode == "L", target_transform=transform),
         rescue=lambda position: dataset[position][0],
         apply=lambda position: dataset[position][0],
         table=recipe.table,
         held=in_memory.images(dataset.data, recipe.native, transform),
         recipe=recipe,
+        still=_all(_transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
+        unmoved=places([alias]),
     )
 
 
-def _targets(
+def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
+    """Return whether images lie as MNIST and CIFAR10 make them: in C order, or channel after channel."""
+    if isinstance(images, torch.Tensor):
+        plain = images.layout == torch.strided and images.device.type == "cpu"
+        return plain and images.is_contiguous() and not images.requires_grad and _within_storage(images)
+    planar = images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
+    return bool(images.flags.c_contiguous or planar) and images.shape[3] == 3
+
+
+def _taken(targets: Any, positions: Indices, *, as_integers: bool) -> Labels:
+    """Return the labels at these positions as they are now. as_integers: int() is called on each, as MNIST does."""
+    if not as_integers:
+        return compact(list(map(targets.__getitem__, positions.tolist())))
+    if isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
+        chosen: Labels = targets.detach()[torch.from_numpy(positions)].to(torch.int64).numpy(force=True)
+        return chosen
+    return compact([int(targets[i]) for i in positions.tolist()])
+
+
+def _column(
     targets: Any, *, as_integers: bool, target_transform: Callable[[Any], Any] | None
 ) -> Callable[[Indices], Labels]:
     """Return the labels of a list or tensor of targets, made a column when the first batch is handed out.
 
-    By then the workers are busy: nothing waits for it. as_integers: the dataset calls int() on each, as MNIST does.
+    By then the workers are busy: nothing waits for it.
     """
 
     @cache
     def column() -> LabelColumn:
-        if as_integers:
-            return LabelColumn(np.asarray(targets).astype(np.int64, copy=False))
-        return LabelColumn.from_sequence(targets)
+        everywhere = np.arange(len(targets), dtype=np.int64)
+        return LabelColumn(_taken(targets, everywhere, as_integers=as_integers))
 
     return lambda positions: transformed(column().take(positions), target_transform)
 
@@ -341,19 +423,30 @@ def _arrays(dataset: Arrays) -> Leaf | Refusal:
         return Refusal(
             "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
         )
-    return _rows(dataset, dataset.tensors)
+    dataset.refresh()
+    leaf = _rows(dataset, dataset.tensors)
+    if isinstance(leaf, Refusal) or leaf.unmoved is None:
+        return leaf
+    return replace(
+        leaf,
+        still=_all(leaf.still, attributes(dataset, "transform"), dataset.holds),
+        unmoved=_all(leaf.unmoved, dataset.holds),
+        lost=dataset.lost if dataset.maps_files else None,
+        gone=dataset.truncated,
+    )
 
 
 def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
-    fillers, specs = [], []
+    fillers, specs, aliases = [], [], []
     for number, tensor in enumerate(tensors):
-        why = _not_gatherable(tensor)
+        why = _not_gatherable(tensor) or (len(tensor) != len(tensors[0]) and "it has another number of rows") or None
         if why is not None:
             return Refusal(
                 f"{_name(dataset)}, array {number}", why, "a plain tensor on the CPU whose rows are contiguous"
             )
         spec = _native.Spec(str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:]))
-        fillers.append(_native.GatherFiller(_as_bytes(tensor, spec.nbytes), spec))
+        aliases.append(_as_bytes(tensor, spec.nbytes))
+        fillers.append(_native.GatherFiller(aliases[-1], spec))
         specs.append(spec)
     size = len(tensors[0])
     shapes = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs)
@@ -367,6 +460,8 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
         held=in_memory.rows(tensors),
+        still=_all(attributes(dataset, "tensors"), items(tensors), places(tensors)),
+        unmoved=places(aliases),
     )
 
 
@@ -384,17 +479,28 @@ def _not_gatherable(tensor: torch.Tensor) -> str | None:
         return f"dtype {tensor.dtype} or its {tensor.ndim} dimensions are not native"
     if len(tensor) > 0 and not tensor[0].is_contiguous():
         return "its rows are not contiguous"
+    if not _within_storage(tensor):
+        return "its storage was made smaller"
     return None
 
 
-def _as_bytes(tensor: torch.Tensor, row_bytes: int) -> NDArray[np.uint8]:
-    """Return the rows as bytes, sharing memory: uint8, shape (rows, row_bytes)."""
+def _within_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a storage holds all elements of a tensor, as it does unless somebody resized it."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(end <= tensor.untyped_storage().nbytes())
+
+
+def _as_bytes(tensor: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    """Return the rows as bytes, uint8 of shape (rows, row_bytes): an alias, which lies where the tensor lies."""
     if len(tensor) == 0 or row_bytes == 0:
-        return np.empty((len(tensor), row_bytes), dtype=np.uint8)
+        return torch.empty((len(tensor), row_bytes), dtype=torch.uint8, device="cpu")
     flat = torch.as_strided(
         tensor.detach(),
         (len(tensor), row_bytes // tensor.element_size()),
         (tensor.stride(0), 1),
         tensor.storage_offset(),
     )
-    return flat.view(torch.uint8).numpy()
+    return flat.view(torch.uint8)

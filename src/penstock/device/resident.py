@@ -160,6 +160,8 @@ def _unsuitable(plan: NativePlan) -> Refusal | None:
     for leaf in plan.leaves:
         if leaf.held is None:
             return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")
+        if leaf.lost is not None and leaf.size and leaf.lost(np.array([leaf.size - 1])):
+            return _refused("a file that it lies in was truncated", "the whole file")
     if any(spec is None for spec in plan.specs()):
         return _refused("its datasets give rows of different shapes", "rows of one shape")
     recipes = _recipes(plan)

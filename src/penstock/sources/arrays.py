@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,23 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
+from penstock.premises import Holds, places
 from penstock.sources.integrity import truncated
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
+
+
+class _Mapped(NamedTuple):
+    """A file in which an array lies."""
+
+    path: str
+    map: mmap.mmap
+    first: int
+    """The byte of the file that follows the first row."""
+    step: int
+    """Bytes from there to the one that follows the next row."""
+    end: int
+    """Bytes that the file must have."""
 
 
 class Arrays(Dataset[tuple[Any, ...]]):
@@ -33,7 +48,8 @@ class Arrays(Dataset[tuple[Any, ...]]):
     Raises:
         InvalidOption: no array, a 0-d array, or different numbers of samples.
         TypeError: an array of a dtype that torch does not have.
-        MissingSample, CorruptSample: a ``.npy`` file that is not there, or is truncated or damaged.
+        MissingSample, CorruptSample: a ``.npy`` file that is not there, or is truncated or damaged; the latter from a
+            sample too, where its file has become shorter since.
     """
 
     def __init__(self, *arrays: ArrayLike, transform: Callable[[torch.Tensor], Any] | None = None) -> None:
@@ -41,8 +57,24 @@ class Arrays(Dataset[tuple[Any, ...]]):
             raise InvalidOption("Arrays needs at least one array")
         self.transform = transform
         self._given = tuple(_absolute(array) for array in arrays)
-        self.tensors = tuple(_as_tensor(array) for array in self._given)
-        for tensor, array in zip(self.tensors, arrays, strict=True):
+        self._open()
+        self._check()
+
+    def _open(self) -> None:
+        held = [_map_file(array) if isinstance(array, str) else array for array in self._given]
+        self.tensors = tuple(map(_as_tensor, held))
+        self._files = tuple(
+            _mapped(path, array)
+            for path, array in zip(self._given, held, strict=True)
+            if isinstance(path, str) and isinstance(array, np.memmap)
+        )
+        # Memory that its owner may exchange under the tensor: ndarray.resize(refcheck=False) does.
+        self._placed: Holds | None = None
+        if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
+            self._placed = places(owned)
+
+    def _check(self) -> None:
+        for tensor, array in zip(self.tensors, self._given, strict=True):
             if tensor.ndim == 0:
                 raise InvalidOption(f"{_describe(array)} is 0-dimensional: the first dimension is the samples")
             if len(tensor) != len(self.tensors[0]):
@@ -51,22 +83,60 @@ class Arrays(Dataset[tuple[Any, ...]]):
                     "all arrays must have one row a sample"
                 )
 
+    @property
+    def maps_files(self) -> bool:
+        """Whether any of the arrays lies in a file."""
+        return bool(self._files)
+
+    def holds(self) -> bool:
+        """Return whether the tensors still lie in the memory of the arrays that were given."""
+        return self._placed is None or self._placed()
+
+    def refresh(self) -> None:
+        """Make the tensors anew where the memory of an array was exchanged. Raises InvalidOption."""
+        if not self.holds():
+            self._open()
+            self._check()
+
+    def lost(self, positions: NDArray[np.int64]) -> list[int]:
+        """Return which of these samples, as places in `positions`, lie beyond the end of a file that was truncated."""
+        gone = np.zeros(len(positions), dtype=bool)
+        for file in self._files:
+            if (size := file.map.size()) < file.end:
+                gone |= file.first + file.step * positions > size
+        return np.flatnonzero(gone).tolist() if gone.any() else []
+
+    def truncated(self, position: int) -> CorruptSample | None:
+        """Return the error of a sample that lies beyond the end of a file; None: it does not."""
+        for file in self._files:
+            size = file.map.size()
+            if size < file.end and file.first + file.step * position > size:
+                return CorruptSample(
+                    f"sample number {position} is not in {file.path} any more: the file has {size:,} bytes now, and "
+                    f"{file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
+                    "by renaming another to its name, not by writing into it",
+                    sample_id=f"number {position}",
+                    path=file.path,
+                )
+        return None
+
     def __len__(self) -> int:
         return len(self.tensors[0])
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
+        self.refresh()
         position = range(len(self))[index]
+        if self._files and (error := self.truncated(position)) is not None:
+            raise error
         row = tuple(tensor[position] for tensor in self.tensors)
         return row if self.transform is None else (self.transform(row[0]), *row[1:])
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["tensors"]
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in ("tensors", "_files", "_placed")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.tensors = tuple(_as_tensor(array) for array in self._given)
+        self._open()
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])}" for t in self.tensors)
@@ -81,18 +151,25 @@ def _absolute(array: ArrayLike) -> np.ndarray | torch.Tensor | str:
     raise TypeError(f"an array is a numpy array, a torch tensor or the path of a .npy file, not {type(array).__name__}")
 
 
-def _as_tensor(array: np.ndarray | torch.Tensor | str) -> torch.Tensor:
+def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array
-    values = _map_file(array) if isinstance(array, str) else array
-    if not values.dtype.isnative:
-        raise TypeError(f"{_describe(array)} has byte order {values.dtype.str!r}; convert it with astype first")
+    if not array.dtype.isnative:
+        raise TypeError(f"{_describe(array)} has byte order {array.dtype.str!r}; convert it with astype first")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # rows are only read
         try:
-            return torch.from_numpy(values)
+            return torch.from_numpy(array)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
+
+
+def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:
+    assert isinstance(array.base, mmap.mmap)
+    last = sum((extent - 1) * stride for extent, stride in zip(array.shape[1:], array.strides[1:], strict=True))
+    first = array.offset + last + array.itemsize if array.size else 0
+    step = array.strides[0] if array.ndim else 0
+    return _Mapped(path, array.base, first, step, first + max(0, len(array) - 1) * step if array.ndim else 0)
 
 
 def _map_file(path: str) -> NDArray[Any]:

@@ -28,7 +28,7 @@ class Labels:
     @classmethod
     def from_sequence(cls, values: Sequence[Any]) -> Labels:
         """Hold a list, array or tensor of labels, by position; an array's elements stay what they are."""
-        return cls(_compact(values) if isinstance(values, list) else _Elements(values))
+        return cls(compact(values) if isinstance(values, list) else _Elements(values))
 
     @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
@@ -42,7 +42,7 @@ class Labels:
             missing = frozenset(i for i, value in enumerate(values) if value is _MISSING)
             for position in missing:
                 values[position] = 0
-        return cls(_compact(values), missing)
+        return cls(compact(values), missing)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -83,7 +83,8 @@ def as_objects(labels: NDArray[Any] | list[Any]) -> list[Any]:
     return labels.tolist() if isinstance(labels, np.ndarray) else labels
 
 
-def _compact(values: list[Any]) -> NDArray[Any] | list[Any]:
+def compact(values: list[Any]) -> NDArray[Any] | list[Any]:
+    """Return labels as an array where they are Python integers or floats, else as they are."""
     kinds = set(map(type, values))
     if kinds == {float}:
         return np.array(values, dtype=np.float64)

@@ -219,3 +219,12 @@ def _first_line(error: Exception) -> str:
 def _without_dot(sentence: str) -> str:
     """Return a sentence so that another one can follow it after a semicolon."""
     return sentence.rstrip(". ")
+
+
+def unreadable(name: str) -> CorruptSample:
+    """Return the error of a sample in memory that is not there any more."""
+    return CorruptSample(
+        f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which "
+        "was truncated. Write the file again, and make the dataset anew",
+        sample_id=name,
+    )

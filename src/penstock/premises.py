@@ -1,0 +1,115 @@
+"""What a plan was made from, and whether it still is so: a few microseconds, asked at each batch.
+
+A dataset's attributes are compared by identity, for they are read anew where another object stands there; what its
+transforms hold is compared by value, for it was read once; and arrays by where they lie, for threads read that memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock import _native
+from penstock.transforms import classes
+
+Holds = Callable[[], bool]
+"""Whether a premise still holds."""
+
+_ABSENT = object()
+
+
+def attributes(owner: object, *names: str) -> Holds:
+    """Return whether these attributes of an object still are the objects that they are now."""
+    held = vars(owner)
+    kept = [held.get(name, _ABSENT) for name in names]
+
+    def same() -> bool:
+        return all(held.get(name, _ABSENT) is value for name, value in zip(names, kept, strict=True))
+
+    return same
+
+
+def items(owner: Sequence[Any]) -> Holds:
+    """Return whether a sequence still holds the objects that it holds now."""
+    kept = list(owner)
+    return lambda: len(owner) == len(kept) and all(map(operator.is_, owner, kept))
+
+
+def place(array: torch.Tensor | np.ndarray) -> tuple[Any, ...]:
+    """Return where an array lies, and what is there."""
+    if isinstance(array, np.ndarray):
+        return _native.address(array), array.shape, array.strides, array.dtype
+    return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
+
+
+def places(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
+    """Return whether arrays still lie where they lie now, and are what they are."""
+    kept = [(array, place(array)) for array in arrays]
+    return lambda: all(place(array) == before for array, before in kept)
+
+
+class TransformState:
+    """What the attributes of a transform, and of its parts where it is a Compose, were.
+
+    Objects that are no transforms of torchvision's count as the same while they are the same object.
+    """
+
+    def __init__(self, transform: object) -> None:
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._empty: list[Any] = []  # most are: the hooks of a module
+        self._tensors: list[tuple[torch.Tensor, int]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._seen: set[int] = set()
+        self._keep(transform)
+        del self._seen
+
+    def holds(self) -> bool:
+        """Return whether they still are."""
+        try:
+            return (
+                all(held == kept for held, kept in self._attributes)
+                and not any(self._empty)
+                and all(held == kept for held, kept in self._containers)
+                and all(tensor._version == version for tensor, version in self._tensors)
+                and all(np.array_equal(held, kept) for held, kept in self._arrays)
+            )
+        except Exception:  # of a comparison
+            return False
+
+    def _keep(self, value: Any) -> None:
+        if id(value) in self._seen:
+            return
+        if isinstance(value, torch.Tensor):
+            if not value.is_inference():
+                self._tensors.append((value, value._version))
+        elif isinstance(value, np.ndarray):
+            self._arrays.append((value, value.copy()))
+        elif isinstance(value, list | dict | set):
+            self._seen.add(id(value))
+            if value:
+                self._containers.append((value, value.copy()))
+            else:
+                self._empty.append(value)
+            for item in value.values() if isinstance(value, dict) else value:
+                self._keep(item)
+        elif isinstance(value, tuple):
+            for item in value:
+                self._keep(item)
+        elif _is_transform(value):
+            self._seen.add(id(value))
+            held = vars(value)
+            self._attributes.append((held, held.copy()))
+            for item in held.values():
+                self._keep(item)
+
+
+def _is_transform(value: object) -> bool:
+    if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
+        return False
+    return type(value).__module__.startswith("torchvision.transforms") or type(value) in classes("Compose")
