@@ -120,7 +120,7 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
     state: dict[str, Any] = {}
     loader, got, state, _ = begun_out_of_order("process", seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
-    both = [penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(rank, 2)) for rank in (0, 1)]
+    both: list[Any] = [penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(rank, 2)) for rank in (0, 1)]
     for one in both:
         one.load_state_dict(state)  # of one rank: any number goes on
     assert sorted(got + [number for one in both for number in flat(one)]) == list(range(SIZE))
@@ -132,7 +132,8 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
     state = stored(mine.state_dict())
     others: dict[str, Any]
     for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
-        wrong: Any = penstock.DataLoader(NUMBERS, **{"batch_size": 2, "seed": 7, "shard": (0, 2), **others})
+        options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
+        wrong: Any = penstock.DataLoader(NUMBERS, **options)
         with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
             wrong.load_state_dict(state)
     again: Any = penstock.DataLoader(NUMBERS, 2, seed=7, shard=(0, 2))
