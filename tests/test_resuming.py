@@ -45,7 +45,7 @@ def flat(batches: Any) -> list[int]:
 
 
 def stored(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(state))
 
 
 # Threads may work one at a time, and would wait for the gate.
@@ -55,7 +55,7 @@ ORDERS = pytest.mark.parametrize(
 )
 
 
-def begun_out_of_order(method: str, count: int = 4, **options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
+def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
     """Return a loader whose first batch is missing, what it gave, its state then, and the pass."""
     torch.manual_seed(5)
     order: list[int] = []
