@@ -46,7 +46,7 @@ def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     counters = Counters()
     indices = np.random.default_rng(5).permutation(made.root.size)
-    asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, range(1), batched=True)
+    asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
     course = Course(asked, None, seed=11, epoch=2)
     means = Means(workers, None, Buffers(pinned=False, keep=8), counters, deliver=lambda batch: batch)
     return list(Filling(made, course, means))

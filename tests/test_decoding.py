@@ -25,7 +25,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock
-from penstock.batches import from_sampler, placed
+from penstock.batches import as_indices, placed
 from penstock.buffers import Buffers
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
@@ -91,7 +91,7 @@ def planned(dataset) -> NativePlan:
 
 def course(batches, seed=3, epoch=1):
     batches = list(batches)
-    return Course(placed(from_sampler(batches), 0, range(1), batched=True), len(batches), seed, epoch)
+    return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
 
 
 def means(workers=2, **options) -> Means:
@@ -241,7 +241,7 @@ def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
         means(),
         OnHost(CPU),
         CPU,
-    )  # a list is what from_sampler gives for other things than indices
+    )  # a list is what as_indices gives for other things than indices
     first, second = list(taken)
     assert first[0].dtype == torch.float32 and torch.equal(first[0][1], dataset[1][0])
     assert second[0].dtype == torch.uint8

@@ -28,7 +28,7 @@ def submit(pool, local, names=None, spec=None):
     spec = spec or _native.Spec("uint8", [3, 8, 8])
     local = np.asarray(local, dtype=np.int64)
     rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
-    return pool.submit(0, 0, 0, 1, local, local, None, names, [(rows, spec)])
+    return pool.submit(0, 0, local, local, np.arange(len(local)), None, names, [(rows, spec)])
 
 
 def until(condition):

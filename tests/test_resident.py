@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import _native
-from penstock.batches import from_sampler, placed
+from penstock.batches import as_indices, placed
 from penstock.buffers import Buffers
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
@@ -68,7 +68,7 @@ def refusal(dataset: Any) -> str:
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
     means = Means(workers, None, Buffers(pinned=False, keep=1), Counters(), deliver=lambda batch: batch)
-    return Gathering(held, Course(placed(batches, 0, range(1), batched=True), None, seed, epoch), means)
+    return Gathering(held, Course(placed(batches, 0, batched=True), None, seed, epoch), means)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -255,14 +255,14 @@ def test_a_sampler_of_the_users() -> None:
     dataset = images("CIFAR10", v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), *to_float(v1))
     sampler: Any = [[4, 4, -1], [torch.tensor(3)], [np.int64(9), 0, -50], list(range(40))]
     wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, seed=7, num_workers=1))
-    assert_same(gathered(dataset, from_sampler(sampler), raw=True), wanted)
+    assert_same(gathered(dataset, map(as_indices, sampler), raw=True), wanted)
 
 
 def test_what_is_no_index_goes_to_the_dataset() -> None:
     dataset = TensorDataset(torch.arange(10), torch.arange(10) * 2)
     sampler: Any = [[1, 2], [slice(0, 3), slice(3, 6)], [5]]
     wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, num_workers=1))
-    assert_same(gathered(dataset, from_sampler(sampler)), wanted)
+    assert_same(gathered(dataset, map(as_indices, sampler)), wanted)
 
 
 def test_errors_are_raised_at_their_batch() -> None:

@@ -209,6 +209,8 @@ class Fetching(Pass):
         self._asked = 0  # batches that the sampler was asked for
         self._exhausted = False
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
+        if self._owners is not None and streams is not None and streams.given:
+            self._owners.rotate(-streams.following)
         self._start(course)
         if eager:
             self._refill()

@@ -170,8 +170,10 @@ class Passes(Resumable):
             if batches.streams is not self._progress.streams:
                 batches.follow(self._progress.streams)  # persistent workers came with those of the pass before
             self._progress.drawn.setdefault("base", batches.base_seed)
-        if isinstance(batches, Processes | Fetching) and self._progress is not None:
-            batches.arrivals = self._progress.arrivals
+        if isinstance(batches, Processes | Fetching):
+            batches.arrivals = None if self._progress is None else self._progress.arrivals
+        elif self._progress is not None:
+            self._progress.arrivals = None  # these come in order
         return batches
 
     def _make_plan(self) -> None:

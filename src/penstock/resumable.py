@@ -248,7 +248,9 @@ class Resumable(OwnStates):
         if not self.in_order and self.num_workers and not isinstance(self.dataset, IterableDataset):
             progress.arrivals = Arrivals()
         if not isinstance(self.dataset, IterableDataset) and not self._draws_itself():
-            progress.samplers = SamplerStates(own.get("sampler"))
+            before = None if self._progress is None else self._progress.samplers
+            pending = before.pending if before is not None and state is None else None
+            progress.samplers = SamplerStates(own.get("sampler", pending))
         if state is None:
             return progress
         share = self._share() or Share()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 from penstock.order import Positions
@@ -34,6 +35,9 @@ class SamplerStates:
         self._first = 0  # batches that lie before the first that is noted
         self.samples = 0 if given is None or given.get("between") else int(given.get("samples", 0))
         """How many samples the sampler has given in this epoch."""
+        self._over = _Over()
+        self.pending: dict[str, Any] | None = None
+        """What the sampler is told when the next pass begins: this one goes on behind its last sample."""
 
     @property
     def resumes(self) -> bool:
@@ -45,16 +49,16 @@ class SamplerStates:
         given, self._sampler = self._given, sampler
         self._noted.clear()  # torch's iterators begin twice as they are made
         self._first = 0
-        if given is None:
-            self._iterator = iter(sampler)
-        else:
-            self._iterator = _restored(sampler, given)
+        if given is not None and given.get("ended") and not given.get("between"):
+            self.pending = {**given, "between": True}
+            self._noted.append(dict(given))
+            return iter(())
+        self._iterator = iter(sampler) if given is None else _restored(sampler, given)
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._note(between=given is None or bool(given.get("between")))
-        if given is not None and given.get("between"):
-            return self._anew()
-        iterator: Iterator[Any] = self._iterator
-        return iterator
+        items = self._anew() if given is not None and given.get("between") else self._iterator
+        self._over = _Over()
+        return chain(items, self._over) if self._noted else items
 
     def begun_later(self, sampler: Any) -> Iterator[Any]:
         """Yield the same; the sampler is asked when the first is asked for."""
@@ -77,11 +81,11 @@ class SamplerStates:
                 self.samples = positions[-1] + 1 if positions else self.samples
                 self._note(between=False)
             yield batch, positions
-        if self._noted:
+        if self._noted and self.pending is None:
             self._note(between=True)
 
     def _note(self, *, between: bool) -> None:
-        now: dict[str, Any] = {"between": between, "samples": self.samples}
+        now: dict[str, Any] = {"between": between, "ended": self._over.reached, "samples": self.samples}
         for name, each in (("sampler", self._sampler), ("iterator", self._iterator)):
             if is_stateful(each) and not (name == "iterator" and each is self._sampler):
                 now[name] = deepcopy(each.state_dict())
@@ -99,6 +103,17 @@ class SamplerStates:
             given = self._given if self._iterator is None else None
             return dict(given) if given is not None else between_passes(self._sampler)
         return {**self._noted[-1], "between": True} if done else dict(self._noted[0])
+
+
+class _Over(Iterator[Any]):
+    """Gives nothing, and knows that it was asked: what comes before it in a chain has ended."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def __next__(self) -> Any:
+        self.reached = True
+        raise StopIteration
 
 
 def between_passes(sampler: Any) -> dict[str, Any] | None:

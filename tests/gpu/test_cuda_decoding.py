@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import penstock
-from penstock.batches import from_sampler, placed
+from penstock.batches import as_indices, placed
 from penstock.buffers import Buffers
 from penstock.device import decoders
 from penstock.device.decoders import decoder_for
@@ -71,7 +71,7 @@ def passes(dataset, batches, decoder, lane=None):
     assert isinstance(found, NativePlan)
 
     def course():
-        return Course(placed(from_sampler(batches), 0, range(1), batched=True), len(batches), 5, 2)
+        return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
     def means():
         return Means(4, None, Buffers(pinned=False, keep=8), Counters(), lambda batch: batch)
