@@ -22,7 +22,8 @@ from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.streams import ENDED, Streams, state_of
-from penstock.workers.threads import Init, Loading, Threads
+from penstock.workers.own_fetch import Init
+from penstock.workers.threads import Loading, Threads
 
 
 class InTurn(_SingleProcessDataLoaderIter):
@@ -97,6 +98,10 @@ class Fetching(Pass):
         in_order: batches are handed out in the sampler's order.
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
+        shared: all threads use the one dataset.
+
+    Raises:
+        NotCopied: a thread's own copy of the dataset cannot be made.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class Fetching(Pass):
         in_order: bool = True,
         drop_last: bool = False,
         eager: bool = True,
+        shared: bool = False,
     ) -> None:
         super().__init__(means)
         self._in_order = in_order
@@ -126,6 +132,7 @@ class Fetching(Pass):
                 init=init,
                 # With a seed passes differ by their epoch alone.
                 seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
+                shared=shared,
             )
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error

@@ -49,6 +49,17 @@ def method_of(value: object) -> Method | None:
         ) from None
 
 
+def shares(value: object, method: Method | None) -> bool:
+    """Return a share_dataset= argument. Raises InvalidOption."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"share_dataset={value!r}: it is True or False")
+    if value and method not in (Method.THREAD, Method.AUTO):
+        raise InvalidOption(
+            "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
+        )
+    return value
+
+
 @dataclass(frozen=True)
 class Choice:
     """What "auto" came to."""

@@ -74,6 +74,7 @@ class Passes(Resumable):
     _chosen_workers: int | None
     """What was chosen because num_workers was None; a program that sets the attribute has the last word."""
     _prefetch_given: bool
+    share_dataset: bool
     _counters: Counters
     _buffers: Buffers | None
 
@@ -213,6 +214,7 @@ class Passes(Resumable):
                 in_order=self.in_order,
                 drop_last=self.drop_last,
                 eager=not self._on_demand(),
+                shared=self.share_dataset,
             )
         if kind is Processes:
             self.check_worker_number_rationality()

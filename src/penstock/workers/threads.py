@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,10 @@ from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import end_crew
+from penstock.workers.own_fetch import Init, OwnFetches
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
-
-Init = Callable[[int], object]
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
@@ -90,15 +89,19 @@ class At:
 
 
 class Threads:
-    """The Python worker threads of a loader. They hold the fetch, never the iterator, which can be collected.
+    """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
-        fetch: calls the user's dataset.
+        fetch: calls the user's dataset. Each thread has a copy, with a dataset of its own; without threads it is used.
         count: threads; 0: `wait` does everything in the caller's thread.
         buffers: where batches are built; None: collate_fn makes them from a list of samples.
         iterable: the dataset is iterable; each thread goes through it on its own.
         init: called in each thread with its number when it starts, as worker_init_fn.
         seed: of worker 0, for get_worker_info().
+        shared: all threads use the one dataset.
+
+    Raises:
+        NotCopied: it cannot be copied.
     """
 
     def __init__(
@@ -111,8 +114,11 @@ class Threads:
         drop_last: bool = False,
         init: Init | None = None,
         seed: int = 0,
+        shared: bool = False,
     ) -> None:
         self._fetch = fetch
+        self._shared = shared
+        self._own = OwnFetches(fetch, init, shared=shared or count == 0)
         self._buffers = buffers
         self._iterable = iterable
         self._drop_last = drop_last
@@ -135,7 +141,7 @@ class Threads:
         self._caller_works = False  # in the threads' place
         self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
         self._left: float | None = None  # when the caller went away
-        self._as_thread = ThreadWorkerInfo(0, count, seed, fetch.dataset)
+        self._caller: tuple[int, Fetch, ThreadWorkerInfo] | None = None  # which thread it is, and what is its own
         self._threads = [
             threading.Thread(
                 target=with_surroundings(self._run),
@@ -177,11 +183,12 @@ class Threads:
     def wait(self, batches: list[Loading], timeout: float) -> Loading | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._threads:
-            self._work_here(batches[0])
+            self._work_here(batches[0], self._fetch)
         elif not timeout and self._caller_should_work(batches[0]):
-            set_for_this_thread(self._as_thread)
+            _, fetch, info = self._as_worker()
+            set_for_this_thread(info)
             try:
-                self._work_here(batches[0], self._as_thread.rng)
+                self._work_here(batches[0], fetch, info.rng)
             finally:
                 set_for_this_thread(None)
         deadline = time.monotonic() + timeout
@@ -213,6 +220,7 @@ class Threads:
             self._caller_works = (
                 self._init is None
                 and not self._iterable
+                and (self._caller is None or self._caller[0] == threading.get_ident())
                 and self.pace.alone
                 and self._away_seconds < IDLE_SHARE * cost
                 and cost < CALLER_SECONDS
@@ -222,6 +230,14 @@ class Threads:
             while self._caller_works and self._at_work and not self._closed:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
+
+    def _as_worker(self) -> tuple[int, Fetch, ThreadWorkerInfo]:
+        """Return what the caller works with in the threads' place: a dataset of its own, for some are one thread's."""
+        if self._caller is None:
+            fetch, _ = self._own.take()
+            info = ThreadWorkerInfo(0, len(self._threads), self._seed, fetch.dataset)
+            self._caller = threading.get_ident(), fetch, info
+        return self._caller
 
     def begin(self, fetch: Fetch) -> None:
         """Begin a pass: batches in flight are forgotten, an iterable dataset begins anew."""
@@ -262,9 +278,12 @@ class Threads:
         info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
         set_for_this_thread(info)
         failed: BaseException | None = None
+        fetch = self._fetch
         try:
-            if self._init is not None:
-                self._init(number)
+            fetch, init = self._own.take()
+            info.dataset = fetch.dataset
+            if init is not None:
+                init(number)
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
         fetcher: Any = None
@@ -272,19 +291,21 @@ class Threads:
         begun, settled = time.monotonic(), False
         while (work := self._take(number)) is not None:
             batch, begin, end = work
+            if self._shared:
+                fetch = self._fetch
             if failed is not None:
                 self._failed(batch, begin, failed)
                 failed = None
-                self._finish(batch, end - begin)
+                self._finish(batch, end - begin, fetch)
             elif self._iterable:
                 if gone_through != self._round:
                     fetcher, gone_through = None, self._round
-                fetcher = self._go_on(batch, fetcher)
-                self._finish(batch, 1)
+                fetcher = self._go_on(batch, fetch, fetcher)
+                self._finish(batch, 1, fetch)
             else:
                 started = time.perf_counter()
-                self._do(batch, begin, end, info.rng, self.at[number])
-                self._finish(batch, end - begin, time.perf_counter() - started)
+                self._do(batch, begin, end, fetch, info.rng, self.at[number])
+                self._finish(batch, end - begin, fetch, time.perf_counter() - started)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
                 one_core_each()
                 settled = True
@@ -316,11 +337,11 @@ class Threads:
             self._open.remove(batch)
         return batch, begin, end
 
-    def _do(self, batch: Loading, begin: int, end: int, generators: Generators | None, at: At) -> None:
+    def _do(self, batch: Loading, begin: int, end: int, fetch: Fetch, generators: Generators | None, at: At) -> None:
         """Fetch a part of a batch's samples."""
         if batch.failed is not None or self._closed:
             return
-        fetch, task = self._fetch, batch.task
+        task = batch.task
         at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
         at.left = iter(at.part)
         at.stage, at.since = "getitem", time.monotonic()
@@ -359,16 +380,15 @@ class Threads:
                 batch.build = Build(self._layout, len(batch.indices or ()), buffers)
             return batch.build
 
-    def _go_on(self, batch: Loading, fetcher: Any) -> Any:
+    def _go_on(self, batch: Loading, fetch: Fetch, fetcher: Any) -> Any:
         """Fetch a batch of an iterable dataset in the thread that owns it, and return the thread's fetcher."""
-        fetch = self._fetch
         try:
             if fetcher is None:
                 fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
-                if fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
+                if self._shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
                     raise InvalidOption(
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
-                        "would go through at once: let it return an iterator of its own, or use worker_method='process'"
+                        "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
                     )
             batch.result = fetcher.fetch(batch.task.given)
         except StopIteration:
@@ -389,7 +409,7 @@ class Threads:
             if self._caller_works:
                 self._done.notify_all()
 
-    def _finish(self, batch: Loading, samples: int, seconds: float = 0.0) -> None:
+    def _finish(self, batch: Loading, samples: int, fetch: Fetch, seconds: float = 0.0) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         with self._lock:
             before = self.pace.active
@@ -403,7 +423,7 @@ class Threads:
                 return
         if batch.failed is None and batch.indices is not None:
             try:
-                batch.result = self._collated(batch)
+                batch.result = self._collated(batch, fetch)
             except BaseException as error:
                 self._failed(batch, 0, error)
         batch.build, batch.samples = None, []
@@ -411,22 +431,22 @@ class Threads:
             batch.done = True
             self._done.notify_all()
 
-    def _collated(self, batch: Loading) -> Any:
+    def _collated(self, batch: Loading, fetch: Fetch) -> Any:
         if batch.build is None:
-            return self._fetch.collate(batch.task, batch.samples)
+            return fetch.collate(batch.task, batch.samples)
         if not batch.build.agrees:
             self._layout = None  # the next batch may be of the other kind
         return batch.build.finish()
 
-    def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
+    def _work_here(self, batch: Loading, fetch: Fetch, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
-        with self._fetch.as_guest():
+        with fetch.as_guest():
             while not batch.done:
                 with self._lock:
                     _, begin, end = self._take_from(batch)
                 started = time.perf_counter()
-                self._do(batch, begin, end, generators, self.at[0])
-                self._finish(batch, end - begin, time.perf_counter() - started)
+                self._do(batch, begin, end, fetch, generators, self.at[0])
+                self._finish(batch, end - begin, fetch, time.perf_counter() - started)
 
 
 def _prepare_heap(size: int) -> None:
