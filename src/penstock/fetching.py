@@ -22,7 +22,7 @@ from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.streams import ENDED, Streams, state_of
-from penstock.workers.own_fetch import Init
+from penstock.workers.own_fetch import Init, OwnFetches
 from penstock.workers.threads import Loading, Threads
 
 
@@ -98,10 +98,7 @@ class Fetching(Pass):
         in_order: batches are handed out in the sampler's order.
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
-        shared: all threads use the one dataset.
-
-    Raises:
-        NotCopied: a thread's own copy of the dataset cannot be made.
+        own: what each thread fetches with; None: all with `fetch`.
     """
 
     def __init__(
@@ -115,7 +112,7 @@ class Fetching(Pass):
         in_order: bool = True,
         drop_last: bool = False,
         eager: bool = True,
-        shared: bool = False,
+        own: OwnFetches | None = None,
     ) -> None:
         super().__init__(means)
         self._in_order = in_order
@@ -126,13 +123,12 @@ class Fetching(Pass):
             self._crew = Threads(
                 fetch,
                 means.workers,
+                own=own or OwnFetches(fetch, init, shared=True),
                 buffers=means.buffers if in_place else None,
                 iterable=iterable,
                 drop_last=drop_last,
-                init=init,
                 # With a seed passes differ by their epoch alone.
                 seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
-                shared=shared,
             )
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error

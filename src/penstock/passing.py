@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -40,6 +41,10 @@ class Course:
     """Of the sampler, for len()."""
     seed: int
     epoch: int
+    promised: int | None = None
+    """What len() of an iterable dataset said, where the loader was asked for its length."""
+    dataset: str = ""
+    """The repr of that dataset."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,23 @@ class Pass(_BaseDataLoaderIter):
             else:
                 batch = self._next_data()
             self._num_yielded += 1
+            if self._course.promised is not None and self._num_yielded > self._course.promised:
+                self._warn_of_more(self._course.promised)
             return batch
+
+    def _warn_of_more(self, promised: int) -> None:
+        """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
+        text = (
+            f"Length of IterableDataset {self._course.dataset} was reported to be {promised}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers:
+            text += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(text, stacklevel=5)  # of next(): this, _one, counted, __next__, and who called it
 
     def __len__(self) -> int:
         if self._course.length is None:

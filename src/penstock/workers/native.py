@@ -45,6 +45,11 @@ class ThreadWorker:
         """Wait for the end of the pass, at most `timeout` seconds."""
         self._ended.wait(timeout)
 
+    def terminate(self) -> None:
+        """Do nothing: a thread cannot be ended from outside, and ends with its pass."""
+
+    kill = terminate
+
     @property
     def exitcode(self) -> int | None:
         """0 once the pass has ended, None before."""

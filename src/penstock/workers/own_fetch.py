@@ -23,16 +23,20 @@ class OwnFetches:
         fetch: the pass's.
         init: the loader's worker_init_fn: where it reaches the dataset, it gets the thread's own.
         shared: nothing is copied.
+
+    Attributes:
+        prepares: each thread calls a worker_init_fn first.
     """
 
     def __init__(self, fetch: Fetch, init: Init | None, *, shared: bool = False) -> None:
         self._lock = threading.Lock()
-        self._shared = shared
+        self.shared = shared
+        self.prepares = init is not None
         self._kept = (fetch, init) if shared else _copied(fetch, init)
 
     def take(self) -> tuple[Fetch, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
-        if self._shared:
+        if self.shared:
             return self._kept
         with self._lock:
             return _copied(*self._kept)

@@ -30,7 +30,7 @@ from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import end_crew
-from penstock.workers.own_fetch import Init, OwnFetches
+from penstock.workers.own_fetch import OwnFetches
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
@@ -92,16 +92,12 @@ class Threads:
     """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
-        fetch: calls the user's dataset. Each thread has a copy, with a dataset of its own; without threads it is used.
+        fetch: calls the user's dataset, where the caller works for itself.
         count: threads; 0: `wait` does everything in the caller's thread.
+        own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         buffers: where batches are built; None: collate_fn makes them from a list of samples.
         iterable: the dataset is iterable; each thread goes through it on its own.
-        init: called in each thread with its number when it starts, as worker_init_fn.
         seed: of worker 0, for get_worker_info().
-        shared: all threads use the one dataset.
-
-    Raises:
-        NotCopied: it cannot be copied.
     """
 
     def __init__(
@@ -109,20 +105,17 @@ class Threads:
         fetch: Fetch,
         count: int,
         *,
+        own: OwnFetches,
         buffers: Buffers | None,
         iterable: bool = False,
         drop_last: bool = False,
-        init: Init | None = None,
         seed: int = 0,
-        shared: bool = False,
     ) -> None:
         self._fetch = fetch
-        self._shared = shared
-        self._own = OwnFetches(fetch, init, shared=shared or count == 0)
+        self._own = own
         self._buffers = buffers
         self._iterable = iterable
         self._drop_last = drop_last
-        self._init = init
         self._seed = seed
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -218,7 +211,7 @@ class Threads:
         with self._lock:
             before = self._caller_works
             self._caller_works = (
-                self._init is None
+                not self._own.prepares
                 and not self._iterable
                 and (self._caller is None or self._caller[0] == threading.get_ident())
                 and self.pace.alone
@@ -291,7 +284,7 @@ class Threads:
         begun, settled = time.monotonic(), False
         while (work := self._take(number)) is not None:
             batch, begin, end = work
-            if self._shared:
+            if self._own.shared:
                 fetch = self._fetch
             if failed is not None:
                 self._failed(batch, begin, failed)
@@ -385,7 +378,7 @@ class Threads:
         try:
             if fetcher is None:
                 fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
-                if self._shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
+                if self._own.shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
                     raise InvalidOption(
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
                         "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
