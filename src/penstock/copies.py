@@ -62,8 +62,8 @@ class NotCopied(InvalidOption):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"worker_method='thread' gives each thread a copy of the dataset, and {what}. Let the dataset open it when "
-            "the first sample is read, or leave it out in __getstate__; or use worker_method='process'; or give "
+            f"worker_method='thread' gives each thread a copy of the dataset, and {what}. A file that is opened "
+            "at the first sample, and what __getstate__ leaves out, need no copy; else use worker_method='process', or "
             "share_dataset=True where several threads may use the dataset at once"
         )
         self.what = what

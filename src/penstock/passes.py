@@ -45,7 +45,6 @@ class Passes(Resumable):
     """The part of the loader that makes its passes."""
 
     if TYPE_CHECKING:  # torch's
-        _IterableDataset_len_called: int | None
         _auto_collation: bool
         _iterator: Any
         collate_fn: Any
@@ -357,7 +356,7 @@ class Passes(Resumable):
 
     def _promised(self, course: Course) -> Course:
         """Return a course with what an iterable dataset said of its length, as the loader's len() has noted it."""
-        said = self._IterableDataset_len_called
+        said: int | None = getattr(self, "_IterableDataset_len_called", None)
         return course if said is None else replace(course, promised=said, dataset=str(self.dataset))
 
     def _key(self) -> tuple[int, int]:
