@@ -176,7 +176,7 @@ def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
             raise ValueError("second")
         return i
 
-    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread")
+    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread", share_dataset=True)
     with pytest.raises(ValueError, match="first"):
         next(iter(loader))
 

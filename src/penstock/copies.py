@@ -21,6 +21,7 @@ sockets, connections to databases, generators.
 from __future__ import annotations
 
 import array
+import contextlib
 import copyreg
 import ctypes
 import io
@@ -84,6 +85,7 @@ class Copier:
         self._memo: dict[int, Any] = {}
         self._path: list[str] = []
         self._blocks: list[tuple[int, torch.Tensor]] = []
+        self._begun: list[Any] = []  # copies that have no state yet
 
     def copy(self, value: Any, name: str) -> Any:
         """Return the copy of a value. name: what it is called in errors. Raises NotCopied."""
@@ -92,6 +94,11 @@ class Copier:
             return self._copy(value)
         except RecursionError:
             raise NotCopied(f"{name} holds objects nested too deep to be copied") from None
+        finally:
+            for begun in self._begun:  # a __del__ must not meet an object without its attributes
+                with contextlib.suppress(Exception):
+                    begun.__class__ = type("Unfinished", (type(begun),), {"__slots__": (), "__del__": _nothing})
+            self._begun.clear()
 
     def _copy(self, value: Any, *, held: bool = False) -> Any:
         """Return the copy of a value. held: as an object's attribute."""
@@ -306,7 +313,11 @@ class Copier:
         self._noted(value, made)
         state, items, entries = (*more, None, None, None)[:3]
         if state is not None:
+            if hasattr(kind, "__del__"):
+                self._begun.append(made)
             self._set_state(value, made, state)
+            if hasattr(kind, "__del__"):
+                self._begun.pop()
         for item in items or ():
             made.append(self._copy(item))
         for key, item in entries or ():
@@ -323,7 +334,8 @@ class Copier:
                 raise self._refused(value, error) from None
             return
         attributes, slots = own if pair else (own, None)
-        made.__dict__.update(attributes or {})
+        if attributes:
+            made.__dict__.update(attributes)
         for name, item in (slots or {}).items():
             setattr(made, name, item)
 
@@ -380,3 +392,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 def _address(value: np.ndarray[Any, Any]) -> int:
     address: int = value.__array_interface__["data"][0]
     return address
+
+
+def _nothing(unfinished: Any) -> None:
+    """Do nothing, as the __del__ of an object without attributes."""

@@ -47,6 +47,15 @@ def _copied(fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
     return fetch.with_own(copier.copy), copier.copy(init, "worker_init_fn")
 
 
+def can_be_copied(fetch: Fetch) -> bool:
+    """Return whether a thread's own fetch could be copied again: it then holds nothing that is bound to its thread."""
+    try:
+        _copied(fetch, None)
+    except NotCopied:
+        return False
+    return True
+
+
 def copies_told(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     """Return whose dataset each thread uses, for explain()."""
     if shared:

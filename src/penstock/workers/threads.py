@@ -30,7 +30,7 @@ from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.randomness import Generators
 from penstock.workers.leaving import end_crew
-from penstock.workers.own_fetch import OwnFetches
+from penstock.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, with_surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
@@ -134,7 +134,8 @@ class Threads:
         self._caller_works = False  # in the threads' place
         self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
         self._left: float | None = None  # when the caller went away
-        self._caller: tuple[int, Fetch, ThreadWorkerInfo] | None = None  # which thread it is, and what is its own
+        self._caller: int | None = None  # the thread that has worked in the threads' place
+        self._fetches: list[Fetch | None] = [None] * count  # each thread's own, once it has begun
         self._threads = [
             threading.Thread(
                 target=with_surroundings(self._run),
@@ -178,7 +179,8 @@ class Threads:
         if not self._threads:
             self._work_here(batches[0], self._fetch)
         elif not timeout and self._caller_should_work(batches[0]):
-            _, fetch, info = self._as_worker()
+            fetch = self._fetch_of(0)
+            info = ThreadWorkerInfo(0, len(self._threads), self._seed, fetch.dataset)
             set_for_this_thread(info)
             try:
                 self._work_here(batches[0], fetch, info.rng)
@@ -213,24 +215,39 @@ class Threads:
             self._caller_works = (
                 not self._own.prepares
                 and not self._iterable
-                and (self._caller is None or self._caller[0] == threading.get_ident())
+                and self._caller in (None, threading.get_ident())
                 and self.pace.alone
                 and self._away_seconds < IDLE_SHARE * cost
                 and cost < CALLER_SECONDS
+                and (before or self._unbound())
             )
+            if self._caller_works:
+                self._caller = threading.get_ident()
             if before and not self._caller_works:
+                if not self._unbound():
+                    self._fetches[0] = None  # the thread makes another one
                 self._parked.notify_all()
             while self._caller_works and self._at_work and not self._closed:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
 
-    def _as_worker(self) -> tuple[int, Fetch, ThreadWorkerInfo]:
-        """Return what the caller works with in the threads' place: a dataset of its own, for some are one thread's."""
-        if self._caller is None:
-            fetch, _ = self._own.take()
-            info = ThreadWorkerInfo(0, len(self._threads), self._seed, fetch.dataset)
-            self._caller = threading.get_ident(), fetch, info
-        return self._caller
+    def _unbound(self) -> bool:
+        """Return whether another thread may use what worker 0 fetches with: it holds no connection or file of its own.
+
+        The connections of some databases may be used only in the thread that has opened them.
+        """
+        own = self._fetches[0]
+        return self._own.shared or (own is not None and can_be_copied(own))
+
+    def _fetch_of(self, number: int) -> Fetch:
+        """Return what a thread fetches with. Raises NotCopied."""
+        if self._own.shared:
+            return self._fetch
+        own = self._fetches[number]
+        if own is None:
+            own, _ = self._own.take()
+            self._fetches[number] = own
+        return own
 
     def begin(self, fetch: Fetch) -> None:
         """Begin a pass: batches in flight are forgotten, an iterable dataset begins anew."""
@@ -274,6 +291,7 @@ class Threads:
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
+            self._fetches[number] = fetch
             info.dataset = fetch.dataset
             if init is not None:
                 init(number)
@@ -284,8 +302,9 @@ class Threads:
         begun, settled = time.monotonic(), False
         while (work := self._take(number)) is not None:
             batch, begin, end = work
-            if self._own.shared:
-                fetch = self._fetch
+            if (failed is None and self._fetches[number] is not fetch) or self._own.shared:
+                fetch = self._fetch_of(number)
+                info.dataset = fetch.dataset
             if failed is not None:
                 self._failed(batch, begin, failed)
                 failed = None
