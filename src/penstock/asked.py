@@ -31,25 +31,28 @@ class Asked:
     other: list[Any] | None = None
     """What a sampler gave that is no list of indices."""
     error: Exception | None = None
+    given: tuple[Any] | None = None
+    """What the sampler gave, as the pass keeps it."""
+    settled: bool = False
+    """It was asked for, or submitted, without an interrupt."""
 
     @property
     def count(self) -> int:
         """Return the number of samples."""
         return len(self.indices if self.other is None else self.other)
 
-    def ask(self, sampler: Callable[[], Any], submit: Callable[[], None]) -> None:
-        """Take what the sampler gives, and submit it where it is indices. Raises StopIteration at the end.
+    def settle(self, submit: Callable[[], None]) -> None:
+        """Submit what the sampler gave where it is indices; again after an interrupt.
 
-        Any other error, of the user's sampler or dataset, is kept: it is raised when this batch's turn has come.
+        An error of the user's dataset is kept: it is raised when this batch's turn has come.
         """
         try:
-            given = sampler()
+            given = None if self.given is None else self.given[0]
             if isinstance(given, list):
                 self.other = given
-            else:
+            elif given is not None:
                 self.indices = self.wanted = given
                 submit()
-        except StopIteration:
-            raise
         except Exception as error:
             self.error = error
+        self.settled = True

@@ -18,7 +18,7 @@ from penstock.collating import collates_as_torch
 from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
-from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
+from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.streams import ENDED, Streams, state_of
@@ -139,45 +139,57 @@ class Fetching(Pass):
     def begin(self, fetch: Fetch, course: Course, *, eager: bool = True) -> None:
         """Begin a pass with the same threads."""
         self._crew.begin(fetch)
-        self._queue.clear()
+        self._queue = deque()
         self._fetch = fetch
         self._exhausted = False
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         self._start(course)
         if eager:
-            self._refill()
+            self._refill(self._queue)
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
         started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
         while True:
-            self._refill()
-            if not self._queue:
+            self._refill(queue)
+            if not queue:
                 self._end_pass()
                 raise StopIteration
-            batch = self._wait()
-            self._queue.remove(batch)
+            batch = self._wait(queue)
             if not batch.ended:
                 break
             if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
                 self._owners.remove(batch.owner)
+            queue.remove(batch)
         if batch.failed is not None:
             error = batch.failed[1]
+            queue.remove(batch)
             batch.failed = None  # or the error's traceback, which holds the batch, holds itself
             try:
                 raise error
             finally:
                 del error
-        out = self._means.deliver(batch.result)
-        if self._means.buffers.pinned:
-            out = pinned(out)
+        try:
+            out = self._means.deliver(batch.result)
+            if self._means.buffers.pinned:
+                out = pinned(out)
+        except Exception:
+            queue.remove(batch)
+            raise
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill()
+            self._refill(queue, done=1)
         samples = 1 if batch.indices is None else len(batch.indices)
         self._means.counters.delivered(samples, time.perf_counter() - started, ())
         self._crew.leave()
+        handed.append((batch, out))
+        self._drop(batch)
         return out
+
+    def _drop(self, batch: Any) -> None:
+        if batch in self._queue:
+            self._queue.remove(batch)
 
     @property
     def reusable(self) -> bool:
@@ -186,7 +198,7 @@ class Fetching(Pass):
 
     def close(self) -> None:
         super().close()
-        self._queue.clear()
+        self._queue = deque()
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -201,38 +213,54 @@ class Fetching(Pass):
         else:
             self.close()
 
-    def _refill(self) -> None:
-        target = self._in_flight()
-        while not self._exhausted and len(self._queue) < target:
+    def _refill(self, queue: deque[Loading], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue:
+            self._submit(queue[-1])  # an interrupt may have come before
+        target = self._in_flight(queue) + done
+        while not self._exhausted and len(queue) < target:
             if self._owners is not None and not self._owners:
                 return
-            try:
-                given = next(self._course.batches)
-            except StopIteration:
+            given = self._take()
+            if given is None:
                 self._exhausted = True
                 return
-            owner = None
-            if self._owners is not None:
-                owner = self._owners[0]
-                self._owners.rotate(-1)
-            task = Task(given, self._course.seed, self._course.epoch)
-            self._queue.append(self._crew.submit(task, owner))
+            task = Task(given[0], self._course.seed, self._course.epoch)
+            try:
+                batch = self._crew.loading(task, self._owners[0] if self._owners else None)
+            except Exception:  # it is no list of indices
+                self._took(given)
+                raise
+            batch.given = given
+            queue.append(batch)
+            self._submit(batch)
 
-    def _in_flight(self) -> int:
+    def _submit(self, batch: Loading) -> None:
+        """Have the threads fetch a batch that is in the queue; again, after an interrupt."""
+        if batch.submitted:
+            return
+        if batch.given is not None:
+            self._took(batch.given)
+        if self._owners and self._owners[0] == batch.owner:
+            self._owners.rotate(-1)
+        self._crew.submit(batch)
+        batch.submitted = True
+
+    def _in_flight(self, queue: deque[Loading]) -> int:
         """Return how many batches to keep in flight."""
         workers = self._num_workers
         if workers == 0 or not self._means.ahead:
             return 1
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
-        if self._iterable or self._crew.sample_bytes is None or not self._queue:
+        if self._iterable or self._crew.sample_bytes is None or not queue:
             return 2 * workers + 1
-        samples = max(1, len(self._queue[0].indices or ()))
+        samples = max(1, len(queue[0].indices or ()))
         fitting = batches_that_fit(samples * self._crew.sample_bytes)
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
-    def _wait(self) -> Loading:
-        batches = [self._queue[0]] if self._in_order else list(self._queue)
+    def _wait(self, queue: deque[Loading]) -> Loading:
+        batches = [queue[0]] if self._in_order else list(queue)
         batch = self._crew.wait(batches, self._timeout)
         if batch is None:
             doing = "\n".join(self._crew.doing()) or "No worker thread is at work."

@@ -6,6 +6,7 @@ sample into the error of its batch.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 from collections import Counter, deque
@@ -18,7 +19,7 @@ from penstock import _native
 from penstock.buffers import Field
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Task
-from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
+from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan
 from penstock.sources.reading import outside_root, system_error
 from penstock.substitutes import Substitutes
@@ -66,42 +67,50 @@ class Filling(Pass):
         self._exhausted = False
         self._start(course)
         if eager:
-            self._refill()
+            self._refill(self._queue)
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         started = time.perf_counter()
-        self._refill()
-        if not self._queue:
+        queue = self._queue  # close(), in another thread, makes another one
+        self._refill(queue)
+        if not queue:
             self.close()
             raise StopIteration
-        batch = self._queue[0]
-        if batch.number >= 0:
-            self._wait(batch)
-        self._queue.popleft()
+        batch = queue[0]
         error = batch.error
         if batch.number >= 0:
-            while (failures := self._retire(batch)) and (
-                self._learn(batch, failures) or self._replace(batch, failures)
+            while (failures := self._retired(batch)) and (
+                _was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
             ):
                 self._submit(batch)
-                self._wait(batch)
             if failures:
                 error = self._error(batch, failures)
                 # What the error's traceback holds of the batch must hold neither the error nor its memory.
                 batch.rescues_failed.clear()
                 batch.rows.clear()
         if error is not None:
+            queue.popleft()
             # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
             batch = InFlight()
             try:
                 raise error
             finally:
                 del error
-        out = self._means.deliver(self._assemble(batch))
+        try:
+            out = self._means.deliver(self._assemble(batch))
+        except Exception:
+            queue.popleft()
+            raise
         if self._threads and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill()
+            self._refill(queue, done=1)
         self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
+        handed.append((batch, out))
+        self._drop(batch)
         return out
+
+    def _drop(self, batch: Any) -> None:
+        if self._queue and self._queue[0] is batch:
+            self._queue.popleft()
 
     def close(self) -> None:
         super().close()
@@ -113,11 +122,27 @@ class Filling(Pass):
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
-        while not self._exhausted and len(self._queue) < self._target:
-            batch = self._next_batch()
-            if batch is not None:
-                self._queue.append(batch)
+    def _refill(self, queue: deque[InFlight], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue:
+            self._settle(queue[-1])  # an interrupt may have come before
+        while not self._exhausted and len(queue) < self._target + done:
+            batch = InFlight()
+            try:
+                batch.given = self._take()
+            except Exception as error:  # the sampler's
+                batch.error = error
+            if batch.given is None and batch.error is None:
+                self._exhausted = True
+                return
+            queue.append(batch)
+            self._settle(batch)
+
+    def _settle(self, batch: InFlight) -> None:
+        if not batch.settled:
+            if batch.given is not None:
+                self._took(batch.given)
+            batch.settle(partial(self._begin_batch, batch))
 
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
@@ -128,16 +153,10 @@ class Filling(Pass):
             return max(1, self._means.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
-    def _next_batch(self) -> InFlight | None:
-        batch = InFlight()
-        try:
-            batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
-        except StopIteration:
-            self._exhausted = True
-            return None
-        return batch
-
     def _begin_batch(self, batch: InFlight) -> None:
+        if self._crew.numbers and self._crew.batches.get(self._crew.numbers[-1]) is batch:
+            batch.number = self._crew.numbers[-1]  # it was submitted before an interrupt
+            return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
@@ -157,8 +176,11 @@ class Filling(Pass):
         batch.rescues_failed, batch.rescued = {}, []
         fields = [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
         course = self._course
+        numbers = self._crew.numbers
         with self._crew.lock:
-            batch.number = self._pool.submit(
+            following = numbers[-1] + 1 if numbers else 0
+            self._crew.batches[following] = batch
+            arguments = (
                 course.seed & 0xFFFFFFFFFFFFFFFF,
                 course.epoch,
                 batch.local,
@@ -167,7 +189,9 @@ class Filling(Pass):
                 batch.names,
                 fields,
             )
-            self._crew.batches[batch.number] = batch
+            # In one step of the interpreter, so that an interrupt comes before it or after it.
+            numbers.extend(itertools.starmap(self._pool.submit, (arguments,)))
+            batch.number, batch.retired = following, []
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -198,11 +222,16 @@ class Filling(Pass):
             + "\n".join(told or ["No thread is at work."])
         )
 
-    def _retire(self, batch: InFlight) -> list[_native.Failure]:
-        del self._crew.batches[batch.number]
-        failures = self._pool.retire(batch.number)
-        failures.sort(key=operator.itemgetter(0))
-        return failures
+    def _retired(self, batch: InFlight) -> list[_native.Failure]:
+        """Wait for a batch, and return what failed in it; again, after an interrupt."""
+        last = self._crew.numbers[-1]
+        if last != batch.number and self._crew.batches.get(last) is batch:
+            batch.number, batch.retired = last, []  # it was submitted again before an interrupt
+        if not batch.retired:
+            self._wait(batch)
+            batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
+        self._crew.batches.pop(batch.number, None)
+        return sorted(batch.retired[0], key=operator.itemgetter(0))
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:
@@ -300,6 +329,11 @@ class Filling(Pass):
             sample_id=name,
             path=path,
         )
+
+
+def _was_interrupted(batch: InFlight) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
+    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:

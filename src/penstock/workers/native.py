@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +68,8 @@ class InFlight(Asked):
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     number: int = -1
+    retired: list[list[_native.Failure]] = field(default_factory=list)
+    """What failed in it, once it is done."""
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
 
 
@@ -84,6 +87,7 @@ class Workers:
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, InFlight] = {}  # those in flight, by number
+        self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
         self._plan = plan
         self._threads: list[threading.Thread] = []

@@ -47,7 +47,7 @@ CALLER_SECONDS = 0.05
 HEAP_BYTES = 30 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Loading:
     """A batch in flight."""
 
@@ -66,6 +66,9 @@ class Loading:
     ended: bool = False
     """An iterable dataset had nothing left for it."""
     done: bool = False
+    given: tuple[Any] | None = None
+    """What the sampler gave, as the pass keeps it."""
+    submitted: bool = False
 
 
 @dataclass(slots=True)
@@ -157,8 +160,8 @@ class Threads:
 
     # --- the caller's side --------------------------------------------------------------------------------------
 
-    def submit(self, task: Task, owner: int | None = None) -> Loading:
-        """Queue a batch."""
+    def loading(self, task: Task, owner: int | None = None) -> Loading:
+        """Return the batch of a task, to be submitted."""
         fetch = self._fetch
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
@@ -167,12 +170,16 @@ class Threads:
         batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
-        with self._lock:
-            self._open.append(batch)
-            if batch.unfinished == 0:
-                batch.unfinished, batch.indices = 1, None
-            self._work.notify_all()
+        if batch.unfinished == 0:
+            batch.unfinished, batch.indices = 1, None
         return batch
+
+    def submit(self, batch: Loading) -> None:
+        """Queue a batch, once however often it is submitted."""
+        with self._lock:
+            if not batch.taken and batch not in self._open:
+                self._open.append(batch)
+            self._work.notify_all()
 
     def wait(self, batches: list[Loading], timeout: float) -> Loading | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
@@ -341,6 +348,7 @@ class Threads:
         """Take a part of a batch; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
+            batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
         count = max(1, int(GRAIN_SECONDS / self._sample_seconds))
@@ -349,8 +357,18 @@ class Threads:
             self._open.remove(batch)
         return batch, begin, end
 
-    def _do(self, batch: Loading, begin: int, end: int, fetch: Fetch, generators: Generators | None, at: At) -> None:
-        """Fetch a part of a batch's samples."""
+    def _do(
+        self,
+        batch: Loading,
+        begin: int,
+        end: int,
+        fetch: Fetch,
+        generators: Generators | None,
+        at: At,
+        *,
+        here: bool = False,
+    ) -> None:
+        """Fetch a part of a batch's samples. here: in the caller's thread, where an interrupt is no error of theirs."""
         if batch.failed is not None or self._closed:
             return
         task = batch.task
@@ -375,6 +393,8 @@ class Threads:
             else:
                 self._build(batch, samples[0], self._buffers).take(samples, begin)
         except BaseException as error:
+            if here and not isinstance(error, Exception):
+                raise
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
                 what = f"{'batch' if batch.indices is None else 'sample'} {at.sample()!r}"
                 error.add_note(f"in {threading.current_thread().name}, {what}")
@@ -421,7 +441,7 @@ class Threads:
             if self._caller_works:
                 self._done.notify_all()
 
-    def _finish(self, batch: Loading, samples: int, fetch: Fetch, seconds: float = 0.0) -> None:
+    def _finish(self, batch: Loading, samples: int, fetch: Fetch, seconds: float = 0.0, *, here: bool = False) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         with self._lock:
             before = self.pace.active
@@ -437,11 +457,13 @@ class Threads:
             try:
                 batch.result = self._collated(batch, fetch)
             except BaseException as error:
+                if here and not isinstance(error, Exception):
+                    raise
                 self._failed(batch, 0, error)
-        batch.build, batch.samples = None, []
         with self._lock:
             batch.done = True
             self._done.notify_all()
+        batch.build, batch.samples = None, []
 
     def _collated(self, batch: Loading, fetch: Fetch) -> Any:
         if batch.build is None:
@@ -454,11 +476,21 @@ class Threads:
         """Do what is left of a batch in the calling thread."""
         with fetch.as_guest():
             while not batch.done:
-                with self._lock:
-                    _, begin, end = self._take_from(batch)
-                started = time.perf_counter()
-                self._do(batch, begin, end, fetch, generators, self.at[0])
-                self._finish(batch, end - begin, fetch, time.perf_counter() - started)
+                total = 1 if batch.indices is None else len(batch.indices)
+                begin = total - batch.unfinished
+                try:
+                    with self._lock:
+                        _, begin, end = self._take_from(batch)
+                    started = time.perf_counter()
+                    self._do(batch, begin, end, fetch, generators, self.at[0], here=True)
+                    self._finish(batch, end - begin, fetch, time.perf_counter() - started, here=True)
+                except BaseException:  # Ctrl-C: this part is done again
+                    with self._lock:
+                        if not batch.done:
+                            batch.taken, batch.unfinished = begin, total - begin
+                            if batch not in self._open:
+                                self._open.appendleft(batch)
+                    raise
 
 
 def _prepare_heap(size: int) -> None:
