@@ -124,6 +124,7 @@ class Pass(_BaseDataLoaderIter):
     def _forget_given(self) -> None:
         self._given: deque[tuple[Any]] = deque()  # what the sampler gave and is not in flight: at most one
         self._cut = False  # an interrupt came from within the sampler
+        self._count = 0  # of what the sampler gave
         self._back: deque[Any] = deque()  # batches that did not reach their caller
 
     def _take(self) -> tuple[Any] | None:
@@ -137,10 +138,11 @@ class Pass(_BaseDataLoaderIter):
                 self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
                 raise
             if not self._given:
-                if self._cut:  # a generator that was interrupted is at its end, and nobody would know
+                if self._cut and self._count != self._course.length:  # an interrupted generator is at its end
                     raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
                 return None
             self._cut = False
+            self._count += 1
         return self._given[0]
 
     def _took(self, given: tuple[Any]) -> None:
