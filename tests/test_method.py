@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +15,43 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.measure import Measured, measure, some_indices
-from penstock.method import Choice, Method, choose
+from penstock.measure import Found, Speed, Trial, try_both
+from penstock.method import LIMIT_SECONDS, Choice, Method, choose
 from penstock.randomness import drawn_from, states
 from tests.same import assert_same
+from tests.waiting import wait_until
 
-US = 1e-6
 
-
-def measured(one: float, two: float, cpu: float, transport: float = 0.0, draws: tuple[str, ...] = ()) -> Measured:
-    return Measured(one, two, cpu, transport, draws)
+def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Found:
+    return Found(draws, 0.5, processes, threads)
 
 
 @pytest.mark.parametrize(
-    ("facts", "workers", "cpus", "wanted"),
+    ("threads", "processes", "samples", "wanted"),
     [
-        (measured(100e3, 80e3, 10 * US, 40 * US), 2, 2, Method.THREAD),  # cheap samples: the way costs more
-        (measured(1e3, 1e3, 1e-3, 10 * US), 2, 2, Method.PROCESS),  # Python's lock all the time
-        (measured(1e3, 1e3, 1e-3, 10 * US), 1, 2, Method.THREAD),  # nothing to share
-        (measured(400, 790, 2.5e-3, 200 * US), 2, 2, Method.THREAD),  # Pillow lets the lock go
-        (measured(400, 500, 2.5e-3, 200 * US), 8, 8, Method.PROCESS),
-        (measured(10, 20, 1e-4), 16, 2, Method.THREAD),  # waits for a server
+        (Speed(0, 1e-5), Speed(0.05, 4e-5), 10_000, Method.THREAD),
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), 10_000, Method.PROCESS),
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), 40, Method.THREAD),  # the start of processes does not pay
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), None, Method.PROCESS),
+        (Speed(0, 1e-3), Speed(0, 1e-3), None, Method.THREAD),
     ],
 )
-def test_the_faster_method_is_taken(facts: Measured, workers: int, cpus: int, wanted: Method) -> None:
-    assert choose(facts, workers, cpus, seeded=False).method is wanted
+def test_the_faster_method_is_taken(threads: Speed, processes: Speed, samples: int | None, wanted: Method) -> None:
+    choice = choose(found(threads, processes), samples, seeded=False)
+    assert choice.method is wanted
+    assert f"threads fetched {1 / threads.sample:,.0f} samples/s" in choice.why
+    assert f"processes {1 / processes.sample:,.0f}" in choice.why
 
 
-def test_foretold_rates() -> None:
-    scales, stays = measured(100, 200, 0.01), measured(100, 100, 0.01)
-    assert scales.threads(4, 8) == pytest.approx(400) == scales.processes(4, 8)
-    assert scales.threads(4, 2) == pytest.approx(200) == scales.processes(4, 2)  # of two CPUs
-    assert stays.threads(4, 8) == pytest.approx(100)
-    half = measured(100, 400 / 3, 0.01)  # two threads: half of a sample's time is serial
-    assert half.threads(4, 8) == pytest.approx(160)
-    sent = measured(100, 200, 0.01, transport=0.02)
-    assert sent.processes(4, 8) == pytest.approx(100)  # this process receives no faster
+def test_samples_too_slow_to_compare_go_to_processes() -> None:
+    choice = choose(found(None, None), 10, seeded=False)
+    assert choice.method is Method.PROCESS and "a sample took 0.5 s" in choice.why
 
 
 def test_with_a_seed_global_draws_need_processes() -> None:
-    facts = measured(100e3, 100e3, 10 * US, 40 * US, ("torch", "random", "numpy.random"))
-    assert choose(facts, 2, 2, seeded=False).method is Method.THREAD
-    choice = choose(facts, 2, 2, seeded=True)
+    facts = found(Speed(0, 1e-5), Speed(0, 4e-5), ("torch", "random", "numpy.random"))
+    assert choose(facts, None, seeded=False).method is Method.THREAD
+    choice = choose(facts, None, seeded=True)
     assert choice.method is Method.PROCESS
     assert "torch, random and numpy.random" in choice.why
 
@@ -88,7 +85,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(*given: Any, **more: Any) -> Choice:
         calls.append(given)
-        return choose(measured(100e3, 100e3, 10 * US, 40 * US), 2, 2, seeded=False)
+        return choose(found(Speed(0, 1e-5), Speed(0, 4e-5)), None, seeded=False)
 
     monkeypatch.setattr("penstock.passes.try_out", fake)
     dataset: Any = list(range(40))
@@ -96,7 +93,10 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls  # not before somebody iterates or asks
     assert_same(list(loader), list(tud.DataLoader(dataset, 4)))
     list(loader)
-    assert "in 2 threads" in loader.explain() and "chosen   threads: one thread" in loader.explain()
+    assert (
+        "in 2 threads" in loader.explain()
+        and "chosen   threads: tried for a moment, threads fetched 100,000" in loader.explain()
+    )
     assert len(calls) == 1
 
 
@@ -129,11 +129,89 @@ def test_a_file_that_the_dataset_opens_is_not_shared_by_the_workers(tmp_path: Pa
         assert torch.cat(list(loader)).tolist() == list(range(2000))
 
 
-def test_a_real_measurement() -> None:
-    fetch = penstock.fetch.Fetch([torch.zeros(10) for _ in range(9)], batched=True, collate_fn=tud.default_collate)
-    facts = measure(fetch, penstock.fetch.Task(None, 0, 0), some_indices(9), 4)
-    assert facts.one > 0 and facts.two > 0 and facts.cpu_seconds > 0 and facts.transport_seconds > 0
-    assert facts.draws == ()
+class Waiting(tud.Dataset[Any]):
+    """Has some samples that take for ever."""
+
+    def __init__(self, *slow: int) -> None:
+        self.slow = slow
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.slow:
+            threading.Event().wait()
+        return index
+
+
+@pytest.mark.parametrize("slow", [(5,), (0,), (1,), tuple(range(10))], ids=str)
+def test_a_trial_takes_no_longer_than_its_limit(slow: tuple[int, ...]) -> None:
+    began = time.monotonic()
+    choice = penstock.DataLoader(Waiting(*slow), 2, num_workers=2, worker_method="auto")._chosen()
+    assert time.monotonic() - began < LIMIT_SECONDS + 10  # on a machine that does other things, too
+    assert choice.method is Method.PROCESS
+    assert "a trial of both was not over after 1.0 s" in choice.why
+
+
+def test_what_a_trial_has_started_ends_with_it(tmp_path: Path) -> None:
+    class Noting(Waiting):
+        def __getitem__(self, index: int) -> int:
+            (tmp_path / str(os.getpid())).touch()
+            return super().__getitem__(index)
+
+    penstock.DataLoader(Noting(7), 2, num_workers=2, worker_method="auto")._chosen()
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert pids and os.getpid() not in pids
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Shapes(tud.Dataset[Any]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(10), index
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": None},
+        {"batch_size": 4, "collate_fn": len},
+        {"batch_size": 4, "persistent_workers": True, "prefetch_factor": 3},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"batch_size": 2, "seed": 3, "on_error": "replace"},
+        {"batch_size": 2, "share_dataset": True},
+    ],
+    ids=str,
+)
+def test_both_executors_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+    loader = penstock.DataLoader(Shapes(), num_workers=2, worker_method="auto", **options)
+    why = loader._chosen().why
+    assert "tried for a moment, threads fetched" in why and "ms, processes" in why
+    assert ("an epoch of" in why) == (not options.get("persistent_workers"))
+    assert len(list(loader)) == len(loader)
+    if options.get("persistent_workers"):
+        loader._iterator._shutdown_workers()
+
+
+def test_a_trial_finds_more_and_more() -> None:
+    fetch = penstock.fetch.Fetch(Shapes(), batched=True, collate_fn=tud.default_collate)
+    found = list(try_both(Trial(fetch, 4, 2)))
+    assert found[0].threads is None and found[0].sample_seconds > 0
+    last = found[-1]
+    assert last.threads is not None and last.processes is not None
+    assert last.threads.sample > 0 and last.processes.sample > 0 and last.processes.start >= 0
+    assert last.draws == ()
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,12 @@ def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
             raise ValueError("second")
         return i
 
-    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread")
+    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread", share_dataset=True)
     with pytest.raises(ValueError, match="first"):
         next(iter(loader))
 
 
-def test_a_dataset_that_cannot_be_pickled_and_one_object_for_all() -> None:
+def test_a_dataset_that_cannot_be_copied_and_one_object_for_all() -> None:
     here = threading.Lock()  # no lock can be pickled
     seen: set[int] = set()
 
@@ -191,9 +191,8 @@ def test_a_dataset_that_cannot_be_pickled_and_one_object_for_all() -> None:
         return os.getpid()
 
     dataset = Made(make)
-    assert {p for b in penstock.DataLoader(dataset, 4, num_workers=2, worker_method="thread") for p in b.tolist()} == {
-        os.getpid()
-    }
+    loader = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="thread", share_dataset=True)
+    assert {p for b in loader for p in b.tolist()} == {os.getpid()}
     assert seen == {id(dataset)}
 
 
@@ -207,7 +206,9 @@ def test_get_worker_info_is_of_the_thread() -> None:
         return info.id, info.num_workers, info.seed, info.worker_method
 
     torch.manual_seed(1)
-    loader = penstock.DataLoader(Made(make, 2), batch_size=None, num_workers=2, worker_method="thread")
+    loader = penstock.DataLoader(
+        Made(make, 2), batch_size=None, num_workers=2, worker_method="thread", share_dataset=True
+    )
     infos = list(loader)
     assert sorted(info[0] for info in infos) == [0, 1]
     assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
@@ -268,7 +269,7 @@ def test_worker_init_fn_runs_once_in_each_thread() -> None:
     def init(number: int) -> None:
         seen.append((number, threading.current_thread().name, get_worker_info().id))
 
-    options: dict[str, Any] = dict(num_workers=3, worker_method="thread", worker_init_fn=init)
+    options: dict[str, Any] = dict(num_workers=3, worker_method="thread", worker_init_fn=init, share_dataset=True)
     list(penstock.DataLoader(Made(image), 4, **options))
     assert sorted(seen) == [(n, f"penstock-worker-{n}", n) for n in range(3)]
     loader = penstock.DataLoader(Made(image), 4, persistent_workers=True, **options)
@@ -315,7 +316,7 @@ def test_iterable_datasets_go_as_with_worker_processes(options: dict[str, Any], 
         assert_same(list(loader), wanted)
 
 
-def test_an_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
+def test_a_shared_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
     class Shared(tud.IterableDataset[int]):
         def __iter__(self) -> Shared:
             return self
@@ -324,7 +325,7 @@ def test_an_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
             raise StopIteration
 
     with pytest.raises(penstock.InvalidOption, match="__iter__ returns"):
-        list(penstock.DataLoader(Shared(), num_workers=2, worker_method="thread"))
+        list(penstock.DataLoader(Shared(), num_workers=2, worker_method="thread", share_dataset=True))
 
 
 def test_in_order_false_hands_out_what_is_done() -> None:
@@ -335,7 +336,9 @@ def test_in_order_false_hands_out_what_is_done() -> None:
             first.wait(10)
         return i
 
-    options: dict[str, Any] = dict(batch_size=1, num_workers=2, worker_method="thread", prefetch_factor=3)
+    options: dict[str, Any] = dict(
+        batch_size=1, num_workers=2, worker_method="thread", prefetch_factor=3, share_dataset=True
+    )
     batches = iter(penstock.DataLoader(Made(make, 6), in_order=False, **options))
     got = [next(batches).item()]
     first.set()
@@ -352,7 +355,9 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
             forever.wait()
         return i
 
-    loader = penstock.DataLoader(Made(stuck_here), 4, num_workers=2, worker_method="thread", timeout=0.3)
+    loader = penstock.DataLoader(
+        Made(stuck_here), 4, num_workers=2, worker_method="thread", timeout=0.3, share_dataset=True
+    )
     batches = iter(loader)
     next(batches)
     with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
@@ -383,18 +388,26 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
+    there = threading.Event()
+
     def make(i: int) -> int:
+        if i > 3:
+            there.wait()  # the threads go no further than the first batch before the cycle is there
         if i > 20:
             gc.collect()
         return i
 
     for _ in range(8):
-        batches = iter(penstock.DataLoader(Made(make, 60), 4, num_workers=2, worker_method="thread"))
+        there.clear()
+        batches = iter(
+            penstock.DataLoader(Made(make, 60), 4, num_workers=2, worker_method="thread", share_dataset=True)
+        )
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
         ended = batches._ended
         del batches, cycle
+        there.set()
         assert ended.wait(10)
 
 
@@ -429,6 +442,8 @@ def test_a_forked_child_says_where_the_threads_are() -> None:
         ({"worker_method": "fibre"}, "worker_method='fibre'"),
         ({"worker_method": 3}, "worker_method=3"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"share_dataset": 1, "worker_method": "thread"}, "share_dataset=1"),
+        ({"share_dataset": True}, "share_dataset=True is for worker_method='thread'"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

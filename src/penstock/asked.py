@@ -33,6 +33,10 @@ class Asked:
     other: list[Any] | None = None
     """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
     error: Exception | None = None
+    given: tuple[Any] | None = None
+    """What the sampler gave, as the pass keeps it."""
+    settled: bool = False
+    """It was asked for, or submitted, without an interrupt."""
 
     @property
     def count(self) -> int:
@@ -43,25 +47,19 @@ class Asked:
         """Return where the sample at a position of this batch stands in the order of the epoch."""
         return self.positions[position]
 
-    def ask(self, sampler: Callable[[], tuple[Any, Positions]], submit: Callable[[], None]) -> None:
-        """Take what the sampler gives, and submit it where it is indices. Raises StopIteration at the end.
-
-        Any other error, of the user's sampler or dataset, is kept: it is raised when this batch's turn has come.
-        """
-        try:
-            given, self.positions = sampler()
+    def settle(self, submit: Callable[[], None]) -> None:
+        """Submit what the sampler gave where it is indices; again after an interrupt, or for another plan."""
+        if self.given is not None:
+            given, self.positions = self.given[0]
             if isinstance(given, list):
                 self.other = given
             else:
                 self.wanted = given
-                self.begin(submit)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self.error = error
+                self._begin(submit)
+        self.settled = True
 
-    def begin(self, submit: Callable[[], None]) -> None:
-        """Submit the indices that the sampler gave, also once more. An error of the dataset's is kept."""
+    def _begin(self, submit: Callable[[], None]) -> None:
+        """Submit indices. An error of the user's dataset is kept: it is raised when this batch's turn has come."""
         self.indices, self.other, self.error = self.wanted, None, None
         try:
             submit()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -231,6 +232,15 @@ class Fetch:
             key = digest(task.seed, task.epoch, number, position)
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
+
+    def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
+        """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""
+        own = copy(self)
+        own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
+        own.collate_fn = copied(self.collate_fn, "collate_fn")
+        own._read = copied(self._read, type(self.dataset).__qualname__)
+        own._pipelines, own._owns_dataset = None, own._keyed
+        return own
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "note": no_note, "_pipelines": None}

@@ -25,13 +25,14 @@ from penstock.composed import natively
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.fetch import Fetch, Task
 from penstock.modes import as_taken
-from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
+from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.sample_notes import collated, fetched, one_by_one
 from penstock.stats import Counters, samples_given, samples_in
 from penstock.streams import Streams, go_on, state_of, tell_dataset
-from penstock.workers.threads import Init, Loading, Threads
+from penstock.workers.own_fetch import Init, OwnFetches
+from penstock.workers.threads import Loading, Threads
 
 
 class InTurn(_SingleProcessDataLoaderIter):
@@ -155,6 +156,7 @@ class Fetching(Pass):
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
         streams: where the dataset is that says so itself; they are told of the batches that come.
+        own: what each thread fetches with; None: all with `fetch`.
     """
 
     arrivals: Arrivals | None = None
@@ -172,6 +174,7 @@ class Fetching(Pass):
         drop_last: bool = False,
         eager: bool = True,
         streams: Streams | None = None,
+        own: OwnFetches | None = None,
     ) -> None:
         super().__init__(means)
         self._in_order = in_order
@@ -182,10 +185,10 @@ class Fetching(Pass):
             self._crew = Threads(
                 fetch,
                 means.workers,
+                own=own or OwnFetches(fetch, init, shared=True),
                 buffers=means.buffers if in_place else None,
                 iterable=iterable,
                 drop_last=drop_last,
-                init=init,
                 # With a seed passes differ by their epoch alone.
                 seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
             )
@@ -198,7 +201,7 @@ class Fetching(Pass):
     def begin(self, fetch: Fetch, course: Course, *, eager: bool = True, streams: Streams | None = None) -> None:
         """Begin a pass with the same threads."""
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
-        self._queue.clear()
+        self._queue = deque()
         self._fetch = fetch
         self._streams = streams
         if streams is not None and not self._iterable:
@@ -206,30 +209,31 @@ class Fetching(Pass):
                 course = replace(course, batches=begun(course.batches))
             tell_dataset(fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(fetch.dataset))
-        self._asked = 0  # batches that the sampler was asked for
         self._exhausted = False
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         if self._owners is not None and streams is not None and streams.given:
             self._owners.rotate(-streams.following)
         self._start(course)
         if eager:
-            self._refill()
+            self._refill(self._queue)
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         self._came: Loading | None = None
         try:
-            out = self._next_batch()
+            return self._next_batch(handed)
         except (StopIteration, WorkerStuck):
             raise
         except Exception:
-            self._tell()
+            self._tell(done=False)
             raise
-        self._tell(done=True)
-        return out
 
-    def _tell(self, *, done: bool = False) -> None:
+    def _tell(self, *, done: bool) -> None:
         """Tell of the batch that came, or of the error in its place."""
         came, self._came = self._came, None
+        if came is not None and came.told:
+            return
+        if came is not None:
+            came.told = True
         if self.arrivals is not None:
             self.arrivals.read(None if came is None else came.number)
         if self._streams is not None and self._streams.now is None:
@@ -238,18 +242,19 @@ class Fetching(Pass):
             else:
                 self._streams.failed()
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self, handed: Handed) -> Any:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
         started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
         while True:
-            self._refill()
-            if not self._queue:
+            self._refill(queue)
+            if not queue:
                 self._end_pass()
                 raise StopIteration
-            batch = self._wait()
-            self._queue.remove(batch)
+            batch = self._wait(queue)
             if not batch.ended and self._streams is not None and self._streams.to_drop[batch.owner or 0]:
+                queue.remove(batch)
                 self._streams.dropped(batch.owner or 0, batch.state)
                 continue
             if not batch.ended:
@@ -258,31 +263,44 @@ class Fetching(Pass):
                 self._streams.ended(batch.owner, batch.state)
             if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
                 self._owners.remove(batch.owner)
+            queue.remove(batch)
         self._came = batch
         if self._streams is not None and not self._iterable:
             batch.state = state_of(self._fetch.dataset)
         if batch.failed is not None:
             error = batch.failed[1]
+            queue.remove(batch)
             batch.failed = None  # or the error's traceback, which holds the batch, holds itself
             try:
                 raise error
             finally:
                 del error
-        out = self._means.deliver(batch.result)
-        if self._num_workers or batch.in_place:  # else it was made here
-            out = as_taken(out)
-        if self._means.buffers.pinned:
-            out = pinned(out)
+        try:
+            out = self._means.deliver(batch.result)
+            if self._num_workers or batch.in_place:  # else it was made here
+                out = as_taken(out)
+            if self._means.buffers.pinned:
+                out = pinned(out)
+        except Exception:
+            queue.remove(batch)
+            raise
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill()
+            self._refill(queue, done=1)
         self._means.counters.delivered(self._samples(batch, out), time.perf_counter() - started, ())
+        self._tell(done=True)
         self._crew.leave()
+        handed.append((batch, out))
+        self._drop(batch)
         return out
 
     def _samples(self, batch: Loading, out: Any) -> int:
         if batch.indices is not None or not self._fetch.batched:
             return 1 if batch.indices is None else len(batch.indices)
         return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
+
+    def _drop(self, batch: Any) -> None:
+        if batch in self._queue:
+            self._queue.remove(batch)
 
     @property
     def reusable(self) -> bool:
@@ -291,7 +309,7 @@ class Fetching(Pass):
 
     def close(self) -> None:
         super().close()
-        self._queue.clear()
+        self._queue = deque()
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -306,40 +324,55 @@ class Fetching(Pass):
         else:
             self.close()
 
-    def _refill(self) -> None:
-        target = self._in_flight()
-        while not self._exhausted and len(self._queue) < target:
+    def _refill(self, queue: deque[Loading], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue:
+            self._submit(queue[-1])  # an interrupt may have come before
+        target = self._in_flight(queue) + done
+        while not self._exhausted and len(queue) < target:
             if self._owners is not None and not self._owners:
                 return
-            try:
-                given, positions = next(self._course.batches)
-            except StopIteration:
+            taken = self._take()
+            if taken is None:
                 self._exhausted = True
                 return
-            owner = None
-            if self._owners is not None:
-                owner = self._owners[0]
-                self._owners.rotate(-1)
+            given, positions = taken[0]
             task = Task(given, self._course.seed, self._course.epoch, positions)
-            batch = self._crew.submit(task, owner)
-            batch.number, self._asked = self._asked, self._asked + 1
-            self._queue.append(batch)
+            try:
+                batch = self._crew.loading(task, self._owners[0] if self._owners else None)
+            except Exception:  # it is no list of indices
+                self._took(taken)
+                raise
+            batch.given, batch.number = taken, self._count - 1
+            queue.append(batch)
+            self._submit(batch)
 
-    def _in_flight(self) -> int:
+    def _submit(self, batch: Loading) -> None:
+        """Have the threads fetch a batch that is in the queue; again, after an interrupt."""
+        if batch.submitted:
+            return
+        if batch.given is not None:
+            self._took(batch.given)
+        if self._owners and self._owners[0] == batch.owner:
+            self._owners.rotate(-1)
+        self._crew.submit(batch)
+        batch.submitted = True
+
+    def _in_flight(self, queue: deque[Loading]) -> int:
         """Return how many batches to keep in flight."""
         workers = self._num_workers
         if workers == 0 or not self._means.ahead:
             return 1
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
-        if self._iterable or self._crew.sample_bytes is None or not self._queue:
+        if self._iterable or self._crew.sample_bytes is None or not queue:
             return 2 * workers + 1
-        samples = max(1, len(self._queue[0].indices or ()))
+        samples = max(1, len(queue[0].indices or ()))
         fitting = batches_that_fit(samples * self._crew.sample_bytes)
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
-    def _wait(self) -> Loading:
-        batches = [self._queue[0]] if self._in_order else list(self._queue)
+    def _wait(self, queue: deque[Loading]) -> Loading:
+        batches = [queue[0]] if self._in_order else list(queue)
         batch = self._crew.wait(batches, self._timeout)
         if batch is None:
             doing = "\n".join(self._crew.doing()) or "No worker thread is at work."

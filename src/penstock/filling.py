@@ -9,6 +9,7 @@ read was exchanged, or (in a live pass) the dataset was changed, it is planned a
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 from collections import Counter, deque
@@ -27,7 +28,7 @@ from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.fetch import Delivered, Fetch, Task
 from penstock.inverse import converted_otherwise, refuse_pixels
 from penstock.modes import as_taken
-from penstock.passing import Course, Means, Pass, batches_that_fit, pinned
+from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sample_notes import add_note, as_torch_would, note_batch
 from penstock.sources.reading import outside_root, system_error, unreadable
@@ -85,19 +86,19 @@ class Filling(Pass):
         self._exhausted = False
         self._start(course)
         if eager:
-            self._refill()
+            self._refill(self._queue)
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
         if self._live and not self._reads_ahead and self._fetch is None and not self._plan.still():
             self._plan_anew()
-        self._refill()
-        if not self._queue:
+        self._refill(queue)
+        if not queue:
             self.close()
             raise StopIteration
-        batch = self._queue[0]
+        batch = queue[0]
         failures = self._finish(batch)
-        self._queue.popleft()
         error = batch.error
         if failures:
             error = self._error(batch, failures)
@@ -105,17 +106,28 @@ class Filling(Pass):
             batch.rescues_failed.clear()
             batch.rows.clear()
         if error is not None:
+            queue.popleft()
             # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
             batch = InFlight()
             try:
                 raise error
             finally:
                 del error
-        out = self._means.deliver(self._assemble(batch))
+        try:
+            out = self._means.deliver(self._assemble(batch))
+        except Exception:
+            queue.popleft()
+            raise
         if self._reads_ahead:  # without workers nothing is done before it is asked for
-            self._refill()
+            self._refill(queue, done=1)
         self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
+        handed.append((batch, out))
+        self._drop(batch)
         return out
+
+    def _drop(self, batch: Any) -> None:
+        if self._queue and self._queue[0] is batch:
+            self._queue.popleft()
 
     def close(self) -> None:
         super().close()
@@ -156,6 +168,8 @@ class Filling(Pass):
         """
         found = self._plan.again()
         queue = self._queue
+        for batch in queue:
+            batch.unsettle()
         if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
             if not same_table(found.table, self._table):
                 raise converted_otherwise()
@@ -165,12 +179,11 @@ class Filling(Pass):
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
         self._queue, self._open = queue, True
         for batch in queue:
-            if len(batch.wanted):  # else it is an error of the sampler's, or what it gave is no indices
-                self._begin_again(batch)
+            self._settle(batch)
 
     def _begin_again(self, batch: InFlight) -> None:
-        batch.number = -1
-        batch.begin(partial(self._begin_batch, batch))
+        batch.unsettle()
+        self._settle(batch)
 
     def _meet_other_samples(self, batch: InFlight) -> bool:
         """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
@@ -190,17 +203,33 @@ class Filling(Pass):
                 return False
         except Exception:  # it is raised when the batch begins anew
             pass
-        self._retire(batch)
+        self._retired(batch)
         self._begin_again(batch)
         return True
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
-        while not self._exhausted and len(self._queue) < self._target:
-            batch = self._next_batch()
-            if batch is not None:
-                self._queue.append(batch)
+    def _refill(self, queue: deque[InFlight], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        for batch in queue:
+            self._settle(batch)  # an interrupt may have come before
+        while not self._exhausted and len(queue) < self._target + done:
+            batch = InFlight(key=(self._course.seed, self._course.epoch))
+            try:
+                batch.given = self._take()
+            except Exception as error:  # the sampler's
+                batch.error = error
+            if batch.given is None and batch.error is None:
+                self._exhausted = True
+                return
+            queue.append(batch)
+            self._settle(batch)
+
+    def _settle(self, batch: InFlight) -> None:
+        if not batch.settled:
+            if batch.given is not None:
+                self._took(batch.given)
+            batch.settle(partial(self._begin_batch, batch))
 
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
@@ -211,19 +240,12 @@ class Filling(Pass):
             return max(1, self._means.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
-    def _next_batch(self) -> InFlight | None:
-        batch = InFlight()
-        try:
-            batch.key = (self._course.seed, self._course.epoch)
-            batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
-        except StopIteration:
-            self._exhausted = True
-            return None
-        return batch
-
     def _begin_batch(self, batch: InFlight) -> None:
         if self._fetch is not None:
             batch.other = batch.wanted.tolist()
+            return
+        if self._crew.numbers and self._crew.batches.get(self._crew.numbers[-1]) is batch:
+            batch.number = self._crew.numbers[-1]  # it was submitted before an interrupt
             return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
@@ -244,8 +266,11 @@ class Filling(Pass):
         batch.rescues_failed, batch.rescued = {}, []
         fields = [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
         course = self._course
+        numbers = self._crew.numbers
         with self._crew.lock:
-            batch.number = self._pool.submit(
+            following = numbers[-1] + 1 if numbers else 0
+            self._crew.batches[following] = batch
+            arguments = (
                 course.seed & 0xFFFFFFFFFFFFFFFF,
                 course.epoch,
                 batch.local,
@@ -255,7 +280,9 @@ class Filling(Pass):
                 batch.names,
                 fields,
             )
-            self._crew.batches[batch.number] = batch
+            # In one step of the interpreter, so that an interrupt comes before it or after it.
+            numbers.extend(itertools.starmap(self._pool.submit, (arguments,)))
+            batch.number, batch.retired = following, []
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -264,15 +291,21 @@ class Filling(Pass):
         for times in count():
             if batch.number < 0:
                 break
-            self._wait(batch)
+            last = self._crew.numbers[-1]
+            if last != batch.number and self._crew.batches.get(last) is batch:
+                batch.number, batch.retired = last, []  # it was submitted again before an interrupt
+            if not batch.retired:
+                self._wait(batch)
             # Memory that is where it was has been there all the time; what moves from here on was read before.
             if not self._holds():
                 self._plan_anew(give_up=times >= _TIMES)
                 continue
             if self._meet_other_samples(batch):
                 continue
-            failures = self._retire(batch)
-            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
+            failures = self._retired(batch)
+            if not failures or not (
+                _was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
+            ):
                 return failures
             self._submit(batch)
         return []
@@ -305,9 +338,12 @@ class Filling(Pass):
             + "\n".join(told or ["No thread is at work."])
         )
 
-    def _retire(self, batch: InFlight) -> list[_native.Failure]:
-        del self._crew.batches[batch.number]
-        failures = self._pool.retire(batch.number)
+    def _retired(self, batch: InFlight) -> list[_native.Failure]:
+        """Return what failed in a batch that is done; again, after an interrupt."""
+        if not batch.retired:
+            batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
+        self._crew.batches.pop(batch.number, None)
+        failures = list(batch.retired[0])
         lost = self._plan.lost(batch.leaves, batch.local)
         known = {failure[0] for failure in failures} if lost else ()
         failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
@@ -427,6 +463,11 @@ class Filling(Pass):
             sample_id=name,
             path=path,
         )
+
+
+def _was_interrupted(batch: InFlight) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
+    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
 
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:

@@ -30,7 +30,7 @@ from penstock.errors import InvalidOption
 from penstock.fetching import Fetching
 from penstock.filling import Filling
 from penstock.keyed import KeyedSampler
-from penstock.method import Method, and_join, method_of
+from penstock.method import Method, and_join, method_of, shares
 from penstock.mix import Mix
 from penstock.passes import Passes, default_workers
 from penstock.passing import Course, Pass
@@ -44,6 +44,7 @@ from penstock.stats import Counters, Stats
 from penstock.substitutes import register_of
 from penstock.warn_user import warn_user
 from penstock.weighted import Weighted
+from penstock.workers.own_fetch import copies_told
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -71,9 +72,12 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             torch's loader would draw; native random transforms are functions of a seed drawn for the pass.
         worker_method: who reads a dataset that only Python can read. None: torch's worker processes, where a Compose of
             torchvision's transforms that the dataset calls runs natively. "process": the same, with nothing native.
-            "thread": threads of this process, which write each sample into its row of the batch; the dataset's code
-            must be safe for that. "auto": a few samples are fetched on one thread and on two, and the faster method
-            is taken. explain() says what was chosen and why.
+            "thread": threads of this process, which write each sample into its row of the batch. Each has a copy of the
+            dataset's Python objects and of its transforms, made when a pass begins; tensors, arrays and other data are
+            shared. "auto": both fetch a few batches for a moment, and the faster method is taken; threads where they
+            are as fast. explain() says what was chosen and why.
+        share_dataset: True: all threads of worker_method="thread" or "auto" use the one dataset object, not a copy
+            each. Its code must be safe to call from several threads at once.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
             sample, a function of (seed, epoch, sample, position), stands in for it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
@@ -89,7 +93,9 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             state is that of the batch that was handed out last, at every step.
 
     Raises:
-        InvalidOption: seed together with generator, an unknown worker_method, on_error or device, on_error="replace" or
+        InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
+            share_dataset=True without threads, a dataset of threads that holds an open file or a lock (from iter()),
+            on_error="replace" or
             shard= for an iterable dataset, shard= with a shuffle without seed= or with a sampler of one's own; from
             iter(), a device that is not there.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
@@ -119,6 +125,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         worker_method: Literal["process", "thread", "auto", "multiprocessing"] | None = None,
+        share_dataset: bool = False,
         on_error: Literal["raise", "replace"] | Replace = "raise",
         device: Device | Feed | None = None,
         shard: Shard = None,
@@ -161,6 +168,7 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         self._method = method_of(worker_method)
         if self._method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
+        self.share_dataset = shares(share_dataset, self._method)
         self._choice, self._draws, self._reach = None, None, Reach()
         self._plan: Plan = plan(
             dataset,
@@ -276,6 +284,8 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             )
         threads = bool(self.num_workers) and self._in_threads()
         iterable = isinstance(self.dataset, IterableDataset)
+        if threads:
+            yield copies_told(self._fetch(here=False), self.worker_init_fn, shared=self.share_dataset)
         if self.seed is not None and not iterable:
             yield (
                 "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "

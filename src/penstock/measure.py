@@ -1,63 +1,81 @@
-"""worker_method="auto": a few samples are fetched on one thread and on two, and the faster method is foretold.
+"""worker_method="auto": both executors fetch a few batches of the loader's own, in turn, and their times are compared.
 
-Threads of one process share Python's lock: how much of a sample's time holds it shows in how much faster two
-threads are than one (Amdahl's law). Worker processes share nothing, and pay for the way of each batch from one
-process to the other instead, which is measured too: shared memory of a batch's size, and a connection for each tensor.
+They are the real ones: torch's worker processes with a Fetch in them, and the crew of threads. What a pass pays for
+each batch they pay here, the way from a process to this one included; how long their start takes is seen by the first
+batch. The batches are the loader's, or smaller where those would take longer than there is time.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Listener
-from statistics import median
+from itertools import cycle
 from typing import Any
 
 import numpy as np
-import torch
+import torch.utils.data
 
-from penstock.collating import Layout, layout_of
+from penstock.buffers import Buffers
 from penstock.fetch import Fetch, Task
+from penstock.fetching import Fetching
+from penstock.passing import IN_FLIGHT, Course, Means
 from penstock.randomness import drawn_from, kept, states
-from penstock.workers.surroundings import one_core_each
+from penstock.stats import Counters
+from penstock.workers.own_fetch import Init, OwnFetches
+from penstock.workers.processes import Processes
 
-#: Time that measuring may take where the samples allow it, in seconds.
+#: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
 BUDGET_SECONDS = 0.2
-#: Rounds, each of one thread and of two; medians count.
+#: Rounds, each of processes and of threads; of each the fastest counts, for what else runs can only slow it down.
 ROUNDS = 3
-#: What threads must reach of the processes' rate to be chosen: they start at once, and hold one copy of the dataset.
-ENOUGH = 0.95
+#: A trial's batch is made smaller where it would take one worker longer, in seconds.
+BATCH_SECONDS = 0.01
+#: Samples that take longer, in seconds, are not tried: beside them neither start nor transfer counts.
+SLOW_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a few samples told."""
+class Trial:
+    """What is tried: what a loader fetches with, and its arguments."""
 
-    one: float
-    """Samples a second on one thread."""
-    two: float
-    """Samples a second on two."""
-    cpu_seconds: float
-    """Of one sample."""
-    transport_seconds: float
-    """Of one sample's way from a worker process to this one, half of it paid on each side."""
+    fetch: Fetch
+    batch_size: int
+    workers: int
+    init: Init | None = None
+    in_flight: int | None = None
+    """Batches in flight in threads; None: as the pass chooses."""
+    prefetch_factor: int | None = None
+    """Batches in flight for each process."""
+    shared: bool = False
+    """All threads use one dataset."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How an executor did."""
+
+    start: float
+    """Seconds till its first batch, less what such a batch takes one worker."""
+    sample: float
+    """Seconds a sample, in the fastest round."""
+
+    def epoch(self, samples: int) -> float:
+        """Return the seconds of an epoch."""
+        return self.start + samples * self.sample
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a trial has found so far."""
+
     draws: tuple[str, ...]
     """Global generators that the dataset draws from."""
-
-    def threads(self, workers: int, cpus: int) -> float:
-        """Return the samples a second that so many threads will fetch."""
-        serial = min(1.0, max(0.0, 2 * self.one / self.two - 1))
-        scaled = self.one / (serial + (1 - serial) / workers)
-        return min(scaled, max(self.one, cpus / self.cpu_seconds))
-
-    def processes(self, workers: int, cpus: int) -> float:
-        """Return the samples a second that so many processes will fetch."""
-        way = self.transport_seconds / 2
-        per_worker = min(workers / (1 / self.one + way), cpus / (self.cpu_seconds + self.transport_seconds))
-        return min(per_worker, 1 / way) if way else per_worker
+    sample_seconds: float = 0.0
+    """Of a single sample."""
+    processes: Speed | None = None
+    threads: Speed | None = None
 
 
 def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
@@ -68,136 +86,161 @@ def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
         return drawn_from(before)
 
 
-def measure(fetch: Fetch, task: Task, indices: Sequence[Any], batch_size: int) -> Measured:
-    """Fetch a few samples on one thread and on two. Raises what the dataset raises.
+def try_both(trial: Trial) -> Iterator[Found]:
+    """Yield what is found, more and more of it. Raises what the dataset raises.
 
-    Args:
-        fetch: calls the dataset.
-        task: the pass, for samples that depend on it.
-        indices: of samples that may be fetched, over and over.
-        batch_size: samples of a batch.
+    The process that calls it must be one that ends then: workers are forked, samples are fetched.
     """
-    following = _cycle(indices)
-    draws = draws_of(fetch, task, next(following))  # the first one also opens and imports what later ones need not
-    with kept():
-        began = time.perf_counter()
-        sample = fetch.sample(task, next(following))
-        layout = layout_of(sample)
-        seconds = time.perf_counter() - began
-        share = BUDGET_SECONDS / (2 * ROUNDS)
-        count = min(max(1, int(share / max(seconds, 1e-6))), 10_000)
-        ones: list[float] = []
-        twos: list[float] = []
-        cpu: list[float] = []
-        began = time.perf_counter()
-        for _ in range(ROUNDS):
-            if ones and time.perf_counter() - began > BUDGET_SECONDS:
-                break  # samples so slow that a round tells enough
-            rate, spent = _run(fetch, task, following, layout, count, threads=1)
-            ones.append(rate)
-            cpu.append(spent)
-            count = min(max(1, int(share * rate)), 10_000)
-            twos.append(_run(fetch, task, following, layout, count, threads=2)[0])
-        tensors = _tensors(fetch.collate_fn([sample] * batch_size if fetch.batched else sample))
-    way = _memory_seconds(layout.nbytes * batch_size) + len(tensors) * _connection_seconds()
-    return Measured(median(ones), median(twos), median(cpu), way / batch_size, draws)
-
-
-def _cycle(indices: Sequence[Any]) -> Iterator[Any]:
-    while True:
-        yield from indices
-
-
-def _run(
-    fetch: Fetch, task: Task, following: Iterator[Any], layout: Layout, count: int, *, threads: int
-) -> tuple[float, float]:
-    """Return (samples a second, CPU seconds a sample) of so many threads that fetch `count` samples each."""
-    parts = [[next(following) for _ in range(count)] for _ in range(threads)]
-    spent = [0.0] * threads
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        one_core_each()
-        sink = [torch.empty(field.shape, dtype=field.dtype) for field in layout.fields]
-        start.wait()
-        began = time.thread_time()
-        try:
-            for index in parts[number]:
-                _write(fetch.sample(task, index), sink)
-        except BaseException as error:
-            errors.append(error)
-        spent[number] = time.thread_time() - began
-
-    start = threading.Barrier(threads + 1)
-    crew = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)]
-    for thread in crew:
-        thread.start()
-    start.wait()
+    own = OwnFetches(trial.fetch, trial.init, shared=trial.shared)
+    indices = cycle(some_indices(len(trial.fetch.dataset)))
+    task = Task(None, 0, 0)
+    draws = draws_of(trial.fetch, task, next(indices))  # the first one also opens and imports what later ones need not
     began = time.perf_counter()
-    for thread in crew:
-        thread.join()
-    elapsed = time.perf_counter() - began
-    if errors:
-        raise errors[0]
-    return threads * count / elapsed, sum(spent) / (threads * count)
-
-
-def _write(sample: Any, sink: list[torch.Tensor]) -> None:
-    """Copy a sample's tensors, as they are copied into rows."""
-    values = sample if isinstance(sample, (tuple, list)) else (sample,)
-    for value, row in zip((value for value in values if isinstance(value, torch.Tensor)), sink, strict=False):
-        if value.shape == row.shape:
-            row.copy_(value)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of a batch."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
-
-
-def _memory_seconds(size: int) -> float:
-    """Return the seconds that so many bytes cost on their way through new shared memory, as torch sends them."""
-    size = max(1, size)
-    times = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        sent = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
-        _touch(sent).fill_(1)
-        descriptor, _ = sent._share_fd_cpu_()
-        received = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)  # type: ignore[attr-defined]
-        int(_touch(received)[::4096].sum())
-        times.append(time.perf_counter() - began)
-    return median(times)
-
-
-def _connection_seconds() -> float:
-    """Return the seconds of a connection such as torch makes for each tensor, to send its descriptor."""
-    key = os.urandom(16)
-    times = []
-    with Listener("\0penstock-" + key.hex(), authkey=key) as listener:
-
-        def serve() -> None:
-            for _ in range(ROUNDS):
-                with listener.accept() as connection:
-                    connection.send(connection.recv())
-
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
+    with kept():
+        trial.fetch.sample(task, next(indices))
+    seconds = time.perf_counter() - began
+    yield Found(draws, seconds)
+    if seconds > SLOW_SECONDS:
+        return
+    count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
+    batches = _Batches(indices, count if trial.fetch.batched else None, least=trial.workers)
+    runs = _InProcesses(trial, batches), _InThreads(trial, own, batches)  # processes first: no thread is forked then
+    try:
+        firsts = [run.first() for run in runs]
+        spent = 0.0
         for _ in range(ROUNDS):
-            began = time.perf_counter()
-            with Client(listener.address, authkey=key) as connection:
-                connection.send((0, 0))
-                connection.recv()
-            times.append(time.perf_counter() - began)
-        server.join()
-    return median(times)
+            for run in runs:
+                spent += run.round(BUDGET_SECONDS / ROUNDS / len(runs))
+            speeds = [
+                Speed(max(0.0, first - batches.count * seconds), run.best)
+                for run, first in zip(runs, firsts, strict=True)
+            ]
+            yield Found(draws, seconds, *speeds)
+            if spent > BUDGET_SECONDS:
+                break  # samples so slow that a round tells enough
+    finally:
+        for run in runs:
+            run.end()
 
 
-def _touch(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+class _Batches:
+    """A sampler whose passes end after some time, or at once after one batch for each worker."""
+
+    def __init__(self, indices: Iterator[Any], count: int | None, least: int) -> None:
+        self._indices = indices
+        self._batched = count is not None
+        self._least = least
+        self.count = count or 1
+        self.until = 0.0
+        self.given = 0
+        """Batches of the pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.given = 0
+        while self.given < self._least or time.perf_counter() < self.until:
+            self.given += 1
+            yield [next(self._indices) for _ in range(self.count)] if self._batched else next(self._indices)
+
+    def __len__(self) -> int:
+        raise TypeError("it is not known before")
+
+
+class _Run(ABC):
+    """One executor, pass after pass with the same workers."""
+
+    def __init__(self, batches: _Batches) -> None:
+        self.batches = batches
+        self.best = float("inf")
+        """Seconds a sample in the fastest round."""
+        self.iterator: Any = None
+
+    def first(self) -> float:
+        """Start the workers, have them fetch a batch each, and return the seconds till the first one."""
+        began = time.perf_counter()
+        self.batches.until = 0.0
+        batches = self.begin()
+        next(batches)
+        seconds = time.perf_counter() - began
+        for _ in batches:
+            pass
+        return seconds
+
+    def round(self, seconds: float) -> float:
+        """Fetch for about so long, and return how long it took."""
+        began = time.perf_counter()
+        self.batches.until = began + seconds
+        for _ in self.begin():
+            pass
+        spent = time.perf_counter() - began
+        self.best = min(self.best, spent / (self.batches.given * self.batches.count))
+        return spent
+
+    def end(self) -> None:
+        """End the workers."""
+        if self.iterator is not None:
+            self.iterator._shutdown_workers()
+
+    @abstractmethod
+    def begin(self) -> Iterator[Any]:
+        """Return a pass over the batches."""
+
+
+class _InThreads(_Run):
+    def __init__(self, trial: Trial, own: OwnFetches, batches: _Batches) -> None:
+        super().__init__(batches)
+        self._trial = trial
+        self._own = own
+        self._means = Means(
+            workers=trial.workers,
+            in_flight=trial.in_flight,
+            buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
+            counters=Counters(),
+            deliver=_as_it_is,
+            persistent=True,
+        )
+
+    def begin(self) -> Iterator[Any]:
+        course = Course(iter(self.batches), None, 0, 0)
+        if self.iterator is None:
+            self.iterator = Fetching(self._trial.fetch, course, self._means, init=self._trial.init, own=self._own)
+        else:
+            self.iterator.begin(self._trial.fetch, course)
+        return self.iterator  # type: ignore[no-any-return]
+
+
+class _InProcesses(_Run):
+    def __init__(self, trial: Trial, batches: _Batches) -> None:
+        super().__init__(batches)
+        sampler: Any = batches
+        init: Any = trial.init
+        self._loader = _Loader(
+            trial.fetch.dataset,
+            **({"batch_sampler": sampler} if trial.fetch.batched else {"batch_size": None, "sampler": sampler}),
+            num_workers=trial.workers,
+            collate_fn=trial.fetch.collate_fn,
+            worker_init_fn=init,
+            prefetch_factor=trial.prefetch_factor,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+        self._loader.fetch = trial.fetch
+
+    def begin(self) -> Iterator[Any]:
+        self.iterator = iter(self._loader)
+        return self.iterator  # type: ignore[no-any-return]
+
+
+class _Loader(torch.utils.data.DataLoader[Any]):
+    """torch's loader, with our worker processes."""
+
+    fetch: Fetch
+
+    def _get_iterator(self) -> Any:
+        return Processes(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.batches import settled_at_start
 from penstock.buffers import Buffers
+from penstock.copies import NotCopied
 from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.feeding import Feeding, Turns
@@ -24,7 +26,8 @@ from penstock.fetch import Fetch
 from penstock.fetching import Fetching, InTurn
 from penstock.filling import Filling
 from penstock.ledger import Ledger
-from penstock.method import Choice, Method, draws_in_threads, try_out
+from penstock.measure import Trial
+from penstock.method import Choice, Method, draws_in_threads, not_copied, try_out
 from penstock.naming import name_of
 from penstock.order import Positions
 from penstock.passing import IN_FLIGHT, Course, Means, Pass, Pinning
@@ -36,6 +39,7 @@ from penstock.schedule import Share
 from penstock.stats import Counters
 from penstock.substitutes import Register, Substitutes, population
 from penstock.warn_user import warn_user
+from penstock.workers.own_fetch import OwnFetches
 from penstock.workers.processes import Processes
 
 
@@ -76,6 +80,7 @@ class Passes(Resumable):
     _chosen_workers: int | None
     """What was chosen because num_workers was None; a program that sets the attribute has the last word."""
     _prefetch_given: bool
+    share_dataset: bool
     _counters: Counters
     _buffers: Buffers | None
 
@@ -220,9 +225,17 @@ class Passes(Resumable):
                 fetch=self._fetcher(here=self.num_workers == 0),
             )
         if kind is Fetching:
+            fetch = self._fetch(here=self.num_workers == 0)
+            try:  # before anything is drawn for the pass
+                own = OwnFetches(fetch, self.worker_init_fn, shared=self.share_dataset or self.num_workers == 0)
+            except NotCopied as error:
+                if self._method is not Method.AUTO:
+                    raise
+                self._choice = not_copied(error)  # the loop has opened something since it was chosen
+                return self._get_iterator()
             return Fetching(
-                self._fetch(here=self.num_workers == 0),
-                self._course(),
+                fetch,
+                self._promised(self._course()),
                 self._means(),
                 init=self.worker_init_fn,
                 iterable=isinstance(self.dataset, IterableDataset),
@@ -230,6 +243,7 @@ class Passes(Resumable):
                 drop_last=self.drop_last,
                 eager=not self._on_demand(),
                 streams=None if self._progress is None else self._progress.streams,
+                own=own,
             )
         if kind is Processes:
             self.check_worker_number_rationality()
@@ -264,7 +278,8 @@ class Passes(Resumable):
             held.begin(self._plan, self._course(), eager=not self._on_demand())
         elif isinstance(held, Fetching):
             streams = None if self._progress is None else self._progress.streams
-            held.begin(self._fetch(here=False), self._course(), eager=not self._on_demand(), streams=streams)
+            course = self._promised(self._course())
+            held.begin(self._fetch(here=False), course, eager=not self._on_demand(), streams=streams)
 
     def _in_threads(self) -> bool:
         """Return whether Python threads of this process read the dataset."""
@@ -275,9 +290,22 @@ class Passes(Resumable):
     def _chosen(self) -> Choice:
         """Return what worker_method="auto" comes to: measured once."""
         if self._choice is None:
-            seeded = self.seed is not None
-            self._choice = try_out(self._fetch(here=False), self.batch_size or 1, self.num_workers, seeded=seeded)
+            self._choice = self._tried()
         return self._choice
+
+    def _tried(self) -> Choice:
+        trial = Trial(
+            self._fetch(here=False),
+            self.batch_size or 1,
+            self.num_workers,
+            init=self.worker_init_fn,
+            in_flight=self._in_flight(),
+            prefetch_factor=self.prefetch_factor,
+            shared=self.share_dataset,
+        )
+        batches = None if self.persistent_workers else self._length()
+        samples = None if batches is None else batches * trial.batch_size
+        return try_out(trial, samples, seeded=self.seed is not None)
 
     def _global_draws(self) -> tuple[str, ...]:
         """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
@@ -359,6 +387,11 @@ class Passes(Resumable):
             return Course(batches, self._length(), *self._key())
         seed, epoch = self._key()
         return Course(self._index_batches(seed, epoch), self._length(), seed, epoch)
+
+    def _promised(self, course: Course) -> Course:
+        """Return a course with what an iterable dataset said of its length, as the loader's len() has noted it."""
+        said: int | None = getattr(self, "_IterableDataset_len_called", None)
+        return course if said is None else replace(course, promised=said, dataset=str(self.dataset))
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""

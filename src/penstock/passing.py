@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -17,6 +20,7 @@ from penstock.buffers import Buffers
 from penstock.order import Positions
 from penstock.progress import Progress, counted
 from penstock.stats import Counters
+from penstock.warn_user import warn_user
 from penstock.workers.native import ThreadWorker
 
 #: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
@@ -41,6 +45,10 @@ class Course:
     """Of the sampler, for len()."""
     seed: int
     epoch: int
+    promised: int | None = None
+    """What len() of an iterable dataset said, where the loader was asked for its length."""
+    dataset: str = ""
+    """The repr of that dataset."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,10 @@ class Means:
     """The iterator is used for the next pass too."""
 
 
+#: What was in flight and the batch made of it, once it is to be handed out; empty before.
+Handed = list[tuple[Any, Any]]
+
+
 class Crew(Protocol):
     """The threads of a pass. They never hold the pass itself, so that an abandoned one can be collected."""
 
@@ -78,6 +90,9 @@ class Pass(_BaseDataLoaderIter):
     For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
     next(): each gets whole batches. After an error it goes on with the next batch. It ends its threads when it is
     exhausted (unless it is persistent), closed or dropped.
+
+    An interrupt (Ctrl-C, in any line) loses no batch: what the sampler gave is kept until it is in flight, a batch in
+    flight until it is handed out, and one that did not reach its caller comes with the next call.
     """
 
     def __init__(self, means: Means) -> None:  # not torch's: this draws and starts other things
@@ -88,6 +103,7 @@ class Pass(_BaseDataLoaderIter):
         self._num_yielded = 0
         self._course = Course(iter(()), None, 0, 0)
         self._open = False
+        self._forget_given()
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
@@ -96,8 +112,44 @@ class Pass(_BaseDataLoaderIter):
     progress: Progress | None = None
 
     @abstractmethod
-    def _next_data(self) -> Any:
-        """Return the next batch. Raises StopIteration at the end."""
+    def _hand_out(self, handed: Handed) -> Any:
+        """Return the next batch. Raises StopIteration at the end.
+
+        What is in flight and the batch are added to `handed` before it is dropped: then nothing can lose it.
+        """
+
+    @abstractmethod
+    def _drop(self, batch: Any) -> None:
+        """Drop what was in flight, where it is still there."""
+
+    def _forget_given(self) -> None:
+        self._given: deque[tuple[Any]] = deque()  # what the sampler gave and is not in flight: at most one
+        self._cut = False  # an interrupt came from within the sampler
+        self._count = 0  # of what the sampler gave
+        self._back: deque[Any] = deque()  # batches that did not reach their caller
+
+    def _take(self) -> tuple[Any] | None:
+        """Return what the sampler gives next, in a tuple of its own; again, until `_took` is called. None: the end."""
+        if not self._given:
+            try:  # in one step of the interpreter, so that an interrupt comes before it or after it
+                self._given.extend(zip(islice(self._course.batches, 1), strict=False))
+            except Exception:
+                raise
+            except BaseException as error:  # with a frame behind this one it came from within the sampler
+                self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+                raise
+            if not self._given:
+                if self._cut and self._count != self._course.length:  # an interrupted generator is at its end
+                    raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
+                return None
+            self._cut = False
+            self._count += 1
+        return self._given[0]
+
+    def _took(self, given: tuple[Any]) -> None:
+        """Take note that what `_take` returned is in flight."""
+        if self._given and self._given[0] is given:
+            self._given.clear()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Go through the data of a loader again, as torch's loader asks of a persistent iterator."""
@@ -113,6 +165,7 @@ class Pass(_BaseDataLoaderIter):
     def _start(self, course: Course) -> None:
         self._course = course
         self._num_yielded = 0
+        self._forget_given()
         self._open = True
 
     def close(self) -> None:
@@ -120,24 +173,57 @@ class Pass(_BaseDataLoaderIter):
         if self._end is not None:
             self._end()
         self._open = False
+        self._forget_given()
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
         self.close()
 
     def __next__(self) -> Any:
-        return counted(self.progress, self._one)
+        handed: Handed = []
+        try:
+            return counted(self.progress, partial(self._one, handed))
+        except BaseException:
+            if handed:
+                self._take_back(*handed[0])
+            raise
 
-    def _one(self) -> Any:
+    def _take_back(self, inside: Any, batch: Any) -> None:
+        """Keep a batch that was handed out and did not reach its caller."""
+        with self._lock:
+            if not (self._back and self._back[0] is batch):
+                self._back.appendleft(batch)
+            self._drop(inside)
+
+    def _one(self, handed: Handed) -> Any:
         with self._lock:
             if not self._open:
                 raise StopIteration
+            if self._back:
+                handed.append((None, self._back[0]))
+                return self._back.popleft()
             if torch._C._autograd._profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
-                    batch = self._next_data()
+                    batch = self._hand_out(handed)
             else:
-                batch = self._next_data()
+                batch = self._hand_out(handed)
             self._num_yielded += 1
+            if self._course.promised is not None and self._num_yielded > self._course.promised:
+                self._warn_of_more(self._course.promised)
             return batch
+
+    def _warn_of_more(self, promised: int) -> None:
+        """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
+        text = (
+            f"Length of IterableDataset {self._course.dataset} was reported to be {promised}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers:
+            text += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warn_user(text)
 
     def __len__(self) -> int:
         if self._course.length is None:

@@ -21,7 +21,7 @@ from penstock.device.lane import Lane
 from penstock.device.operations import Pictures, Places, obstacle
 from penstock.device.reading import Batch, Encoded, Pixels, Readers, Row, Sample
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.passing import IN_FLIGHT, Course, Means, Pass
+from penstock.passing import IN_FLIGHT, Course, Handed, Means, Pass
 from penstock.plan import NativePlan, Plan
 from penstock.sample_notes import as_torch_would
 from penstock.steps import Refusal
@@ -99,28 +99,39 @@ class GpuDecoding(Pass):
         self._exhausted = False
         self._start(course)
         if eager:
-            self._refill()
+            self._refill(self._queue)
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         started = time.perf_counter()
-        self._refill()
-        if not self._queue:
+        queue = self._queue  # close(), in another thread, makes another one
+        self._refill(queue)
+        if not queue:
             self.close()
             raise StopIteration
-        batch = self._queue[0]
+        batch = queue[0]
         if self._crew.wait(batch, self._timeout) is None:
             raise WorkerStuck(
                 f"DataLoader timed out after {self._timeout} seconds: {self._num_workers} threads read image files. "
                 "Raise timeout= if they may take as long, else look at the file system they lie on."
             )
-        self._queue.popleft()
         if batch.error is not None:
+            queue.popleft()
             _raise_failed(batch)
-        out = self._means.deliver(self._assemble(batch))
+        try:
+            out = self._means.deliver(self._assemble(batch))
+        except Exception:
+            queue.popleft()
+            raise
         if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill()
+            self._refill(queue, done=1)
         self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
+        handed.append((batch, out))
+        self._drop(batch)
         return out
+
+    def _drop(self, batch: Any) -> None:
+        if self._queue and self._queue[0] is batch:
+            self._queue.popleft()
 
     def close(self) -> None:
         super().close()
@@ -135,18 +146,30 @@ class GpuDecoding(Pass):
 
     # --- reading ahead ------------------------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
+    def _refill(self, queue: deque[Batch], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue:
+            self._settle(queue[-1])  # an interrupt may have come before
         target = 1
         if self._num_workers and self._means.ahead:
             target = AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
-        while not self._exhausted and len(self._queue) < target:
+        while not self._exhausted and len(queue) < target + done:
             batch = Batch()
             try:
-                batch.ask(self._course.batches.__next__, partial(self._begin_batch, batch))
-            except StopIteration:
+                batch.given = self._take()
+            except Exception as error:  # the sampler's
+                batch.error = error
+            if batch.given is None and batch.error is None:
                 self._exhausted = True
                 return
-            self._queue.append(batch)
+            queue.append(batch)
+            self._settle(batch)
+
+    def _settle(self, batch: Batch) -> None:
+        if not batch.settled:
+            if batch.given is not None:
+                self._took(batch.given)
+            batch.settle(partial(self._begin_batch, batch))
 
     def _begin_batch(self, batch: Batch) -> None:
         batch.indices = batch.wanted.copy()  # threads put others in it

@@ -17,7 +17,7 @@ from penstock.batches import as_array
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
-from penstock.passing import Course, Means, Pass
+from penstock.passing import Course, Handed, Means, Pass
 from penstock.sample_notes import as_torch_would
 
 #: Batches that are gathered together: operations of a device cost the same for few samples and for many.
@@ -81,32 +81,47 @@ class Gathering(Pass):
     def __repr__(self) -> str:
         return f"<Gathering: {'open' if self._open else 'closed'}, on {self._held.device}>"
 
-    def _next_data(self) -> Any:
+    def _hand_out(self, handed: Handed) -> Any:
         started = time.perf_counter()
         with self._working():
-            if not self._ready:
-                self._gather()
-            if not self._ready:
+            ready, asked = self._ready, self._asked  # close(), in another thread, makes others
+            self._sort_out(ready, asked)
+            if not ready:
+                self._gather(ready, asked)
+            if not ready:
                 self.close()
                 raise StopIteration
-            batch = self._ready.popleft()
+            batch = ready[0]
             if batch.error is not None:
+                ready.popleft()
                 error, batch = batch.error, _Batch()
                 try:
                     raise error
                 finally:
                     del error  # its traceback holds this frame
-            out = self._means.deliver(self._assemble(batch))
+            try:
+                out = self._means.deliver(self._assemble(batch))
+            except Exception:
+                ready.popleft()
+                raise
         self._means.counters.delivered(batch.count, time.perf_counter() - started, ())
+        handed.append((batch, out))
+        self._drop(batch)
         return out
+
+    def _drop(self, batch: Any) -> None:
+        if self._ready and self._ready[0] is batch:
+            self._ready.popleft()
 
     # --- several batches ------------------------------------------------------------------------------------
 
-    def _gather(self) -> None:
+    def _gather(self, ready: deque[_Batch], asked: deque[_Batch]) -> None:
         """Make the next batches ready; none where the pass is at its end."""
-        while not self._exhausted and len(self._asked) < self._target:
-            self._ask()
-        group = [self._asked.popleft() for _ in range(min(self._target, len(self._asked)))]
+        if asked:
+            self._settle(asked[-1])  # an interrupt may have come before
+        while not self._exhausted and len(asked) < self._target:
+            self._ask(asked)
+        group = list(asked)[: self._target]
         if not group:
             return
         try:
@@ -117,26 +132,39 @@ class Gathering(Pass):
                 group[0].error = error
             else:  # each by itself, from now on
                 self._target = self._most = 1
-                self._asked.extendleft(reversed(group))
                 group = []
         except Exception as error:  # of the dataset's labels, say
             group[0].error = error
-            self._asked.extendleft(reversed(group[1:]))
             group = group[:1]
         if group:
-            self._ready.extend(group)
+            ready.extend(group)
+            self._sort_out(ready, asked)
         else:
-            self._gather()
+            self._gather(ready, asked)
 
-    def _ask(self) -> None:
+    def _sort_out(self, ready: deque[_Batch], asked: deque[_Batch]) -> None:
+        """Take those that are ready out of those that were asked for; again, after an interrupt."""
+        while asked and any(asked[0] is batch for batch in ready):
+            asked.popleft()
+
+    def _ask(self, asked: deque[_Batch]) -> None:
         """Ask the sampler for a batch."""
         batch = _Batch()
         try:
-            batch.ask(self._course.batches.__next__, partial(self._resolve, batch))
-        except StopIteration:
+            batch.given = self._take()
+        except Exception as error:  # the sampler's
+            batch.error = error
+        if batch.given is None and batch.error is None:
             self._exhausted = True
             return
-        self._asked.append(batch)
+        asked.append(batch)
+        self._settle(batch)
+
+    def _settle(self, batch: _Batch) -> None:
+        if not batch.settled:
+            if batch.given is not None:
+                self._took(batch.given)
+            batch.settle(partial(self._resolve, batch))
 
     def _resolve(self, batch: _Batch) -> None:
         batch.leaves, batch.local = self._held.plan.root.resolve(batch.indices)

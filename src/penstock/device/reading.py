@@ -127,8 +127,10 @@ class Readers:
         """Begin to read a batch."""
         count = len(batch.indices)
         unread: Any = None
-        batch.samples, batch.unfinished = [unread] * count, count
         with self._lock:
+            if batch.taken or any(batch is other for other in self._open):
+                return  # again, after an interrupt
+            batch.samples, batch.unfinished = [unread] * count, count
             if count:
                 self._open.append(batch)
                 self._work.notify_all()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +45,11 @@ class ThreadWorker:
         """Wait for the end of the pass, at most `timeout` seconds."""
         self._ended.wait(timeout)
 
+    def terminate(self) -> None:
+        """Do nothing: a thread cannot be ended from outside, and ends with its pass."""
+
+    kill = terminate
+
     @property
     def exitcode(self) -> int | None:
         """0 once the pass has ended, None before."""
@@ -62,7 +68,13 @@ class InFlight(Asked):
     rows: list[Rows] = field(default_factory=list)
     number: int = -1
     key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
+    retired: list[list[_native.Failure]] = field(default_factory=list)
+    """What failed in it, once it is done."""
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
+
+    def unsettle(self) -> None:
+        """Let it be submitted anew: to another pool, or for other samples."""
+        self.number, self.retired, self.settled = -1, [], False
 
 
 class Workers:
@@ -79,6 +91,7 @@ class Workers:
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, InFlight] = {}  # those in flight, by number
+        self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
         self._plan = plan
         self._threads: list[threading.Thread] = []

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,11 +33,10 @@ from penstock.randomness import Generators
 from penstock.sample_notes import add_note
 from penstock.streams import go_on, state_of
 from penstock.workers.leaving import end_crew
+from penstock.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.workers.pace import Pace
 from penstock.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
-
-Init = Callable[[int], object]
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
@@ -51,7 +50,7 @@ CALLER_SECONDS = 0.05
 HEAP_BYTES = 30 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Loading:
     """A batch in flight."""
 
@@ -76,6 +75,11 @@ class Loading:
     """Of the pass, in the sampler's order."""
     state: Any = None
     """Where the iterable dataset was behind it, in its thread, where it says so itself."""
+    told: bool = False
+    """Those who follow the pass have been told of it."""
+    given: tuple[Any] | None = None
+    """What the sampler gave, as the pass keeps it."""
+    submitted: bool = False
 
 
 @dataclass(slots=True)
@@ -99,14 +103,14 @@ class At:
 
 
 class Threads:
-    """The Python worker threads of a loader. They hold the fetch, never the iterator, which can be collected.
+    """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
-        fetch: calls the user's dataset.
+        fetch: calls the user's dataset, where the caller works for itself.
         count: threads; 0: `wait` does everything in the caller's thread.
+        own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         buffers: where batches are built; None: collate_fn makes them from a list of samples.
         iterable: the dataset is iterable; each thread goes through it on its own.
-        init: called in each thread with its number when it starts, as worker_init_fn.
         seed: of worker 0, for get_worker_info().
     """
 
@@ -115,17 +119,17 @@ class Threads:
         fetch: Fetch,
         count: int,
         *,
+        own: OwnFetches,
         buffers: Buffers | None,
         iterable: bool = False,
         drop_last: bool = False,
-        init: Init | None = None,
         seed: int = 0,
     ) -> None:
         self._fetch = fetch
+        self._own = own
         self._buffers = buffers
         self._iterable = iterable
         self._drop_last = drop_last
-        self._init = init
         self._seed = seed
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -147,7 +151,8 @@ class Threads:
         self._caller_works = False  # in the threads' place
         self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
         self._left: float | None = None  # when the caller went away
-        self._as_thread = ThreadWorkerInfo(0, count, seed, fetch.dataset)
+        self._caller: int | None = None  # the thread that has worked in the threads' place
+        self._fetches: list[Fetch | None] = [None] * count  # each thread's own, once it has begun
         self._threads = [
             threading.Thread(
                 target=self._run,
@@ -169,8 +174,8 @@ class Threads:
 
     # --- the caller's side --------------------------------------------------------------------------------------
 
-    def submit(self, task: Task, owner: int | None = None) -> Loading:
-        """Queue a batch."""
+    def loading(self, task: Task, owner: int | None = None) -> Loading:
+        """Return the batch of a task, to be submitted."""
         fetch = self._fetch
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
@@ -179,22 +184,28 @@ class Threads:
         batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
-        with self._lock:
-            self._open.append(batch)
-            if batch.unfinished == 0:
-                batch.unfinished, batch.indices = 1, None
-            self._work.notify_all()
+        if batch.unfinished == 0:
+            batch.unfinished, batch.indices = 1, None
         return batch
+
+    def submit(self, batch: Loading) -> None:
+        """Queue a batch, once however often it is submitted."""
+        with self._lock:
+            if not batch.taken and batch not in self._open:
+                self._open.append(batch)
+            self._work.notify_all()
 
     def wait(self, batches: list[Loading], timeout: float) -> Loading | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._threads:
-            self._work_here(batches[0])
+            self._work_here(batches[0], self._fetch)
         elif not timeout and self._caller_should_work(batches[0]):
-            set_for_this_thread(self._as_thread)
+            fetch = self._fetch_of(0)
+            info = ThreadWorkerInfo(0, len(self._threads), self._seed, fetch.dataset)
+            set_for_this_thread(info)
             try:
                 with outside_inference():  # where the threads are
-                    self._work_here(batches[0], self._as_thread.rng)
+                    self._work_here(batches[0], fetch, info.rng)
             finally:
                 set_for_this_thread(None)
         deadline = time.monotonic() + timeout
@@ -224,17 +235,41 @@ class Threads:
         with self._lock:
             before = self._caller_works
             self._caller_works = (
-                self._init is None
+                not self._own.prepares
                 and not self._iterable
+                and self._caller in (None, threading.get_ident())
                 and self.pace.alone
                 and self._away_seconds < IDLE_SHARE * cost
                 and cost < CALLER_SECONDS
+                and (before or self._unbound())
             )
+            if self._caller_works:
+                self._caller = threading.get_ident()
             if before and not self._caller_works:
+                if not self._unbound():
+                    self._fetches[0] = None  # the thread makes another one
                 self._parked.notify_all()
             while self._caller_works and self._at_work and not self._closed:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
+
+    def _unbound(self) -> bool:
+        """Return whether another thread may use what worker 0 fetches with: it holds no connection or file of its own.
+
+        The connections of some databases may be used only in the thread that has opened them.
+        """
+        own = self._fetches[0]
+        return self._own.shared or (own is not None and can_be_copied(own))
+
+    def _fetch_of(self, number: int) -> Fetch:
+        """Return what a thread fetches with. Raises NotCopied."""
+        if self._own.shared:
+            return self._fetch
+        own = self._fetches[number]
+        if own is None:
+            own, _ = self._own.take()
+            self._fetches[number] = own
+        return own
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
         """Begin a pass, in the caller's surroundings.
@@ -287,9 +322,13 @@ class Threads:
         info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
         set_for_this_thread(info)
         failed: BaseException | None = None
+        fetch = self._fetch
         try:
-            if self._init is not None:
-                self._init(number)
+            fetch, init = self._own.take()
+            self._fetches[number] = fetch
+            info.dataset = fetch.dataset
+            if init is not None:
+                init(number)
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
         fetcher: Any = None
@@ -297,19 +336,22 @@ class Threads:
         begun, settled = time.monotonic(), False
         while (work := (yield from self._taken(number))) is not None:
             batch, begin, end = work
+            if (failed is None and self._fetches[number] is not fetch) or self._own.shared:
+                fetch = self._fetch_of(number)
+                info.dataset = fetch.dataset
             if failed is not None:
                 self._failed(batch, begin, failed)
                 failed = None
-                self._finish(batch, end - begin)
+                self._finish(batch, end - begin, fetch)
             elif self._iterable:
                 if gone_through != self._round:
                     fetcher, gone_through = None, self._round
-                fetcher = self._go_on(batch, fetcher)
-                self._finish(batch, 1)
+                fetcher = self._go_on(batch, fetch, fetcher)
+                self._finish(batch, 1, fetch)
             else:
                 started = time.perf_counter()
-                self._do(batch, begin, end, info.rng, self.at[number])
-                self._finish(batch, end - begin, time.perf_counter() - started)
+                self._do(batch, begin, end, fetch, info.rng, self.at[number])
+                self._finish(batch, end - begin, fetch, time.perf_counter() - started)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
                 one_core_each()
                 settled = True
@@ -339,6 +381,7 @@ class Threads:
         """Take a part of a batch; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
+            batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
         count = max(1, int(GRAIN_SECONDS / self._sample_seconds))
@@ -347,11 +390,21 @@ class Threads:
             self._open.remove(batch)
         return batch, begin, end
 
-    def _do(self, batch: Loading, begin: int, end: int, generators: Generators | None, at: At) -> None:
-        """Fetch a part of a batch's samples."""
+    def _do(
+        self,
+        batch: Loading,
+        begin: int,
+        end: int,
+        fetch: Fetch,
+        generators: Generators | None,
+        at: At,
+        *,
+        here: bool = False,
+    ) -> None:
+        """Fetch a part of a batch's samples. here: in the caller's thread, where an interrupt is no error of theirs."""
         if batch.failed is not None or self._closed:
             return
-        fetch, task = self._fetch, batch.task
+        task = batch.task
         at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
         at.left = iter(at.part)
         at.stage, at.since = "getitem", time.monotonic()
@@ -374,6 +427,8 @@ class Threads:
             else:
                 self._build(batch, samples[0], self._buffers).take(samples, begin)
         except BaseException as error:
+            if here and not isinstance(error, Exception):
+                raise
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
                 place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
                 add_note(error, place if batch.indices is None else f"{place}, sample {at.sample()!r}")
@@ -391,19 +446,18 @@ class Threads:
                 batch.build = Build(self._layout, len(batch.indices or ()), buffers)
             return batch.build
 
-    def _go_on(self, batch: Loading, fetcher: Any) -> Any:
+    def _go_on(self, batch: Loading, fetch: Fetch, fetcher: Any) -> Any:
         """Fetch a batch of an iterable dataset in the thread that owns it, and return the thread's fetcher."""
-        fetch = self._fetch
         try:
             if fetcher is None:
                 fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
                 given = None if self._states is None or batch.owner is None else self._states[batch.owner]
                 if given is not None:
                     go_on(fetcher, given)
-                if fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
+                if self._own.shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
                     raise InvalidOption(
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
-                        "would go through at once: let it return an iterator of its own, or use worker_method='process'"
+                        "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
                     )
             batch.result = fetcher.fetch(batch.task.given)
             batch.state = state_of(None, fetcher.dataset_iter, ended=fetcher.ended)
@@ -426,7 +480,7 @@ class Threads:
             if self._caller_works:
                 self._done.notify_all()
 
-    def _finish(self, batch: Loading, samples: int, seconds: float = 0.0) -> None:
+    def _finish(self, batch: Loading, samples: int, fetch: Fetch, seconds: float = 0.0, *, here: bool = False) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         with self._lock:
             before = self.pace.active
@@ -440,31 +494,43 @@ class Threads:
                 return
         if batch.failed is None and batch.indices is not None:
             try:
-                batch.result = self._collated(batch)
+                batch.result = self._collated(batch, fetch)
             except BaseException as error:
+                if here and not isinstance(error, Exception):
+                    raise
                 self._failed(batch, 0, error)
-        batch.build, batch.samples = None, []
         with self._lock:
             batch.done = True
             self._done.notify_all()
+        batch.build, batch.samples = None, []
 
-    def _collated(self, batch: Loading) -> Any:
+    def _collated(self, batch: Loading, fetch: Fetch) -> Any:
         if batch.build is None:
-            return self._fetch.collate(batch.task, batch.samples)
+            return fetch.collate(batch.task, batch.samples)
         if not batch.build.agrees:
             self._layout = None  # the next batch may be of the other kind
         batch.in_place = True
         return batch.build.finish(batch.indices)
 
-    def _work_here(self, batch: Loading, generators: Generators | None = None) -> None:
+    def _work_here(self, batch: Loading, fetch: Fetch, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
-        with self._fetch.as_guest():
+        with fetch.as_guest():
             while not batch.done:
-                with self._lock:
-                    _, begin, end = self._take_from(batch)
-                started = time.perf_counter()
-                self._do(batch, begin, end, generators, self.at[0])
-                self._finish(batch, end - begin, time.perf_counter() - started)
+                total = 1 if batch.indices is None else len(batch.indices)
+                begin = total - batch.unfinished
+                try:
+                    with self._lock:
+                        _, begin, end = self._take_from(batch)
+                    started = time.perf_counter()
+                    self._do(batch, begin, end, fetch, generators, self.at[0], here=True)
+                    self._finish(batch, end - begin, fetch, time.perf_counter() - started, here=True)
+                except BaseException:  # Ctrl-C: this part is done again
+                    with self._lock:
+                        if not batch.done:
+                            batch.taken, batch.unfinished = begin, total - begin
+                            if batch not in self._open:
+                                self._open.appendleft(batch)
+                    raise
 
 
 def _prepare_heap(size: int) -> None:
