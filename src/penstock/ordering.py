@@ -151,7 +151,7 @@ class Ordered:
             found = placed(items, states.samples, batched=True)
             placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
         followed = states.followed(placed_items)
-        if share == range(1):
+        if (share.start, share.step) == (0, 1):
             return followed
         return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
 
