@@ -214,22 +214,7 @@ class Filling(Pass):
         for batch in queue:
             self._settle(batch)  # an interrupt may have come before
         while not self._exhausted and len(queue) < self._target + done:
-            batch = InFlight(key=(self._course.seed, self._course.epoch))
-            try:
-                batch.given = self._take()
-            except Exception as error:  # the sampler's
-                batch.error = error
-            if batch.given is None and batch.error is None:
-                self._exhausted = True
-                return
-            queue.append(batch)
-            self._settle(batch)
-
-    def _settle(self, batch: InFlight) -> None:
-        if not batch.settled:
-            if batch.given is not None:
-                self._took(batch.given)
-            batch.settle(partial(self._begin_batch, batch))
+            self._ask(queue, InFlight(key=(self._course.seed, self._course.epoch)))
 
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""

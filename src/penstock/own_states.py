@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from penstock.progress import Progress, is_count
 from penstock.sampler_states import between_passes
 from penstock.schedule import Share
 from penstock.streams import Streams, check_streams, says_where_it_is, state_of
+from penstock.warn_user import warn_user
 
 #: What a version that reads states of FORMAT alone would pass over.
 BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place"})
@@ -45,10 +45,9 @@ class OwnStates(Ordered):
         if (sampler := self._sampler_now(progress, between)) is not None:
             own["sampler"] = sampler
         if self._warns_of_threads():
-            warnings.warn(
+            warn_user(
                 f"{type(self.dataset).__name__} has a state_dict(), and worker threads share the dataset: what it says "
                 "belongs to no batch and is not saved. With worker_method='process' or num_workers=0 it is",
-                stacklevel=3,
             )
         if now.handed and self.batch_size is not None and (now.given or isinstance(self.dataset, IterableDataset)):
             own["batch_size"] = self.batch_size
@@ -117,10 +116,9 @@ class OwnStates(Ordered):
         if "states" in own and (iterable or self._keeps_its_own_state()):
             check_streams(own, self.num_workers)
         elif any(each is not None for each in own.get("states", ())):
-            warnings.warn(
+            warn_user(
                 f"the state holds what {type(self.dataset).__name__}.state_dict() said, and nobody can be told: it has "
                 "no load_state_dict(), or worker threads share it. The dataset goes on as it is",
-                stacklevel=4,
             )
         if iterable and not self._says(own) and own.get("batch_size", self.batch_size) != self.batch_size:
             raise InvalidOption(
@@ -168,10 +166,9 @@ class OwnStates(Ordered):
             return
         alone = (self._share() or Share()).world == 1
         if self._was_alone and not alone:
-            warnings.warn(
+            warn_user(
                 "shard='auto': an earlier pass of this loader read the whole dataset, because no process group ran and "
                 "RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass",
-                stacklevel=4,
             )
         self._was_alone = alone
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from penstock.asked import Asked
 from penstock.buffers import Buffers
 from penstock.order import Positions
 from penstock.progress import Progress, counted
@@ -103,6 +104,7 @@ class Pass(_BaseDataLoaderIter):
         self._num_yielded = 0
         self._course = Course(iter(()), None, 0, 0)
         self._open = False
+        self._exhausted = False
         self._forget_given()
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
@@ -150,6 +152,30 @@ class Pass(_BaseDataLoaderIter):
         """Take note that what `_take` returned is in flight."""
         if self._given and self._given[0] is given:
             self._given.clear()
+
+    def _ask(self, queue: deque[Any], batch: Asked) -> bool:
+        """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
+        try:
+            batch.given = self._take()
+        except Exception as error:
+            batch.error = error
+        if batch.given is None and batch.error is None:
+            self._exhausted = True
+            return False
+        queue.append(batch)
+        self._settle(batch)
+        return True
+
+    def _settle(self, batch: Asked) -> None:
+        """Begin a batch that is in a queue; again, after an interrupt."""
+        if not batch.settled:
+            if batch.given is not None:
+                self._took(batch.given)
+            batch.settle(partial(self._begin_batch, batch))
+
+    def _begin_batch(self, batch: Any) -> None:
+        """Begin to make a batch of indices. Only for a pass that asks by `_ask`."""
+        raise NotImplementedError
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Go through the data of a loader again, as torch's loader asks of a persistent iterator."""

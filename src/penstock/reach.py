@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-import sys
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 
 from penstock.randomness import drawn_from, states
+from penstock.warn_user import warn_user
 
 #: How many objects of a dataset are looked at, and how deep in one another.
 _OBJECTS, _DEPTH = 2_000, 6
@@ -43,14 +42,14 @@ class Reach:
         theirs = missed(dataset, threads=draws is not None)
         if theirs:
             also = " and others" if len(theirs) > 3 else ""
-            _warn(
+            warn_user(
                 f"seed= does not reach generators that the dataset keeps ({', '.join(theirs[:3])}{also}): their draws "
                 "depend on which worker reads what before. Draw from random, numpy.random or torch in worker "
                 "processes, or from torch.utils.data.get_worker_info().rng in threads"
             )
         drawn = draws() if draws is not None else ()
         if drawn:
-            _warn(
+            warn_user(
                 f"seed= does not reach what the dataset draws from the global generators of {' and '.join(drawn)}: "
                 "threads share them, and the draws depend on timing. Give worker_method=None for worker processes, or "
                 "draw from torch.random.thread_safe_generator() or torch.utils.data.get_worker_info().rng"
@@ -65,7 +64,7 @@ class Reach:
         before = states()
         first = next(batches, _END)
         if drawn := drawn_from(before):
-            _warn(
+            warn_user(
                 f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
                 f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "
                 "generator is set before each pass. Give the sampler one of its own, set in its set_epoch()"
@@ -73,18 +72,6 @@ class Reach:
         if first is not _END:
             yield first
             yield from batches
-
-
-def _warn(message: str) -> None:
-    """Warn at the line of the program that asks for batches."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
-
-
-def _is_ours(module: str) -> bool:
-    return module.startswith(("penstock.", "torch.utils.data.")) or module == "penstock"
 
 
 def held_generators(root: object) -> list[tuple[str, Any]]:

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -154,22 +153,7 @@ class GpuDecoding(Pass):
         if self._num_workers and self._means.ahead:
             target = AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
         while not self._exhausted and len(queue) < target + done:
-            batch = Batch()
-            try:
-                batch.given = self._take()
-            except Exception as error:  # the sampler's
-                batch.error = error
-            if batch.given is None and batch.error is None:
-                self._exhausted = True
-                return
-            queue.append(batch)
-            self._settle(batch)
-
-    def _settle(self, batch: Batch) -> None:
-        if not batch.settled:
-            if batch.given is not None:
-                self._took(batch.given)
-            batch.settle(partial(self._begin_batch, batch))
+            self._ask(queue, Batch())
 
     def _begin_batch(self, batch: Batch) -> None:
         batch.indices = batch.wanted.copy()  # threads put others in it

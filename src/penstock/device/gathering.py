@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,7 @@ class Gathering(Pass):
         if asked:
             self._settle(asked[-1])  # an interrupt may have come before
         while not self._exhausted and len(asked) < self._target:
-            self._ask(asked)
+            self._ask(asked, _Batch())
         group = list(asked)[: self._target]
         if not group:
             return
@@ -147,26 +146,7 @@ class Gathering(Pass):
         while asked and any(asked[0] is batch for batch in ready):
             asked.popleft()
 
-    def _ask(self, asked: deque[_Batch]) -> None:
-        """Ask the sampler for a batch."""
-        batch = _Batch()
-        try:
-            batch.given = self._take()
-        except Exception as error:  # the sampler's
-            batch.error = error
-        if batch.given is None and batch.error is None:
-            self._exhausted = True
-            return
-        asked.append(batch)
-        self._settle(batch)
-
-    def _settle(self, batch: _Batch) -> None:
-        if not batch.settled:
-            if batch.given is not None:
-                self._took(batch.given)
-            batch.settle(partial(self._resolve, batch))
-
-    def _resolve(self, batch: _Batch) -> None:
+    def _begin_batch(self, batch: _Batch) -> None:
         batch.leaves, batch.local = self._held.plan.root.resolve(batch.indices)
 
     def _grow(self, group: list[_Batch]) -> None:
