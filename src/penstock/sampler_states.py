@@ -56,7 +56,7 @@ class SamplerStates:
         self._iterator = iter(sampler) if given is None else _restored(sampler, given)
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._note(between=given is None or bool(given.get("between")))
-        items = self._anew() if given is not None and given.get("between") else self._iterator
+        items = self._anew() if given is not None and given.get("between") else _following(self._iterator)
         self._over = _Over()
         return chain(items, self._over) if self._noted else items
 
@@ -67,12 +67,13 @@ class SamplerStates:
 
     def _anew(self) -> Iterator[Any]:
         """Yield what a sampler gives in a pass whose state was taken between two: it may be of the end of the first."""
-        for item in self._iterator:
+        empty = True
+        for item in _following(self._iterator):
+            empty = False
             yield item
-            break
-        else:
+        if empty:
             self._iterator = iter(self._sampler)
-        yield from self._iterator
+            yield from _following(self._iterator)
 
     def followed(self, batches: Iterator[tuple[Any, Positions]]) -> Iterator[tuple[Any, Positions]]:
         """Yield batches, and note the sampler's state behind each, where there is any."""
@@ -114,6 +115,16 @@ class _Over(Iterator[Any]):
     def __next__(self) -> Any:
         self.reached = True
         raise StopIteration
+
+
+def _following(iterator: Any) -> Iterator[Any]:
+    """Yield what next() gives, without iter(): an iterator may begin anew by it, and torch calls it once."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def between_passes(sampler: Any) -> dict[str, Any] | None:

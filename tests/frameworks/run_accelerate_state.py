@@ -96,7 +96,7 @@ CASES = {
     "seeded": Case(loading=SEEDED),
     "threads": Case(loading={**SEEDED, "num_workers": 2, "persistent_workers": True}),
     "Python": Case(Counting, SEEDED),
-    "Python threads": Case(Counting, {**SEEDED, "worker_method": "thread", "num_workers": 1}),
+    "Python threads": Case(Counting, {**SEEDED, "worker_method": "thread", "num_workers": 1, "share_dataset": True}),
     "drop_last": Case(loading={**SEEDED, "drop_last": True}),
     "split": Case(loading=SEEDED, config={"split_batches": True}),
     "weighted": Case(loading={"sampler": penstock.Weighted([1.0] * SAMPLES), "seed": 5}),
