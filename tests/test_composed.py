@@ -334,7 +334,7 @@ def test_with_a_seed_any_number_of_workers_gives_the_same(tmp_path: Any) -> None
 def test_threads_run_it_natively(tmp_path: Any) -> None:
     dataset = Photos(tmp_path)
     dataset.transform = v1.Compose([v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()])
-    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread")
+    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
     found = [images for images, _ in loader]
     assert runs(dataset.transform) == [(0, 3)]
     for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):

@@ -374,7 +374,7 @@ def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
         if isinstance(found[0], Exception):
             assert type(found[0]) is type(found[1]) and str(found[0]) == str(found[1])
             assert "of a batch of" in found[0].__notes__[0]
-            kinds.append(type(found[0]))
+            kinds.append(next(kind for kind in (CorruptSample, MissingSample) if isinstance(found[0], kind)))
         else:
             assert torch.equal(found[0][0], found[1][0])
             kinds.append(None)

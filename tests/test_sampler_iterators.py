@@ -1,4 +1,4 @@
-"""Samplers whose iterators begin anew when iter() is called on them, as Lightning's in prediction: it is called once."""
+"""Samplers whose iterators begin anew at iter(), as those of Lightning in prediction: it is called once."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
+from penstock.batches import placed
 from penstock.buffers import Buffers
 from penstock.fetch import Fetch, Task
 from penstock.fetching import Fetching
@@ -200,7 +201,8 @@ class _InThreads(_Run):
         )
 
     def begin(self) -> Iterator[Any]:
-        course = Course(iter(self.batches), None, 0, 0)
+        given = placed(iter(self.batches), 0, batched=self._trial.fetch.batched)
+        course = Course(given, None, 0, 0)
         if self.iterator is None:
             self.iterator = Fetching(self._trial.fetch, course, self._means, init=self._trial.init, own=self._own)
         else:

@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from penstock.ahead import Arrivals
+from penstock.batches import placed
 from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
 from penstock.errors import WorkerDied, WorkerStuck
@@ -109,7 +110,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._kills_before = memory().oom_kills
         self._board = Board(loader.num_workers)
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
-        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches)
+        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches, batched=fetch.batched)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -389,18 +390,18 @@ class _View:
 class _Tasks:
     """A sampler of batches (or indices) that yields tasks."""
 
-    def __init__(self, sampler: Any, batches: Batches | None) -> None:
+    def __init__(self, sampler: Any, batches: Batches | None, *, batched: bool) -> None:
         self._sampler = sampler
+        self._batched = batched
         self._batches = batches
         self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Task]:
-        if self._batches is None:
-            return (Task(given, self.seed, self.epoch) for given in self._sampler)
-        return map(self._task, self._batches(self.seed, self.epoch))
+        given = placed(iter(self._sampler), 0, batched=self._batched)
+        return map(self._task, given if self._batches is None else self._batches(self.seed, self.epoch))
 
-    def _task(self, placed: tuple[Any, Positions]) -> Task:
-        return Task(placed[0], self.seed, self.epoch, placed[1])
+    def _task(self, given: tuple[Any, Positions]) -> Task:
+        return Task(given[0], self.seed, self.epoch, given[1])
 
     def __len__(self) -> int:
         return len(self._sampler)
