@@ -55,7 +55,9 @@ def epochs(dataset: Any, **options: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("collate_fn", [None, collate_drawing])
-@pytest.mark.parametrize("dataset", [Drawing(), Whole(), tud.Subset(Drawing(), range(20))], ids=repr)
+@pytest.mark.parametrize(
+    "dataset", [Drawing(), Whole(), tud.Subset(Drawing(), range(20))], ids=["drawing", "whole", "subset"]
+)
 def test_the_same_batches_for_any_number_of_workers(dataset: Any, collate_fn: Any) -> None:
     before = states()
     wanted = epochs(dataset, num_workers=0, collate_fn=collate_fn)

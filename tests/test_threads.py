@@ -117,7 +117,9 @@ def test_batches_are_those_of_torch(name: str, workers: int) -> None:
         {"batch_size": 4, "collate_fn": tuple},
         {"batch_size": 4, "shuffle": True, "generator": torch.Generator()},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(
+        f"{name}={getattr(value, '__name__', type(value).__name__)}" for name, value in options.items()
+    ),
 )
 def test_options_mean_what_they_mean_there(options: dict[str, Any], workers: int) -> None:
     dataset = Made(lambda i: (image(i), i))

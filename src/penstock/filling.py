@@ -211,8 +211,9 @@ class Filling(Pass):
 
     def _refill(self, queue: deque[InFlight], *, done: int = 0) -> None:
         """Ask for batches ahead. done: so many in the queue are to be handed out now."""
-        for batch in queue:
-            self._settle(batch)  # an interrupt may have come before
+        if queue and not queue[-1].settled:  # an interrupt came before: those behind the first of them are not, either
+            for batch in queue:
+                self._settle(batch)
         while not self._exhausted and len(queue) < self._target + done:
             self._ask(queue, InFlight(key=(self._course.seed, self._course.epoch)))
 

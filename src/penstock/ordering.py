@@ -174,6 +174,8 @@ class Ordered:
         progress = self._progress or Progress(epoch)
         progress.schedule = self._schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
         batches = cut(self._order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
+        if not progress.ahead.ranges:
+            return batches
         return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
 
     def _order(

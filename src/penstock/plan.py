@@ -22,6 +22,7 @@ from penstock.collating import collates_as_torch, replaced_in_collating
 from penstock.errors import InvalidID
 from penstock.modes import outside_inference
 from penstock.order import Indices
+from penstock.premises import Holds
 from penstock.recognise import Labels, Leaf
 from penstock.sources.labels import as_objects
 from penstock.stats import Stats
@@ -46,19 +47,30 @@ class NativePlan:
 
     def unmoved(self) -> bool:
         """Return whether the memory that the native core reads, where it reads any, is where it was."""
-        return all(leaf.unmoved is None or leaf.unmoved() for leaf in self.leaves)
+        for holds in self._memory:  # noqa: SIM110  each batch asks, and a generator costs more
+            if not holds():
+                return False
+        return True
 
     @property
     def in_memory(self) -> bool:
         """Whether the native core reads memory of the user's."""
-        return any(leaf.unmoved is not None for leaf in self.leaves)
+        return bool(self._memory)
+
+    @cached_property
+    def _memory(self) -> tuple[Holds, ...]:
+        return tuple(leaf.unmoved for leaf in self.leaves if leaf.unmoved is not None)
 
     def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
         """Return which samples of a batch, by position, lie beyond the end of a mapped file."""
-        if all(leaf.lost is None for leaf in self.leaves):
+        if not self._loses:
             return []
         parts = [(leaf.lost(local[here]), here) for leaf, here in self._parts(leaves, local) if leaf.lost is not None]
         return sorted(int(here[place]) for places, here in parts for place in places)
+
+    @cached_property
+    def _loses(self) -> bool:
+        return any(leaf.lost is not None for leaf in self.leaves)
 
     @property
     def fields(self) -> int:

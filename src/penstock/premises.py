@@ -50,7 +50,14 @@ def place(array: torch.Tensor | np.ndarray) -> tuple[Any, ...]:
 def places(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
     """Return whether arrays still lie where they lie now, and are what they are."""
     kept = [(array, place(array)) for array in arrays]
-    return lambda: all(place(array) == before for array, before in kept)
+
+    def same() -> bool:
+        for array, before in kept:  # noqa: SIM110  each batch asks, and a generator costs more
+            if place(array) != before:
+                return False
+        return True
+
+    return same
 
 
 class TransformState:
