@@ -153,7 +153,7 @@ class _Shelf:
         back = self._back
         passed: list[_Block] = []
         found = None
-        while back and found is None:  # mostly once
+        while back and found is None:
             try:
                 block = back.pop()
             except IndexError:  # another thread has taken it
