@@ -22,7 +22,7 @@ demo: setup  ## trains a small network from files on disk and compares with torc
 	$(PY) examples/train.py
 
 test: check  ## lint, types, import layers and every test
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: setup  ## lint, types and import layers
 	$(PY) -m ruff check $(CHECKED)

@@ -178,6 +178,7 @@ def _put_into(function: types.FunctionType, hook: tuple[Callable[..., Any], type
     code = form.replace(
         co_names=tuple(name if one == "_instead" else one for one in form.co_names),
         co_name=function.__name__,
+        co_qualname=function.__qualname__,
     )
     function.__wrapped__ = original  # type: ignore[attr-defined]  # where inspect, and so torch.jit, find the source
     function.__code__ = _hooked[function] = code
