@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil_released.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -94,7 +95,7 @@ class Stacker {
     if (count * row_bytes <= kAtOnce) {
       copy();
     } else {
-      const nb::gil_scoped_release released;
+      const GilReleased released;
       copy();
     }
     return true;

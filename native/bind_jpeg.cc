@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "jpeg.h"
 
 namespace nb = nanobind;
@@ -50,7 +51,7 @@ nb::object decode_jpeg(nb::bytes data, std::optional<Corners> corners, std::uint
   std::size_t height = 0, width = 0;
   Outcome outcome;
   {
-    nb::gil_scoped_release released;
+    GilReleased released;
     static Decoders decoders;
     std::unique_ptr<JpegDecoder> decoder = decoders.take();
     outcome = decoder->open(bytes, size, max_pixels);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "mapping.h"
 
 namespace nb = nanobind;
@@ -35,7 +36,7 @@ void axis_maps(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, co
     throw nb::value_error("the maps are not samples x (height + width)");
   Outcome outcome = Outcome::success();
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     outcome = write_maps(recipe, source, result, seed, epoch, samples.data(), positions.data(), count, maps.data());
   }
   if (!outcome.ok()) throw nb::value_error(outcome.reason);

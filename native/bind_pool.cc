@@ -16,6 +16,7 @@
 #include <unordered_map>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -23,7 +24,6 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using Rows = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
@@ -109,7 +109,7 @@ class PyPool {
       for (auto& [number, rows] : rows_) static_cast<void>(rows.release());
       return;
     }
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     pool_.reset();
   }
   PyPool(const PyPool&) = delete;
@@ -138,13 +138,14 @@ class PyPool {
     if (batch->paths && batch->paths->size() != size) throw nb::value_error("names and local have different lengths");
     if (fields.size() != native_->fields) throw nb::value_error("rows for another number of fields");
     for (nb::handle field : fields) {
-      const auto rows = nb::cast<Rows>(field[0]);
-      const auto& spec = nb::cast<const TensorSpec&>(field[1]);
+      // (what holds the memory, address, bytes, Spec)
+      const auto address = nb::cast<std::uintptr_t>(field[1]);
+      const auto& spec = nb::cast<const TensorSpec&>(field[3]);
       const std::size_t row_bytes = bytes_of(spec);
       std::size_t needed = 0;
-      if (__builtin_mul_overflow(row_bytes, size, &needed) || rows.shape(0) < needed)
+      if (__builtin_mul_overflow(row_bytes, size, &needed) || nb::cast<std::size_t>(field[2]) < needed)
         throw nb::value_error("rows too small for the batch");
-      batch->fields.push_back({rows.data(), row_bytes, spec});
+      batch->fields.push_back({reinterpret_cast<std::uint8_t*>(address), row_bytes, spec});
     }
     const std::uint64_t number = pool_->submit(std::move(batch));
     rows_.emplace(number, fields);
@@ -153,7 +154,7 @@ class PyPool {
 
   void run_here(std::uint64_t number) {
     check_process();
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     pool_->run_here(number);
   }
 
@@ -168,7 +169,7 @@ class PyPool {
     while (true) {
       Wait result;
       {
-        const nb::gil_scoped_release released;
+        const GilReleased released;
         const auto left = forever ? kSlice : std::min<Clock::duration>(kSlice, end - Clock::now());
         result = pool_->wait(number, left);
       }
@@ -195,7 +196,7 @@ class PyPool {
 
   std::optional<PythonJob> take_python(bool block) {
     check_process();
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return pool_->take_python(block);
   }
 
@@ -203,7 +204,7 @@ class PyPool {
     check_process();
     std::vector<Busy> found;
     {
-      const nb::gil_scoped_release released;
+      const GilReleased released;
       found = pool_->busy();
     }
     nb::list samples;
@@ -233,7 +234,7 @@ class PyPool {
     if (pixels.ndim() != 2 && pixels.ndim() != 3) throw nb::value_error("pixels are height x width (x channels)");
     for (std::size_t d = 0; d < pixels.ndim(); ++d)
       if (pixels.shape(d) > 0x7fffffff) throw nb::value_error("an image too large");
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     RecipeScratch scratch;
     TensorSpec got;
     const Outcome outcome =
@@ -248,7 +249,7 @@ class PyPool {
   void fail_python(const PythonJob& job) { pool_->finish_python(job, Outcome::to_python(job.reason), {}); }
 
   void close() {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     pool_->close();
   }
 

@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "resize.h"
 
 namespace nb = nanobind;
@@ -75,7 +76,7 @@ nb::object resize(const Image& image, std::tuple<int, int> size, const std::stri
   std::unique_ptr<std::uint8_t[]> out;
   bool done = false;
   {
-    nb::gil_scoped_release released;
+    GilReleased released;
     // One resizer a thread and kind, as in a worker: reuse after every kind of resize is tested along.
     thread_local Resizer vector(true), scalar(false);
     out = std::make_unique_for_overwrite<std::uint8_t[]>(rows * row_bytes);

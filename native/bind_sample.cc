@@ -16,6 +16,7 @@
 #include <string>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "filler.h"
 
 namespace nb = nanobind;
@@ -93,7 +94,7 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
   Picture picture;
   Outcome outcome;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     const PathTable paths({}, std::move(names), {}, false);
     const OwnScratch scratch;
     outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, *scratch);
@@ -120,7 +121,7 @@ nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const 
   bool in_order = false;
   std::uint8_t* const row = out.data();
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     const OwnScratch scratch;
     outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, *scratch);
     in_order = (*scratch).tensors.in_order();
@@ -198,7 +199,7 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   Outcome outcome;
   bool padded = false;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     const OwnScratch own;
     RecipeScratch& scratch = (*own).recipe;
     SpacedSource spaced(pixels, height, width);

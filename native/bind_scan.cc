@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "path_table.h"
 #include "scan.h"
 
@@ -69,7 +70,7 @@ void make_table(PathTable* self, const nb::bytes& root, nb::handle names, const 
   const Bytes bytes(names);
   std::string root_copy = to_string(root);
   std::string suffix_copy = to_string(suffix);
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   new (self) PathTable(std::move(root_copy), std::string(bytes.view()), std::move(suffix_copy), beneath);
 }
 
@@ -118,7 +119,7 @@ nb::tuple scan(const nb::bytes& root, const std::vector<std::string>& extensions
   const std::string folder = to_string(root);
   Scan result;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     result = scan_image_folder(folder, extensions, threads, [] {
       const nb::gil_scoped_acquire locked;
       return PyErr_CheckSignals() != 0;
@@ -153,7 +154,7 @@ bool unchanged(const nb::bytes& root, nb::handle folders, nb::handle stamps, int
     std::memcpy(fields, raw.view().data() + i * kSize, kSize);
     values[i] = {fields[0], fields[1], static_cast<std::uint64_t>(fields[2]), static_cast<std::uint64_t>(fields[3])};
   }
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return folders_unchanged(folder, paths.view(), values, threads);
 }
 
@@ -173,7 +174,7 @@ void bind_scan(nb::module_& m) {
           const std::string ending = to_string(suffix);
           Listing listing;
           {
-            const nb::gil_scoped_release unlocked;
+            const GilReleased unlocked;
             listing = list_folder(folder, ending);
           }
           if (!listing.outcome.ok()) raise(listing.outcome, folder);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil_released.h"
 #include "crc32.h"
 #include "tensor_file.h"
 #include "unique_fd.h"
@@ -126,7 +127,7 @@ std::uint32_t crc32_of(const nb::bytes& data, std::uint32_t before, const std::o
     const std::vector<std::uint8_t> copy(bytes, bytes + size);
     return crc32(before, copy.data(), size, way);
   }
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return crc32(before, bytes, size);
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <type_traits>
 
 namespace penstock {
 namespace {
@@ -154,21 +155,30 @@ Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8
 Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& scratch) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
+  return planar_ ? fill_as<PlanarSource>(key, want, row, got, scratch)
+                 : fill_as<ArraySource>(key, want, row, got, scratch);
+}
+
+template <class Source>
+Outcome ImageArrayFiller::fill_as(const SampleKey& key, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+                                  Scratch& scratch) const noexcept {
+  static_assert(std::is_trivially_destructible_v<Source>);
   const std::size_t bytes = memory_bytes();
+  const std::uint8_t* const image = base_ + key.local * bytes;
+  Source theirs(image, height_, width_, channels_);
+  const Outcome laid_out = lay_out(*recipe_, theirs, key.draws(), want, got, scratch.recipe);
+  if (!laid_out.ok()) return laid_out;
+  if (Guard::kReads && scratch.recipe.one_pass(*recipe_, theirs))
+    return scratch.guard.read(image, bytes, [&] { return execute(*recipe_, theirs, row, scratch.recipe); });
+  // Other recipes must not end in a jump (guarded.h): they read a copy.
   try {
     if (scratch.image.size() < bytes) scratch.image.resize(bytes);
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
-  // What follows must not end in a jump (guarded.h): it reads a copy.
-  const std::uint8_t* const image = scratch.image.data();
-  scratch.guard.copy(scratch.image.data(), base_ + key.local * bytes, bytes);
-  if (planar_) {
-    PlanarSource source(image, height_, width_, channels_);
-    return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
-  }
-  ArraySource source(image, height_, width_, channels_, static_cast<std::ptrdiff_t>(width_) * channels_);
-  return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
+  scratch.guard.copy(scratch.image.data(), image, bytes);
+  Source copy(scratch.image.data(), height_, width_, channels_);
+  return execute(*recipe_, copy, row, scratch.recipe);
 }
 
 void ImageArrayFiller::prefetch(std::size_t local) const noexcept {

@@ -147,6 +147,9 @@ class ImageArrayFiller final : public Filler {
   [[nodiscard]] std::size_t memory_bytes() const noexcept override;
 
  private:
+  template <class Source>
+  Outcome fill_as(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Scratch&) const noexcept;
+
   const std::uint8_t* base_;
   std::size_t count_;
   int height_, width_, channels_;

@@ -77,6 +77,12 @@ inline void bare_copy(void* to, const void* from, std::size_t bytes) noexcept { 
 
 }  // namespace
 
+#if defined(PENSTOCK_SANITIZED)
+const bool Guard::kReads = false;
+#else
+const bool Guard::kReads = true;
+#endif
+
 void guard_faults() noexcept {
   static std::mutex& one_at_a_time = *new std::mutex;  // never destroyed: threads may be at work when the process ends
   const std::unique_lock hold(one_at_a_time, std::try_to_lock);  // another thread, perhaps before a fork, installs them
@@ -102,12 +108,9 @@ void Guard::enter() noexcept { guard_here = this; }
 void Guard::leave() noexcept { guard_here = nullptr; }
 
 void Guard::copy(void* to, const void* from, std::size_t bytes) noexcept {
-  begin_ = static_cast<const std::uint8_t*>(from);
-  end_ = static_cast<const std::uint8_t*>(from) + bytes;
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  expect(from, bytes);
   bare_copy(to, from, bytes);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  end_ = begin_;
+  expect_nothing();
 }
 
 }  // namespace penstock

@@ -5,8 +5,8 @@
 // What is read may also be the content of memory that was freed and is used for something else: whoever hands the copy
 // out looks, afterwards, whether the memory still is where it was (see Filling in filling.py).
 //
-// THE RULE: a fault jumps (siglongjmp) from Guard::copy to each_guarded, over all frames between them. No object with
-// a destructor may be alive there when copy() is called, and no lock be held.
+// THE RULE: a fault jumps (siglongjmp) from Guard::copy or Guard::read to each_guarded, over all frames between them.
+// No object with a destructor that does anything may be alive there meanwhile, and no lock be held.
 //
 // Threads: a Guard belongs to one thread at a time. guard_faults() may be called from any thread; the handlers that it
 // installs are the process's. The threads that copy must not block SIGSEGV and SIGBUS: the kernel would end the process.
@@ -15,6 +15,7 @@
 
 #include <setjmp.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -29,6 +30,17 @@ class Guard {
   // Copies memory that may not be there. Only within each_guarded.
   void copy(void* to, const void* from, std::size_t bytes) noexcept;
 
+  // Calls reader(), which may read memory that may not be there. Only within each_guarded, and where kReads.
+  template <class Reader>
+  auto read(const void* from, std::size_t bytes, const Reader& reader) noexcept {
+    expect(from, bytes);
+    const auto result = reader();
+    expect_nothing();
+    return result;
+  }
+  // False where a sanitizer would report such reads: copy() is the only one that it does not look at.
+  static const bool kReads;
+
   // Of each_guarded, and the signal handler.
   sigjmp_buf landing;
   void enter() noexcept;
@@ -37,6 +49,16 @@ class Guard {
   void land() noexcept { end_ = begin_; }
 
  private:
+  void expect(const void* from, std::size_t bytes) noexcept {
+    begin_ = static_cast<const std::uint8_t*>(from);
+    end_ = static_cast<const std::uint8_t*>(from) + bytes;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  void expect_nothing() noexcept {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    end_ = begin_;
+  }
+
   // What is being read; empty while nothing is.
   const std::uint8_t* volatile begin_ = nullptr;
   const std::uint8_t* volatile end_ = nullptr;

@@ -113,6 +113,7 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
   if (in_memory_) guard_faults();  // again: others install handlers too
   const auto size = static_cast<std::uint32_t>(batch->local.size());
   batch->unfinished.store(size, std::memory_order_relaxed);
+  const bool wakes = !one_grain(*batch);
   std::uint64_t number;
   {
     const std::lock_guard hold(lock_);
@@ -121,9 +122,13 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
     in_flight_.emplace(number, batch);
     if (size > 0) open_.push_back(std::move(batch));
   }
-  work_.notify_all();
+  if (wakes) work_.notify_all();
   return number;
 }
+
+// To wake a worker costs more than to copy a grain: whoever waits for such a batch fills it, unless a worker that is
+// awake has done so.
+bool Pool::one_grain(const Batch& batch) const { return in_memory_ && batch.local.size() <= grain_; }
 
 void Pool::work(Worker& worker) {
   Scratch scratch;
@@ -145,13 +150,20 @@ void Pool::work(Worker& worker) {
 }
 
 void Pool::run_here(std::uint64_t number) {
-  const std::lock_guard one_at_a_time(own_lock_);
   std::shared_ptr<Batch> batch;
   {
     const std::lock_guard hold(lock_);
-    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>();
     batch = in_flight_.at(number);
-    if (thread_count_ == 0) std::erase(open_, batch);  // workers, where there are any, fill it too
+  }
+  fill_here(batch);
+}
+
+void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
+  const std::lock_guard one_at_a_time(own_lock_);
+  {
+    const std::lock_guard hold(lock_);
+    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>();
+    if (thread_count_ == 0 || one_grain(*batch)) std::erase(open_, batch);  // else workers fill it too
   }
   Worker& caller = states_[thread_count_];
   while (fill_some(*batch, *own_scratch_, caller)) {
@@ -234,6 +246,11 @@ Wait Pool::wait(std::uint64_t number, std::chrono::nanoseconds timeout) {
   if (found == in_flight_.end()) return Wait::closed;
   const std::shared_ptr<Batch> batch = found->second;
   const auto finished = [&] { return batch->unfinished.load(std::memory_order_acquire) == 0; };
+  if (one_grain(*batch) && !finished() && !closed_) {
+    hold.unlock();
+    fill_here(batch);
+    hold.lock();
+  }
   const auto stranded = [&] { return python_servers_ == 0 && !python_jobs_.empty(); };
   done_.wait_for(hold, timeout, [&] { return finished() || closed_ || stranded(); });
   if (finished()) return Wait::done;

@@ -120,7 +120,7 @@ class Pool {
   // Fills what is left of a batch in the calling thread; workers do too.
   void run_here(std::uint64_t number);
 
-  // Waits for a batch. python_needed: rows wait for Python and no Python thread serves them.
+  // Waits for a batch; one of a few samples in memory it fills itself. python_needed: rows wait for Python and no Python thread serves them.
   Wait wait(std::uint64_t number, std::chrono::nanoseconds timeout);
 
   // Hands the finished batch over and forgets it.
@@ -149,6 +149,8 @@ class Pool {
 
  private:
   void work(Worker& worker);
+  [[nodiscard]] bool one_grain(const Batch& batch) const;
+  void fill_here(const std::shared_ptr<Batch>& batch);
   bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void push_python(Batch& batch, const Failure& failure);

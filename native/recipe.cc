@@ -16,16 +16,6 @@ ImagePart part_at(const std::uint8_t* data, std::ptrdiff_t row_stride, Box box, 
   return {data, row_stride, box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0, of.width, of.height, channels};
 }
 
-Outcome run_or_throw(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want,
-                     std::uint8_t* row, TensorSpec& got, RecipeScratch& scratch) {
-  if (source.channels() != recipe.channels) return Outcome::to_python("the image has another number of channels");
-  const Outcome planned = scratch.plan(recipe, draws, {source.height(), source.width()});
-  if (!planned.ok()) return planned;
-  got = spec_of(recipe, scratch.result());
-  if (!(got == want)) return Outcome::mismatch("the image's shape or dtype is not the batch's");
-  return scratch.execute(recipe, source, row);
-}
-
 }  // namespace
 
 // The buffer that does not hold the current picture, with room for `box`.
@@ -71,6 +61,11 @@ bool RecipeScratch::advance(const Recipe& recipe, const Segment& segment, ImageP
   return true;
 }
 
+bool RecipeScratch::one_pass(const Recipe& recipe, const PixelSource& source) const {
+  return used_ == 1 && segments_[0].x.affine() && segments_[0].y.affine() && !source.spaced() &&
+         (source.plane_stride() == 0 || recipe.output.layout == Layout::chw);
+}
+
 Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row) {
   ImagePart part{};
   const Box need = segments_[0].need;
@@ -110,13 +105,32 @@ TensorSpec spec_of(const Recipe& recipe, Extent size) {
   return spec;
 }
 
-Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want, std::uint8_t* row,
-            TensorSpec& got, RecipeScratch& scratch) noexcept {
+Outcome lay_out(const Recipe& recipe, const PixelSource& source, SampleDraws draws, const TensorSpec& want,
+                TensorSpec& got, RecipeScratch& scratch) noexcept {
   try {
-    return run_or_throw(recipe, source, draws, want, row, got, scratch);
+    if (source.channels() != recipe.channels) return Outcome::to_python("the image has another number of channels");
+    const Outcome planned = scratch.plan(recipe, draws, {source.height(), source.width()});
+    if (!planned.ok()) return planned;
+    got = spec_of(recipe, scratch.result());
+    if (!(got == want)) return Outcome::mismatch("the image's shape or dtype is not the batch's");
+    return planned;
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
+}
+
+Outcome execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row, RecipeScratch& scratch) noexcept {
+  try {
+    return scratch.execute(recipe, source, row);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
+}
+
+Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want, std::uint8_t* row,
+            TensorSpec& got, RecipeScratch& scratch) noexcept {
+  const Outcome laid_out = lay_out(recipe, source, draws, want, got, scratch);
+  return laid_out.ok() ? execute(recipe, source, row, scratch) : laid_out;
 }
 
 Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>& given, std::size_t room,

@@ -105,7 +105,6 @@ class PixelSource {
   PixelSource() = default;
   PixelSource(const PixelSource&) = delete;
   PixelSource& operator=(const PixelSource&) = delete;
-  virtual ~PixelSource() = default;
 
   [[nodiscard]] virtual int width() const noexcept = 0;
   [[nodiscard]] virtual int height() const noexcept = 0;
@@ -116,11 +115,16 @@ class PixelSource {
   [[nodiscard]] virtual bool spaced() const noexcept { return false; }
   // Gives a part that covers `need` (inside the image, not empty); its bytes stay until the source is destroyed.
   [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
+
+ protected:
+  ~PixelSource() = default;  // a jump may pass over a source (guarded.h): its destructor does nothing
 };
 
 // An array of height x width x channels bytes; borrows it.
 class ArraySource final : public PixelSource {
  public:
+  ArraySource(const std::uint8_t* data, int height, int width, int channels) noexcept
+      : ArraySource(data, height, width, channels, std::ptrdiff_t{width} * channels) {}
   ArraySource(const std::uint8_t* data, int height, int width, int channels, std::ptrdiff_t row_stride) noexcept
       : part_{data, row_stride, 0, 0, width, height, width, height, channels} {}
 
@@ -213,6 +217,8 @@ class RecipeScratch {
   void release() noexcept;
   // The segment of a planned sample that has no other; null where there are several.
   [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
+  // Whether execute() reads the source in one pass that allocates nothing and owns nothing: a jump may end it.
+  [[nodiscard]] bool one_pass(const Recipe& recipe, const PixelSource& source) const;
   // Height and width of the planned result.
   [[nodiscard]] Extent result() const { return segments_[used_ - 1].size; }
 
@@ -260,6 +266,15 @@ class RecipeScratch {
 
 // The size that `resize` gives a picture; negative when it is out of range.
 [[nodiscard]] Extent resized(const Resize& resize, Extent from);
+
+// Lays out one sample in `scratch`, of which execute() then fills the row. When the result would be another than `want`,
+// `got` is set and the outcome is a mismatch.
+[[nodiscard]] Outcome lay_out(const Recipe& recipe, const PixelSource& source, SampleDraws draws, const TensorSpec& want,
+                              TensorSpec& got, RecipeScratch& scratch) noexcept;
+
+// RecipeScratch::execute, with what it throws as an outcome.
+[[nodiscard]] Outcome execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row,
+                              RecipeScratch& scratch) noexcept;
 
 // Runs the recipe on one sample. `row` has room for checked_bytes(want); when the result would be another,
 // nothing is decoded, `got` is set and the outcome is a mismatch.

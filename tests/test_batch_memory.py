@@ -18,9 +18,15 @@ import torch.utils.dlpack
 from torch.utils.data import Dataset, TensorDataset
 
 import penstock
+from penstock import buffers
 
 SAMPLES = 64
 BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_batches_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_RECYCLED", 1)
 
 
 class Rows(Dataset[Any]):

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.native
 
 def test_a_block_comes_back_and_is_used_again() -> None:
     buffers = Buffers(pinned=False, keep=2)
-    spec = Field(_native.Spec("float32", [3, 4]))
+    spec = Field(_native.Spec("float32", [3, 4 << 10]))
     rows = buffers.rows(5, spec)
-    assert rows.tensor.shape == (5, 3, 4)
+    assert rows.tensor.shape == (5, 3, 4 << 10)
     assert rows.tensor.dtype == torch.float32
-    assert rows.memory.nbytes == 5 * 48
+    assert rows.memory.nbytes == 5 * 48 << 10
     address = rows.tensor.data_ptr()
     assert address % 64 == 0
     assert buffers.counts() == (1, 0, 1)
@@ -34,7 +34,7 @@ def test_a_block_comes_back_and_is_used_again() -> None:
 
 def test_no_more_than_keep_are_kept() -> None:
     buffers = Buffers(pinned=False, keep=2)
-    lent = [buffers.rows(8, Field(_native.Spec("uint8", [100]))) for _ in range(5)]
+    lent = [buffers.rows(8, Field(_native.Spec("uint8", [10 << 10]))) for _ in range(5)]
     assert buffers.counts() == (5, 0, 5)
     lent.clear()
     assert buffers.counts() == (0, 2, 5)
@@ -44,9 +44,17 @@ def test_a_much_larger_block_is_not_wasted_on_a_small_batch() -> None:
     buffers = Buffers(pinned=False, keep=4)
     large = buffers.rows(1, Field(_native.Spec("uint8", [10 << 20])))
     del large
-    small = buffers.rows(1, Field(_native.Spec("uint8", [100])))
+    small = buffers.rows(1, Field(_native.Spec("uint8", [100 << 10])))
     assert buffers.counts() == (1, 1, 2)
-    assert small.memory.nbytes == 100
+    assert small.memory.nbytes == 100 << 10
+
+
+def test_small_batches_are_left_to_torchs_allocator() -> None:
+    buffers = Buffers(pinned=False, keep=4)
+    rows = buffers.rows(3, Field(_native.Spec("uint8", [100])))
+    assert rows.tensor.shape == (3, 100) and rows.memory.ctypes.data == rows.tensor.data_ptr()
+    assert rows.tensor.untyped_storage().nbytes() == 300 and rows.tensor.untyped_storage().resizable()
+    assert buffers.counts() == (0, 0, 0)
 
 
 def test_blocks_outlive_their_pool() -> None:

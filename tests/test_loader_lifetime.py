@@ -36,7 +36,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def counting(size: int = 200, width: int = 1000) -> penstock.Arrays:
+def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
     return penstock.Arrays(np.repeat(np.arange(size, dtype=np.int32)[:, None], width, axis=1))
 
 
@@ -72,7 +72,7 @@ def test_kept_batches_are_never_overwritten(workers: int) -> None:
     [
         lambda batch: batch[3:4, 5:6],
         lambda batch: batch.numpy()[3:4, 5:6],
-        lambda batch: memoryview(batch.numpy().reshape(-1))[3000:],
+        lambda batch: memoryview(batch.numpy().reshape(-1))[6000:],
         lambda batch: batch.view(torch.float32)[3:4].view(torch.int32),
         lambda batch: batch.untyped_storage(),
         lambda batch: torch.utils.dlpack.from_dlpack(batch)[3:4],
@@ -90,7 +90,7 @@ def test_a_view_keeps_its_batch(view: Any) -> None:
         pass
     del _  # the last batch of the pass
     if isinstance(held, torch.UntypedStorage):
-        held = torch.tensor([], dtype=torch.int32).set_(held)[3 * 1000 : 3 * 1000 + 1]
+        held = torch.tensor([], dtype=torch.int32).set_(held)[3 * 2000 : 3 * 2000 + 1]
     assert int(held[0] if isinstance(held, memoryview) else held.reshape(-1)[0]) == 3
     del held
     gc.collect()
@@ -278,10 +278,13 @@ gate.set()
     command = [sys.executable, "-c", PREAMBLE + script, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "reading\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.wait(30) == 0
+        try:
+            assert process.stdout.readline() == "reading\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_inside_torchs_worker_processes(folder: Path) -> None:

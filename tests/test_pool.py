@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -28,7 +30,9 @@ def submit(pool, local, names=None, spec=None):
     spec = spec or _native.Spec("uint8", [3, 8, 8])
     local = np.asarray(local, dtype=np.int64)
     rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
-    return pool.submit(0, 0, local, local, np.arange(len(local)), None, names, [(rows, spec)])
+    return pool.submit(
+        0, 0, local, local, np.arange(len(local)), None, names, [(rows, rows.ctypes.data, rows.nbytes, spec)]
+    )
 
 
 def until(condition):
@@ -90,3 +94,28 @@ def test_busy_without_threads(tmp_path):
     assert pool.busy() == []
     pool.run_here(number)
     assert pool.busy() == [] and pool.wait(number, SECONDS) == "done"
+
+
+def test_a_daemon_thread_that_waits_for_rows_while_the_interpreter_ends():
+    """Before Python 3.14 the end of such a thread unwound a destructor, which ended the process by SIGABRT."""
+    script = """
+import sys, threading, time
+import numpy as np
+from penstock import _native
+
+spec = _native.Spec("uint8", [4])
+rows = np.zeros((8, 4), np.uint8)
+pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), 1)
+for _ in range(4):
+    threading.Thread(target=pool.take_python, args=(True,), daemon=True).start()
+
+class Late:
+    def __del__(self):
+        pool.close()
+        time.sleep(0.2)
+
+sys.late = Late()  # freed while the interpreter ends
+time.sleep(0.1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -181,6 +181,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return cache(lambda plan: PLANS[plan](tmp_path_factory.mktemp(plan)))
 
 
+@pytest.fixture(autouse=True)
+def _no_look_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Computing` draws nothing; to look for that in a forked process, once a loader, would take most of the time."""
+    monkeypatch.setattr("penstock.passes.draws_in_threads", lambda _: ())
+
+
 # --- the matrix -------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info as torchs_get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
+from penstock import buffers
 from penstock.buffers import Buffers
 from penstock.collating import Build, layout_of
 from penstock.workers.pace import Pace
@@ -413,7 +414,8 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         assert ended.wait(10)
 
 
-def test_kept_batches_are_never_overwritten() -> None:
+def test_kept_batches_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_RECYCLED", 1)
     loader = penstock.DataLoader(Made(image, 100), 10, num_workers=2, worker_method="thread")
     kept = [batch for _ in range(3) for batch in loader]
     assert all(batch[:, 0, 0].tolist() == list(range(n % 10 * 10, n % 10 * 10 + 10)) for n, batch in enumerate(kept))

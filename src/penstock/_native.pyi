@@ -355,11 +355,20 @@ class Pool:
         position: NDArray[np.int64],
         source: NDArray[np.int32] | None,
         names: bytes | None,
-        fields: list[tuple[NDArray[np.uint8], Spec]],
+        fields: list[tuple[object, int, int, Spec]],
     ) -> int:
-        """Queue a batch and return its number. The arrays of `fields` are kept until it is retired.
+        """Queue a batch and return its number.
 
-        Sample i stands at position[i] of the epoch's order.
+        Args:
+            local: the samples in their sources.
+            sample: the samples in the whole dataset, of which random draws depend.
+            position: where the samples stand in the epoch's order, of which random draws depend.
+            source: the source of each sample; None: source 0.
+            names: the files, each followed by a NUL, where the source has no table of them.
+            fields: of each field what holds the memory of its rows (it is kept until the batch is retired), the
+                address, the bytes there, and the rows' Spec.
+
+        Raises ValueError, IndexError.
         """
 
     def run_here(self, number: int) -> None:

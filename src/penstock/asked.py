@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from penstock.order import Indices, Positions
-from penstock.tree import LeafNumbers, Unresolved
+from penstock.tree import LeafNumbers
+
+_NONE: Indices = np.empty(0, dtype=np.int64)
 
 
 def _no_indices() -> Indices:
-    return np.empty(0, dtype=np.int64)
+    return _NONE
 
 
 @dataclass(slots=True)
@@ -33,8 +34,8 @@ class Asked:
     other: list[Any] | None = None
     """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
     error: Exception | None = None
-    given: tuple[Any] | None = None
-    """What the sampler gave, as the pass keeps it."""
+    given: tuple[Any, Positions] | None = None
+    """What the sampler gave and its positions, as the pass keeps them."""
     settled: bool = False
     """It was asked for, or submitted, without an interrupt."""
 
@@ -46,24 +47,3 @@ class Asked:
     def place(self, position: int) -> int:
         """Return where the sample at a position of this batch stands in the order of the epoch."""
         return self.positions[position]
-
-    def settle(self, submit: Callable[[], None]) -> None:
-        """Submit what the sampler gave where it is indices; again after an interrupt, or for another plan."""
-        if self.given is not None:
-            given, self.positions = self.given[0]
-            if isinstance(given, list):
-                self.other = given
-            else:
-                self.wanted = given
-                self._begin(submit)
-        self.settled = True
-
-    def _begin(self, submit: Callable[[], None]) -> None:
-        """Submit indices. An error of the user's dataset is kept: it is raised when this batch's turn has come."""
-        self.indices, self.other, self.error = self.wanted, None, None
-        try:
-            submit()
-        except Unresolved:
-            self.other = self.wanted.tolist()
-        except Exception as error:
-            self.error = error

@@ -1,9 +1,10 @@
 """Batch memory: one tensor a field, filled in place, never overwritten while anybody holds it or a view of it.
 
 Pageable memory is recycled here: a torch storage, which a batch may resize, share or exchange as its user likes. It is
-lent again when nobody else holds it, which its use count says, and only where it is still what was lent. Pinned memory
-comes from torch's caching host allocator, which recycles by itself and, other than we, knows of the copies to the
-device that still read a block.
+lent again when nobody else holds it, which its use count says, and only where it is still what was lent. Small batches
+come from torch's allocator, for the C library recycles small blocks by itself. Pinned memory comes from torch's caching
+host allocator, which recycles by itself and, other than Penstock, knows of the copies to the device that still read a
+block.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from penstock import _native
 from penstock.modes import outside_inference
 
 _HUGE_PAGE = 2 << 20
+#: Bytes from which on blocks are recycled here: the C library takes large ones from the system, fault by fault.
+_RECYCLED = 64 << 10
 _CPU = torch.device("cpu")
 # How many users in C++ a storage has; not in builds of torch without CUDA.
 _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
@@ -54,8 +57,13 @@ class Rows(NamedTuple):
 
     tensor: torch.Tensor
     """What the user gets: shape (samples, *field.shape)."""
-    memory: NDArray[np.uint8]
-    """The same memory as bytes, for the native core and for NumPy: tensor.numpy() would forbid to resize it."""
+    address: int
+    nbytes: int
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The same memory as bytes, for NumPy: tensor.numpy() would forbid to resize it."""
+        return _native.bytes_of(self.tensor, self.address, self.nbytes) if self.nbytes else np.empty(0, np.uint8)
 
 
 def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
@@ -212,17 +220,20 @@ class Buffers:
     def _rows(self, samples: int, field: Field) -> Rows:
         nbytes = samples * field.nbytes
         shape = (samples, *field.shape)
-        if self.pinned or nbytes == 0:
-            tensor = torch.empty(shape, dtype=field.dtype, device="cpu", pin_memory=self.pinned)
-            address = tensor.data_ptr()
-        else:
-            block = self._shelf.take(nbytes)
-            if block is None:
-                block = _Block(nbytes)
-                self._created += 1
-            tensor, address = block.tensor(shape, field.strides, field.dtype), block.address
-            self._shelf.lend(block, tensor)
-        return Rows(tensor, _native.bytes_of(tensor, address, nbytes) if nbytes else np.empty(0, np.uint8))
+        if self.pinned or nbytes < _RECYCLED:
+            if field.dtype is torch.complex32:  # of which torch.empty warns
+                bytes_ = torch.empty(nbytes, dtype=torch.uint8, device=_CPU, pin_memory=self.pinned)
+                tensor = bytes_.view(field.dtype).view(shape)
+            else:
+                tensor = torch.empty(shape, dtype=field.dtype, device=_CPU, pin_memory=self.pinned)
+            return Rows(tensor, tensor.data_ptr(), nbytes)
+        block = self._shelf.take(nbytes)
+        if block is None:
+            block = _Block(nbytes)
+            self._created += 1
+        tensor = block.tensor(shape, field.strides, field.dtype)
+        self._shelf.lend(block, tensor)
+        return Rows(tensor, block.address, nbytes)
 
     def counts(self) -> tuple[int, int, int]:
         """Return how many pageable blocks are lent, free, and were ever created."""

@@ -66,6 +66,8 @@ class Layout:
 
 
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+#: By kinds: a table of torch's that treats them as its own says.
+_as_torchs: dict[tuple[type, ...], dict[Any, Any]] = {}
 
 
 def replaced_in_collating() -> Refusal | None:
@@ -75,11 +77,15 @@ def replaced_in_collating() -> Refusal | None:
 
 def collates_as_torch(*kinds: type) -> bool:
     """Return whether default_collate treats these kinds, and tuples, as torch's own table says."""
-    return (
-        replaced_in_collating() is None
-        and all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds)
-        and not any(isinstance((), kind) for kind in default_collate_fn_map)
-    )
+    if replaced_in_collating() is not None:
+        return False
+    if default_collate_fn_map == _as_torchs.get(kinds):
+        return True
+    theirs = all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds)
+    if not theirs or any(isinstance((), kind) for kind in default_collate_fn_map):
+        return False
+    _as_torchs[kinds] = dict(default_collate_fn_map)
+    return True
 
 
 def layout_of(sample: Any) -> Layout:

@@ -336,7 +336,7 @@ class Fetching(Pass):
             if taken is None:
                 self._exhausted = True
                 return
-            given, positions = taken[0]
+            given, positions = taken
             task = Task(given, self._course.seed, self._course.epoch, positions)
             try:
                 batch = self._crew.loading(task, self._owners[0] if self._owners else None)

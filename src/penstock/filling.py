@@ -79,9 +79,9 @@ class Filling(Pass):
 
     def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
+        self._fetch: Fetch | None = None  # reads the rest of the pass
         self._adopt(plan)
         self._table = plan.table
-        self._fetch: Fetch | None = None  # reads the rest of the pass
         self._queue: deque[InFlight] = deque()
         self._exhausted = False
         self._start(course)
@@ -91,7 +91,7 @@ class Filling(Pass):
     def _hand_out(self, handed: Handed) -> Any:
         started = time.perf_counter()
         queue = self._queue  # close(), in another thread, makes another one
-        if self._live and not self._reads_ahead and self._fetch is None and not self._plan.still():
+        if self._looks_first and not self._plan.still():
             self._plan_anew()
         self._refill(queue)
         if not queue:
@@ -137,13 +137,6 @@ class Filling(Pass):
         state = "open" if self._open else "closed"
         return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
-    @property
-    def _reads_ahead(self) -> bool:
-        """Whether batches are filled that the user has not asked for yet."""
-        if not self._threads or not self._means.ahead or self._fetch is not None:
-            return False
-        return not (self._live and self._plan.in_memory)
-
     # --- changes of the dataset -----------------------------------------------------------------------------
 
     def _adopt(self, plan: NativePlan) -> None:
@@ -154,12 +147,12 @@ class Filling(Pass):
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-
-    def _holds(self) -> bool:
-        """Return whether a batch that was filled is what the user asked for. Costs microseconds."""
-        if self._live and self._reads_ahead:
-            return self._plan.still()
-        return self._plan.unmoved()  # in a live pass the plan was looked at when the batch was asked for
+        #: Whether batches are filled that the user has not asked for yet.
+        self._reads_ahead = bool(self._threads) and self._means.ahead and not (self._live and plan.in_memory)
+        #: The plan is looked at when a batch is asked for; else when it is handed out.
+        self._looks_first = self._live and not self._reads_ahead
+        #: Whether a batch that was filled is what the user asked for. Costs microseconds.
+        self._holds = plan.still if self._live and self._reads_ahead else plan.unmoved
 
     def _plan_anew(self, *, give_up: bool = False) -> None:
         """Plan for what the dataset is now, and begin anew what is in flight.
@@ -177,6 +170,7 @@ class Filling(Pass):
         else:
             self.close()
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
+            self._reads_ahead = self._looks_first = False
         self._queue, self._open = queue, True
         for batch in queue:
             self._settle(batch)
@@ -190,8 +184,6 @@ class Filling(Pass):
 
         In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
         """
-        if self._target == 1 or not (self._live or batch.names is not None):
-            return False
         now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
         try:
             if self._live:
@@ -247,10 +239,14 @@ class Filling(Pass):
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
-        batch.fields = [field or _UNKNOWN for field in self._fields]
-        batch.rows = [self._buffers.rows(samples, field) for field in batch.fields]
         batch.rescues_failed, batch.rescued = {}, []
-        fields = [(rows.memory, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
+        batch.fields, batch.rows, fields = [], [], []
+        for field in self._fields:
+            field = field or _UNKNOWN
+            rows = self._buffers.rows(samples, field)
+            batch.fields.append(field)
+            batch.rows.append(rows)
+            fields.append((*rows, field.spec))
         course = self._course
         numbers = self._crew.numbers
         with self._crew.lock:
@@ -286,7 +282,7 @@ class Filling(Pass):
             if not self._holds():
                 self._plan_anew(give_up=times >= _TIMES)
                 continue
-            if self._meet_other_samples(batch):
+            if (self._live or batch.names is not None) and self._target > 1 and self._meet_other_samples(batch):
                 continue
             failures = self._retired(batch)
             if not failures or not (
@@ -329,12 +325,13 @@ class Filling(Pass):
         if not batch.retired:
             batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
         self._crew.batches.pop(batch.number, None)
-        failures = list(batch.retired[0])
-        lost = self._plan.lost(batch.leaves, batch.local)
-        known = {failure[0] for failure in failures} if lost else ()
-        failures += [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
-        failures.sort(key=operator.itemgetter(0))
-        return failures
+        failures = batch.retired[0]
+        lost = self._plan.lost(batch.leaves, batch.local) if self._plan.loses else []
+        if not failures and not lost:
+            return []
+        known = {failure[0] for failure in failures}
+        moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
+        return sorted([*failures, *moved], key=operator.itemgetter(0))
 
     def _assemble(self, batch: InFlight) -> Any:
         if batch.other is not None:

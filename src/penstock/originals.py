@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from operator import eq, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -92,6 +92,8 @@ _TABLES = {
 #: (what it is called in messages, what is there, whether that is foreign)
 _Seen = tuple[str, Any, bool]
 
+#: By class and names: the attributes of it and its bases, and what they were when none of these methods was replaced.
+_good_classes: dict[tuple[type, str], tuple[list[Mapping[str, Any]], list[dict[str, Any]]]] = {}
 #: What a table's functions were when none of them was replaced.
 _good: dict[str, list[Any]] = {}
 
@@ -127,18 +129,22 @@ def replaced_in_opening() -> Refusal | None:
 
 def replaced_in(module: str, names: str) -> Refusal | None:
     """Return which of these functions of a module (or class in it, after a colon) was replaced, or None."""
-    return _first(_of_table({module: names}))
+    return _replaced_in(f"{module} {names}", {module: names})
 
 
 def replaced_in_class(kind: type, names: str = "") -> Refusal | None:
     """Return which of these methods (default: any) of a class of a package's own was replaced, or None."""
-    if names:
-        methods = [vars(base).get(name) for base in kind.__mro__ if base is not object for name in names.split()]
-        return _unless_good(
-            f"{names} of {kind.__module__}.{kind.__qualname__}", methods, lambda: _of_class(kind, names)
-        )
-    values = [dict(vars(base)) for base in kind.__mro__ if _root(base.__module__) != "torch"]
-    return _unless_good(f"{kind.__module__}.{kind.__qualname__}", values, lambda: _of_class(kind, ""))
+    known = _good_classes.get((kind, names))
+    try:
+        if known is not None and all(map(eq, *known)):
+            return None
+    except Exception:  # of a comparison with something that is no function
+        pass
+    bases = [base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch")]
+    found = _first(_of_class(kind, names))
+    if found is None:
+        _good_classes[kind, names] = list(map(vars, bases)), [dict(vars(base)) for base in bases]
+    return found
 
 
 def own_class(module: str, name: str) -> Any:
@@ -184,7 +190,7 @@ def snapshot(kinds: Iterable[type]) -> Snapshot:
     bases = {base: None for kind in kinds for base in kind.__mro__ if base is not object}
     own = [base for base in bases if _root(base.__module__) != "torch"]
     second = any(base.__module__.startswith("torchvision.transforms.v2") for base in own)
-    _, functions = _looked_at("transforms" if second else "first")
+    _, functions = _looked_at(_TABLES["transforms" if second else "first"])
     replaced = _replaced_in_table("transforms") or _replaced_in_kernels()
     replaced = replaced or next(filter(None, map(replaced_in_class, own)), None)
     tables: list[Mapping[Any, Any]] = [*map(vars, own), *(_kernels() if second else ())]
@@ -194,29 +200,34 @@ def snapshot(kinds: Iterable[type]) -> Snapshot:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-#: Of each table: its modules that were not there, and of all others what takes the functions out and what was taken.
+#: By a table's name: its modules that were absent, and of all others what takes the functions out and what was taken.
 _looks: dict[str, tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]] = {}
 
 
-def _replaced_in_table(table: str) -> Refusal | None:
-    absent, looks = _looks.get(table, ((), ()))
+def _replaced_in_table(name: str) -> Refusal | None:
+    return _replaced_in(name, _TABLES[name])
+
+
+def _replaced_in(name: str, table: Mapping[str, str]) -> Refusal | None:
+    """Return which function of a table was replaced, or None: looking closer only where one is another than it was."""
+    absent, looks = _looks.get(name, ((), ()))
     try:
         if looks and not any(map(_holder, absent)) and all(take(now) == before for take, now, before in looks):
             return None
     except Exception:  # one was deleted; or a comparison with something that is no function
         pass
     absent, looks = _looked_at(table)
-    found = _first(_of_table(_TABLES[table]))
+    found = _first(_of_table(table))
     if found is None:
-        _looks[table] = absent, looks
+        _looks[name] = absent, looks
     else:
-        _looks.pop(table, None)
+        _looks.pop(name, None)
     return found
 
 
-def _looked_at(table: str) -> tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]:
+def _looked_at(table: Mapping[str, str]) -> tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]:
     absent, looks = [], []
-    for where, names in _TABLES[table].items():
+    for where, names in table.items():
         holder = _holder(where)
         if holder is None:
             absent.append(where)

@@ -21,6 +21,7 @@ from penstock.buffers import Buffers
 from penstock.order import Positions
 from penstock.progress import Progress, counted
 from penstock.stats import Counters
+from penstock.tree import Unresolved
 from penstock.warn_user import warn_user
 from penstock.workers.native import ThreadWorker
 
@@ -125,16 +126,16 @@ class Pass(_BaseDataLoaderIter):
         """Drop what was in flight, where it is still there."""
 
     def _forget_given(self) -> None:
-        self._given: deque[tuple[Any]] = deque()  # what the sampler gave and is not in flight: at most one
+        self._given: deque[tuple[Any, Positions]] = deque()  # what the sampler gave and is not in flight: at most one
         self._cut = False  # an interrupt came from within the sampler
         self._count = 0  # of what the sampler gave
         self._back: deque[Any] = deque()  # batches that did not reach their caller
 
-    def _take(self) -> tuple[Any] | None:
-        """Return what the sampler gives next, in a tuple of its own; again, until `_took` is called. None: the end."""
+    def _take(self) -> tuple[Any, Positions] | None:
+        """Return what the sampler gives next, and its positions; again, until `_took` is called. None: the end."""
         if not self._given:
             try:  # in one step of the interpreter, so that an interrupt comes before it or after it
-                self._given.extend(zip(islice(self._course.batches, 1), strict=False))
+                self._given.extend(islice(self._course.batches, 1))
             except Exception:
                 raise
             except BaseException as error:  # with a frame behind this one it came from within the sampler
@@ -148,7 +149,7 @@ class Pass(_BaseDataLoaderIter):
             self._count += 1
         return self._given[0]
 
-    def _took(self, given: tuple[Any]) -> None:
+    def _took(self, given: tuple[Any, Positions]) -> None:
         """Take note that what `_take` returned is in flight."""
         if self._given and self._given[0] is given:
             self._given.clear()
@@ -167,11 +168,25 @@ class Pass(_BaseDataLoaderIter):
         return True
 
     def _settle(self, batch: Asked) -> None:
-        """Begin a batch that is in a queue; again, after an interrupt."""
-        if not batch.settled:
-            if batch.given is not None:
-                self._took(batch.given)
-            batch.settle(partial(self._begin_batch, batch))
+        """Begin a batch that is in a queue; again, after an interrupt, or for another plan."""
+        if batch.settled:
+            return
+        given = batch.given
+        if given is not None:
+            self._took(given)
+            wanted, batch.positions = given
+            if isinstance(wanted, list):
+                batch.other = wanted
+            else:
+                batch.wanted = batch.indices = wanted
+                batch.other = batch.error = None
+                try:
+                    self._begin_batch(batch)
+                except Unresolved:
+                    batch.other = wanted.tolist()
+                except Exception as error:  # of the user's dataset: it is raised when this batch's turn has come
+                    batch.error = error
+        batch.settled = True
 
     def _begin_batch(self, batch: Any) -> None:
         """Begin to make a batch of indices. Only for a pass that asks by `_ask`."""

@@ -22,7 +22,7 @@ from penstock.collating import collates_as_torch, replaced_in_collating
 from penstock.errors import InvalidID
 from penstock.modes import outside_inference
 from penstock.order import Indices
-from penstock.premises import Holds
+from penstock.premises import Holds, all_of
 from penstock.recognise import Labels, Leaf
 from penstock.sources.labels import as_objects
 from penstock.stats import Stats
@@ -43,33 +43,32 @@ class NativePlan:
 
     def still(self) -> bool:
         """Return whether the dataset is what it was when this was made, but for elements of its arrays and lists."""
-        return self.root.still() and all(leaf.still() for leaf in self.leaves) and collates_as_torch(torch.Tensor)
-
-    def unmoved(self) -> bool:
-        """Return whether the memory that the native core reads, where it reads any, is where it was."""
-        for holds in self._memory:  # noqa: SIM110  each batch asks, and a generator costs more
-            if not holds():
-                return False
-        return True
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the native core reads memory of the user's."""
-        return bool(self._memory)
+        return self.root.still() and self._still() and collates_as_torch(torch.Tensor)
 
     @cached_property
-    def _memory(self) -> tuple[Holds, ...]:
-        return tuple(leaf.unmoved for leaf in self.leaves if leaf.unmoved is not None)
+    def unmoved(self) -> Holds:
+        """Whether the memory that the native core reads, where it reads any, is where it was."""
+        return all_of(*(leaf.unmoved for leaf in self.leaves if leaf.unmoved is not None))
+
+    @cached_property
+    def in_memory(self) -> bool:
+        """Whether the native core reads memory of the user's."""
+        return any(leaf.unmoved is not None for leaf in self.leaves)
+
+    @cached_property
+    def _still(self) -> Holds:
+        return all_of(*(leaf.still for leaf in self.leaves))
 
     def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
         """Return which samples of a batch, by position, lie beyond the end of a mapped file."""
-        if not self._loses:
-            return []
+        if leaves is None:
+            return self.leaves[0].lost(local) if self.leaves[0].lost is not None else []
         parts = [(leaf.lost(local[here]), here) for leaf, here in self._parts(leaves, local) if leaf.lost is not None]
         return sorted(int(here[place]) for places, here in parts for place in places)
 
     @cached_property
-    def _loses(self) -> bool:
+    def loses(self) -> bool:
+        """Whether samples lie in mapped files, of which the end may be gone."""
         return any(leaf.lost is not None for leaf in self.leaves)
 
     @property

@@ -26,10 +26,13 @@ _ABSENT = object()
 def attributes(owner: object, *names: str) -> Holds:
     """Return whether these attributes of an object still are the objects that they are now."""
     held = vars(owner)
-    kept = [held.get(name, _ABSENT) for name in names]
+    kept = [(name, held.get(name, _ABSENT)) for name in names]
 
     def same() -> bool:
-        return all(held.get(name, _ABSENT) is value for name, value in zip(names, kept, strict=True))
+        for name, value in kept:  # noqa: SIM110  each batch asks, and a generator costs more
+            if held.get(name, _ABSENT) is not value:
+                return False
+        return True
 
     return same
 
@@ -40,24 +43,42 @@ def items(owner: Sequence[Any]) -> Holds:
     return lambda: len(owner) == len(kept) and all(map(operator.is_, owner, kept))
 
 
-def place(array: torch.Tensor | np.ndarray) -> tuple[Any, ...]:
-    """Return where an array lies, and what is there."""
-    if isinstance(array, np.ndarray):
-        return _native.address(array), array.shape, array.strides, array.dtype
-    return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
+def all_of(*premises: Holds) -> Holds:
+    """Return whether all of these hold."""
+    if len(premises) == 1:
+        return premises[0]
+
+    def hold() -> bool:
+        for holds in premises:  # noqa: SIM110  each batch asks, and a generator costs more
+            if not holds():
+                return False
+        return True
+
+    return hold
 
 
 def places(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
     """Return whether arrays still lie where they lie now, and are what they are."""
-    kept = [(array, place(array)) for array in arrays]
+    return all_of(*(_place_of_array(one) if isinstance(one, np.ndarray) else _place(one) for one in arrays))
 
-    def same() -> bool:
-        for array, before in kept:  # noqa: SIM110  each batch asks, and a generator costs more
-            if place(array) != before:
-                return False
-        return True
 
-    return same
+def _place(tensor: torch.Tensor) -> Holds:
+    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+    dtype, requires_grad = tensor.dtype, tensor.requires_grad
+    return lambda: (
+        tensor.data_ptr() == address
+        and tensor.shape == shape
+        and tensor.stride() == strides
+        and tensor.dtype is dtype
+        and tensor.requires_grad is requires_grad
+    )
+
+
+def _place_of_array(array: np.ndarray) -> Holds:
+    address, shape, strides, dtype = _native.address(array), array.shape, array.strides, array.dtype
+    return lambda: (
+        _native.address(array) == address and array.shape == shape and array.strides == strides and array.dtype == dtype
+    )
 
 
 class TransformState:

@@ -34,7 +34,7 @@ from penstock.originals import (
     replaced_in_opening,
     replaced_in_transforms,
 )
-from penstock.premises import Holds, TransformState, attributes, items, places
+from penstock.premises import Holds, TransformState, all_of, attributes, items, places
 from penstock.recipe import Recipe
 from penstock.recipe import read as read_recipe
 from penstock.sources import Arrays, ImageFolder, TensorFolder
@@ -128,15 +128,11 @@ def _as_it_was(dataset: object, still: Holds) -> Holds:
     return lambda: type(dataset) is kind and still() and replaced(dataset) is None
 
 
-def _all(*premises: Holds) -> Holds:
-    return lambda: all(holds() for holds in premises)
-
-
 def _transformed_as_now(dataset: Any, *names: str) -> Holds:
     """Return whether these attributes, the transforms and what else recipes depend on are what they are now."""
     state = TransformState(dataset.transform)
     dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
-    return _all(
+    return all_of(
         attributes(dataset, "transform", "target_transform", *names),
         state.holds,
         lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
@@ -320,7 +316,7 @@ def _torchvision_image_folder(dataset: Any, *, raw: bool) -> Leaf | Refusal:
         apply=lambda position: dataset[position][0],
         table=recipe.table,
         recipe=recipe,
-        still=_all(
+        still=all_of(
             _transformed_as_now(dataset, "samples", "loader"),
             lambda: len(samples) == size and foreign_loader(dataset) is None,
         ),
@@ -374,7 +370,7 @@ def _images_in_memory(dataset: Any, *, mode: str, raw: bool) -> Leaf | Refusal:
         table=recipe.table,
         held=in_memory.images(dataset.data, recipe.native, transform),
         recipe=recipe,
-        still=_all(_transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
+        still=all_of(_transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
         unmoved=places([alias]),
     )
 
@@ -388,14 +384,21 @@ def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
     return bool(images.flags.c_contiguous or planar) and images.shape[3] == 3
 
 
-def _taken(targets: Any, positions: Indices, *, as_integers: bool) -> Labels:
-    """Return the labels at these positions as they are now. as_integers: int() is called on each, as MNIST does."""
-    if not as_integers:
-        return compact(list(map(targets.__getitem__, positions.tolist())))
-    if isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
-        chosen: Labels = targets.detach()[torch.from_numpy(positions)].to(torch.int64).numpy(force=True)
-        return chosen
-    return compact([int(targets[i]) for i in positions.tolist()])
+def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> Labels:
+    """Return the labels at these positions, None: at all, as they are now.
+
+    as_integers: int() is called on each, as MNIST does.
+    """
+    if as_integers and isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
+        plain = targets.detach()
+        chosen = (plain if positions is None else plain[torch.from_numpy(positions)]).to(torch.int64, copy=True)
+        numbers: Labels = chosen.numpy(force=True)
+        return numbers
+    if type(targets) is list and positions is None:
+        values = targets
+    else:
+        values = list(map(targets.__getitem__, range(len(targets)) if positions is None else positions.tolist()))
+    return compact(list(map(int, values)) if as_integers else list(values))
 
 
 def _column(
@@ -408,8 +411,7 @@ def _column(
 
     @cache
     def column() -> LabelColumn:
-        everywhere = np.arange(len(targets), dtype=np.int64)
-        return LabelColumn(_taken(targets, everywhere, as_integers=as_integers))
+        return LabelColumn(_taken(targets, None, as_integers=as_integers))
 
     return lambda positions: transformed(column().take(positions), target_transform)
 
@@ -429,8 +431,8 @@ def _arrays(dataset: Arrays) -> Leaf | Refusal:
         return leaf
     return replace(
         leaf,
-        still=_all(leaf.still, attributes(dataset, "transform"), dataset.holds),
-        unmoved=_all(leaf.unmoved, dataset.holds),
+        still=all_of(leaf.still, attributes(dataset, "transform"), dataset.holds),
+        unmoved=all_of(leaf.unmoved, dataset.holds),
         lost=dataset.lost if dataset.maps_files else None,
         gone=dataset.truncated,
     )
@@ -460,7 +462,7 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> Leaf | Refusal:
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
         held=in_memory.rows(tensors),
-        still=_all(attributes(dataset, "tensors"), items(tensors), places(tensors)),
+        still=all_of(attributes(dataset, "tensors"), items(tensors), places(tensors)),
         unmoved=places(aliases),
     )
 

@@ -134,6 +134,11 @@ def positions_of(part: Part) -> range:
 def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
     """Yield indices and positions of each batch; the order is drawn when the first is asked for, as torch does."""
     positions = order()
-    for step in range(schedule.steps):
+    size, step_size = schedule.batch_size, schedule.step_size
+    full = max(0, schedule.size - schedule.start) // step_size
+    first = schedule.start + schedule.share.rank * size
+    for begin in range(first, first + full * step_size, step_size):
+        yield positions.take(begin, size), range(begin, begin + size)
+    for step in range(full, schedule.steps):  # the last one
         part = schedule.part(step)
         yield indices_of(positions, part), positions_of(part)

@@ -29,7 +29,7 @@ class Stats:
     read_by_python: dict[str, int]
     """Samples that the native core left to Pillow, torch.load or numpy, by reason."""
     buffers_lent: int
-    """Batch buffers that the user, or a batch in flight, holds now."""
+    """Batch buffers of 64 KiB or more (smaller ones are torch's) that the user, or a batch in flight, holds now."""
     buffers_free: int
     """Batch buffers kept for the next batches."""
     buffers_created: int

@@ -100,11 +100,13 @@ class Arrays(Dataset[tuple[Any, ...]]):
 
     def lost(self, positions: NDArray[np.int64]) -> list[int]:
         """Return which of these samples, as places in `positions`, lie beyond the end of a file that was truncated."""
+        short = [(file, size) for file in self._files if (size := file.map.size()) < file.end]
+        if not short:
+            return []
         gone = np.zeros(len(positions), dtype=bool)
-        for file in self._files:
-            if (size := file.map.size()) < file.end:
-                gone |= file.first + file.step * positions > size
-        return np.flatnonzero(gone).tolist() if gone.any() else []
+        for file, size in short:
+            gone |= file.first + file.step * positions > size
+        return np.flatnonzero(gone).tolist()
 
     def truncated(self, position: int) -> CorruptSample | None:
         """Return the error of a sample that lies beyond the end of a file; None: it does not."""

@@ -29,6 +29,7 @@ from penstock.composed import natively
 from penstock.errors import InvalidOption
 from penstock.fetch import Fetch, Task
 from penstock.modes import outside_inference
+from penstock.order import Positions
 from penstock.randomness import Generators
 from penstock.sample_notes import add_note
 from penstock.streams import go_on, state_of
@@ -77,7 +78,7 @@ class Loading:
     """Where the iterable dataset was behind it, in its thread, where it says so itself."""
     told: bool = False
     """Those who follow the pass have been told of it."""
-    given: tuple[Any] | None = None
+    given: tuple[Any, Positions] | None = None
     """What the sampler gave, as the pass keeps it."""
     submitted: bool = False
 
