@@ -539,7 +539,9 @@ def test_pipelines_of_albumentations_follow(kind: Any) -> None:
     assert_same(go(num_workers=0), wanted)
     assert_same(go(num_workers=2), wanted)
     assert_same(go(num_workers=1, worker_method="process"), wanted)
-    (said,) = told(PL(Augmented(), seed=2, num_workers=1, worker_method="thread"))
+    assert_same(go(num_workers=2, worker_method="thread"), wanted)
+    assert told(PL(Augmented(), seed=2, num_workers=2, worker_method="thread")) == []
+    (said,) = told(PL(Augmented(), seed=2, num_workers=2, worker_method="thread", share_dataset=True))
     assert "dataset.transform" in said
 
 

@@ -299,7 +299,11 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
             )
         elif self.seed is not None and not iterable and not threads:
             yield "random   the global generators are functions of (seed, epoch, sample, position), set for each sample"
-        if self.seed is not None and not iterable and (held := missed(self.dataset, threads)):
+        if (
+            self.seed is not None
+            and not iterable
+            and (held := missed(self.dataset, shared=threads and self.share_dataset))
+        ):
             yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
 
     def _advice(self) -> Iterator[str]:

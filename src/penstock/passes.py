@@ -318,7 +318,8 @@ class Passes(Resumable):
         if self.seed is None or isinstance(self._plan, NativePlan) or isinstance(self.dataset, IterableDataset):
             return
         threads = self.num_workers and self._in_threads()
-        self._reach.tell_of_dataset(self.dataset, self._global_draws if threads else None)
+        draws = self._global_draws if threads else None
+        self._reach.tell_of_dataset(self.dataset, draws, shared=bool(threads) and self.share_dataset)
 
     def _fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

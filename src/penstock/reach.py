@@ -31,15 +31,16 @@ class Reach:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None) -> None:
+    def tell_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
         """Warn of a dataset's draws that do not follow the seed.
 
         draws: where threads read it: returns the global generators that it draws from. None: the loader owns them.
+        shared: these threads share the dataset.
         """
         if "dataset" in self._told:
             return
         self._told.add("dataset")
-        theirs = missed(dataset, threads=draws is not None)
+        theirs = missed(dataset, shared=shared)
         if theirs:
             also = " and others" if len(theirs) > 3 else ""
             warn_user(
@@ -94,12 +95,12 @@ def held_generators(root: object) -> list[tuple[str, Any]]:
     return found
 
 
-def missed(dataset: object, threads: bool) -> list[str]:
+def missed(dataset: object, *, shared: bool) -> list[str]:
     """Return the generators that a dataset keeps and a loader's seed does not set, as they are written.
 
-    threads: they read it, and would set what all of them draw from.
+    shared: threads share it; each would set what all of them draw from.
     """
-    return [path for path, value in held_generators(dataset) if threads or not _is_seedable(value)]
+    return [path for path, value in held_generators(dataset) if shared or not _is_seedable(value)]
 
 
 def seedable(root: object) -> list[Any]:
