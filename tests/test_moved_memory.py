@@ -403,8 +403,8 @@ def test_fillers_over_memory_that_is_not_there(tmp_path):
                 order = np.random.default_rng(0).permutation(64).astype(np.int64)
                 for _ in range(20):
                     out = np.zeros(64 * 4096, dtype=np.uint8)
-                    rows = out, out.ctypes.data, out.nbytes, spec
-                    number = pool.submit(0, 0, order, order, order, None, None, [rows])
+                    fields = [(out, out.ctypes.data, out.nbytes, spec)]
+                    number = pool.submit(0, 0, order, order, order, None, None, fields)
                     if not threads:
                         pool.run_here(number)
                     assert pool.wait(number, 60) == "done"
