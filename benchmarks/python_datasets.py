@@ -285,7 +285,8 @@ def seeding(setup: Setup) -> Running:
     def seconds(fetch: Fetch) -> float:
         began = time.perf_counter()
         for begin in range(0, len(dataset), setup.batch):
-            fetch.load(Task(dataset[begin : begin + setup.batch], 1, 2))
+            given = dataset[begin : begin + setup.batch]
+            fetch.load(Task(given, 1, 2, range(begin, begin + len(given))))
         return time.perf_counter() - began
 
     def epoch() -> Numbers:

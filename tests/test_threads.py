@@ -518,6 +518,44 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
     assert get_worker_info() is None
 
 
+def test_a_trial_of_one_thread_is_the_callers() -> None:
+    clock = [0.0]
+    pace = Pace(2, clock=lambda: clock[0])
+    seen = set()
+    for _ in range(200):
+        seen.add((pace.active, pace.alone))
+        clock[0] += 0.001
+        pace.did(100, 1e-3)
+    assert seen == {(2, False), (1, True)}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the dataset a batch would cost more than the caller's work saves."""
+    asked = []
+
+    def can_be_copied(fetch: Any) -> bool:
+        asked.append(fetch)
+        return not bound
+
+    monkeypatch.setattr("penstock.workers.threads.can_be_copied", can_be_copied)
+    monkeypatch.setattr("penstock.workers.pace.Pace.alone", True)
+    monkeypatch.setattr("penstock.workers.threads.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.workers.threads.COPY_SECONDS", 1e9)
+    here = threading.get_ident()
+
+    def by_caller() -> list[bool]:
+        loader = penstock.DataLoader(
+            Made(lambda i: threading.get_ident() == here, 400), 4, num_workers=2, worker_method="thread"
+        )
+        return [bool(batch.all()) for batch in loader]
+
+    assert any(by_caller()) is not bound
+    assert not bound or len(asked) <= 1
+    monkeypatch.setattr("penstock.workers.threads.COPY_SECONDS", 0)
+    assert not any(by_caller())
+
+
 # --- batches in place ------------------------------------------------------------------------------------------------
 
 

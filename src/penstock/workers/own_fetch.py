@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from torch.utils.data import IterableDataset
@@ -26,13 +27,16 @@ class OwnFetches:
 
     Attributes:
         prepares: each thread calls a worker_init_fn first.
+        seconds: that the copy took.
     """
 
     def __init__(self, fetch: Fetch, init: Init | None, *, shared: bool = False) -> None:
         self._lock = threading.Lock()
         self.shared = shared
         self.prepares = init is not None
+        started = time.perf_counter()
         self._kept = (fetch, init) if shared else _copied(fetch, init)
+        self.seconds = time.perf_counter() - started
 
     def take(self) -> tuple[Fetch, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""

@@ -34,14 +34,15 @@ class Pace:
         self._settled = threads
         self._pause = self.FIRST_PAUSE
         self._left = 1  # windows till the next trials
-        self._restart()
+        self.restart()
 
     @property
     def alone(self) -> bool:
-        """Whether it is settled that one thread does as much as more would."""
-        return self._threads == 1 or (self.active == 1 and not self._few)
+        """Whether one thread works at a time: it does as much as more would, or a trial shows whether it does."""
+        return self.active == 1
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Begin the window anew: what it has counted was done in another way."""
         self._begin = self._clock()
         self._samples = 0
         self._chunks = 0
@@ -56,7 +57,7 @@ class Pace:
         if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
             return
         self._window(self._samples / elapsed, cheap=seconds / samples < CHEAP_SECONDS)
-        self._restart()
+        self.restart()
 
     def _window(self, rate: float, *, cheap: bool) -> None:
         if not cheap:

@@ -47,6 +47,8 @@ SETTLING_SECONDS = 0.1
 IDLE_SHARE = 0.25
 #: and a batch costs less than this, in seconds.
 CALLER_SECONDS = 0.05
+#: and whether worker 0's copy of the dataset may be used by the caller is known within this time, in seconds.
+COPY_SECONDS = 2e-3
 #: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
 HEAP_BYTES = 30 << 20
 
@@ -154,6 +156,7 @@ class Threads:
         self._left: float | None = None  # when the caller went away
         self._caller: int | None = None  # the thread that has worked in the threads' place
         self._fetches: list[Fetch | None] = [None] * count  # each thread's own, once it has begun
+        self._bound: Fetch | None = None  # the one of worker 0 that holds something of its thread's
         self._threads = [
             threading.Thread(
                 target=self._run,
@@ -246,6 +249,8 @@ class Threads:
             )
             if self._caller_works:
                 self._caller = threading.get_ident()
+            if before != self._caller_works:
+                self.pace.restart()
             if before and not self._caller_works:
                 if not self._unbound():
                     self._fetches[0] = None  # the thread makes another one
@@ -260,7 +265,14 @@ class Threads:
         The connections of some databases may be used only in the thread that has opened them.
         """
         own = self._fetches[0]
-        return self._own.shared or (own is not None and can_be_copied(own))
+        if self._own.shared:
+            return True
+        if own is None or own is self._bound or self._own.seconds > COPY_SECONDS:
+            return False
+        if can_be_copied(own):
+            return True
+        self._bound = own
+        return False
 
     def _fetch_of(self, number: int) -> Fetch:
         """Return what a thread fetches with. Raises NotCopied."""
@@ -356,6 +368,7 @@ class Threads:
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
                 one_core_each()
                 settled = True
+            del work, batch  # a thread that waits holds no batch
             self._rest()
 
     def _taken(self, number: int) -> Generator[None, None, tuple[Loading, int, int] | None]:
@@ -487,6 +500,7 @@ class Threads:
             before = self.pace.active
             if seconds:
                 self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
+            if seconds and not (self._caller_works and not self.pace.alone):  # else the caller ends its batch
                 self.pace.did(samples, seconds)
                 if self.pace.active > before:
                     self._parked.notify_all()
