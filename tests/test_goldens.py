@@ -1,0 +1,157 @@
+"""Texts, states and ledgers of many loaders, compared with what was kept of them: they change on purpose or not at all.
+
+`python tests/test_goldens.py` writes tests/goldens.json anew, for a change that is meant; its diff shows what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torchvision import datasets, transforms
+
+import penstock
+
+KEPT = Path(__file__).with_name("goldens.json")
+
+
+class Numbers(Dataset[tuple[torch.Tensor, int]]):
+    """A dataset that only Python can read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3,), float(index)), index % 2
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
+def identity(image: Any) -> Any:
+    return image
+
+
+def collate(samples: Any) -> Any:
+    return samples
+
+
+def photos(root: Path) -> Path:
+    for name in ("cats", "dogs"):
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.full((20, 30, 3), 10 * number, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number:02}.bmp")  # the same bytes from any Pillow
+    return root
+
+
+def tensors(root: Path) -> Path:
+    root.mkdir()
+    for number in range(24):
+        np.save(root / f"id-{number}.npy", np.full((2, 3), number, dtype=np.float32))
+    return root
+
+
+def made(root: Path) -> dict[str, Any]:
+    """Return a dataset of each kind."""
+    image = transforms.Compose(
+        [transforms.RandomResizedCrop(8), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    )
+    own = transforms.Compose([transforms.Resize((8, 8)), transforms.Lambda(identity), transforms.ToTensor()])
+    folder, files = photos(root / "photos"), tensors(root / "tensors")
+    rows = TensorDataset(torch.arange(48.0).view(24, 2), torch.arange(24))
+    ids = [f"id-{number}" for number in range(24)]
+    return {
+        "rows": rows,
+        "arrays": penstock.Arrays(np.arange(24, dtype=np.int16), torch.zeros(24, 2, 2)),
+        "subset": Subset(rows, list(range(3, 20))),
+        "concat": ConcatDataset([rows, Subset(rows, [0, 1])]),
+        "mix": penstock.Mix({"a": (rows, 3), "b": (Subset(rows, [0, 1, 2]), 1)}, length=16),
+        "tensor files": penstock.TensorFolder(files, ids, {name: i % 3 for i, name in enumerate(ids)}, suffix=".npy"),
+        "photos": datasets.ImageFolder(folder, image),
+        "our photos": penstock.ImageFolder(folder, image),
+        "photos, a transform of one's own": datasets.ImageFolder(folder, own),
+        "python": Numbers(),
+        "stream": Stream(),
+    }
+
+
+#: Arguments of loaders, by name; those that a dataset cannot have are left out by what they raise.
+ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "0 workers": lambda size: {"num_workers": 0},
+    "2 workers": lambda size: {"num_workers": 2},
+    "seed": lambda size: {"num_workers": 2, "seed": 7, "shuffle": True},
+    "shard": lambda size: {"num_workers": 1, "seed": 7, "shuffle": True, "shard": (1, 3)},
+    "threads": lambda size: {"num_workers": 2, "worker_method": "thread"},
+    "processes": lambda size: {"num_workers": 2, "worker_method": "process", "seed": 7},
+    "replace": lambda size: {"num_workers": 0, "on_error": "replace"},
+    "collate": lambda size: {"num_workers": 0, "collate_fn": collate},
+    "sampler": lambda size: {"num_workers": 0, "sampler": WeightedRandomSampler([1.0] * size, size)},
+    "weighted": lambda size: {"num_workers": 0, "sampler": penstock.Weighted([1.0] * size), "seed": 7},
+    "single": lambda size: {"num_workers": 0, "batch_size": None},
+    "device": lambda size: {"num_workers": 0, "device": "cpu"},
+}
+
+
+def observed(root: Path) -> dict[str, Any]:
+    """Return what is to be compared."""
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dataset_name, dataset in made(root).items():
+            for name, arguments in ARGUMENTS.items():
+                size = len(dataset) if hasattr(dataset, "__len__") else 24
+                found[f"{dataset_name} / {name}"] = of_loader(dataset, arguments(size), root)
+    return found
+
+
+def of_loader(dataset: Any, arguments: dict[str, Any], root: Path) -> Any:
+    """Return what a loader explains, its state after two batches, and with a seed the ledger of an epoch."""
+    ledger = root / "ledger"
+    ledger.unlink(missing_ok=True)
+    torch.manual_seed(5)
+    try:
+        loader: Any = penstock.DataLoader(dataset, **{"batch_size": 4, **arguments})
+        text = anywhere(loader.explain(), root).splitlines()
+        batches = iter(loader)
+        next(batches)
+        next(batches)
+        state = loader.state_dict()
+        del batches
+        found = {"explain": text, "state": json.dumps(state)}
+        if "seed" in arguments:
+            kept: Any = penstock.DataLoader(dataset, **{"batch_size": 4, **arguments}, ledger=ledger)
+            for _ in kept:
+                pass
+            found["ledger"] = ledger.read_bytes().hex()
+    except Exception as error:
+        return anywhere(f"{type(error).__name__}: {error}", root)
+    return found
+
+
+def anywhere(text: str, root: Path) -> str:
+    """Return a text without the folder and the addresses that each run has for itself."""
+    return re.sub(" at 0x[0-9a-f]+", "", text.replace(str(root), "ROOT"))
+
+
+def test_texts_states_and_ledgers_are_what_was_kept(tmp_path: Path) -> None:
+    kept, now = json.loads(KEPT.read_text("utf-8")), observed(tmp_path)
+    assert now.keys() == kept.keys()
+    for name, what in now.items():
+        assert what == kept[name], name
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        KEPT.write_text(json.dumps(observed(Path(folder)), indent=1, ensure_ascii=False) + "\n")
