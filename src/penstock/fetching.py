@@ -20,12 +20,13 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.ahead import Arrivals
-from penstock.collating import collates_as_torch
 from penstock.composed import natively
+from penstock.delivery import Task
 from penstock.errors import InvalidOption, WorkerStuck
-from penstock.fetch import Fetch, Task
+from penstock.fetch import Fetch
 from penstock.modes import as_taken
 from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
+from penstock.premises import collates_as_torch
 from penstock.progress import Progress, counted
 from penstock.randomness import sample_number
 from penstock.sample_notes import collated, fetched, one_by_one

@@ -24,8 +24,9 @@ from torch.utils.data import default_collate
 from penstock import _native
 from penstock.batches import as_array
 from penstock.buffers import Field
+from penstock.delivery import Delivered, Task
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.fetch import Delivered, Fetch, Task
+from penstock.fetch import Fetch
 from penstock.inverse import converted_otherwise, refuse_pixels
 from penstock.modes import as_taken
 from penstock.passing import Course, Handed, Means, Pass, batches_that_fit, pinned

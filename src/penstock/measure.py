@@ -19,7 +19,8 @@ import torch.utils.data
 
 from penstock.batches import placed
 from penstock.buffers import Buffers
-from penstock.fetch import Fetch, Task
+from penstock.delivery import Task
+from penstock.fetch import Fetch
 from penstock.fetching import Fetching
 from penstock.passing import IN_FLIGHT, Course, Means
 from penstock.randomness import drawn_from, kept, states

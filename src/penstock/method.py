@@ -19,8 +19,9 @@ from torch.utils.data import IterableDataset
 
 from penstock.composed import natively_in_this_process
 from penstock.copies import NotCopied
+from penstock.delivery import Task
 from penstock.errors import InvalidOption
-from penstock.fetch import Fetch, Task
+from penstock.fetch import Fetch
 from penstock.measure import Found, Trial, draws_of, try_both
 from penstock.workers.own_fetch import OwnFetches
 from penstock.workers.worker_info import ThreadWorkerInfo, set_for_this_thread

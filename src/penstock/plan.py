@@ -18,11 +18,10 @@ from torch.utils.data import IterableDataset, default_collate
 
 from penstock import _native
 from penstock.assist import Assisted, assist
-from penstock.collating import collates_as_torch, replaced_in_collating
 from penstock.errors import InvalidID
 from penstock.modes import outside_inference
 from penstock.order import Indices
-from penstock.premises import Holds, all_of
+from penstock.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.recognise import Labels, Leaf
 from penstock.sources.labels import as_objects
 from penstock.stats import Stats

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
+from penstock.originals import replaced_in
+from penstock.steps import Refusal
 from penstock.transforms import classes
 
 Holds = Callable[[], bool]
@@ -141,3 +144,27 @@ def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
     return type(value).__module__.startswith("torchvision.transforms") or type(value) in classes("Compose")
+
+
+#: By kind of sample: the function in torch's table of collating.
+_TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+#: By kinds: a table of torch's that treats them as its own says.
+_as_torchs: dict[tuple[type, ...], dict[Any, Any]] = {}
+
+
+def replaced_in_collating() -> Refusal | None:
+    """Return which function of torch's that default_collate comes to was replaced, or None."""
+    return replaced_in("torch.utils.data._utils.collate", "default_collate collate")
+
+
+def collates_as_torch(*kinds: type) -> bool:
+    """Return whether default_collate treats these kinds, and tuples, as torch's own table says."""
+    if replaced_in_collating() is not None:
+        return False
+    if default_collate_fn_map == _as_torchs.get(kinds):
+        return True
+    theirs = all(default_collate_fn_map.get(kind) is _TORCHS[kind] for kind in kinds)
+    if not theirs or any(isinstance((), kind) for kind in default_collate_fn_map):
+        return False
+    _as_torchs[kinds] = dict(default_collate_fn_map)
+    return True

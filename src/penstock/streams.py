@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe
 
+from penstock.delivery import Delivered
 from penstock.errors import InvalidOption
-from penstock.fetch import Delivered
 from penstock.sampler_states import is_stateful
 
 Entry = Mapping[str, Any]

@@ -16,8 +16,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
+from penstock.delivery import Delivered, Task
 from penstock.errors import InvalidOption
-from penstock.fetch import Delivered, Task
 from penstock.keyed import KeyedSampler
 from penstock.manifest import BadSample
 from penstock.naming import name_of

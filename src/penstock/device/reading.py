@@ -17,9 +17,9 @@ from PIL import Image
 
 from penstock import _native, drawing
 from penstock.asked import Asked
+from penstock.delivery import Task
 from penstock.device.decoders import read_header
 from penstock.errors import InvalidOption
-from penstock.fetch import Task
 from penstock.plan import NativePlan
 from penstock.recognise import Leaf, max_pixels
 from penstock.substitutes import Substitutes

@@ -33,8 +33,9 @@ from penstock.ahead import Arrivals
 from penstock.batches import placed
 from penstock.cgroup import memory
 from penstock.composed import natively_in_this_process
+from penstock.delivery import Delivered, Task
 from penstock.errors import WorkerDied, WorkerStuck
-from penstock.fetch import Delivered, Fetch, Task
+from penstock.fetch import Fetch
 from penstock.order import Positions
 from penstock.progress import Progress, counted
 from penstock.stats import Counters, samples_given, samples_in

@@ -26,8 +26,9 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from penstock.buffers import Buffers
 from penstock.collating import Build, Layout, layout_of
 from penstock.composed import natively
+from penstock.delivery import Task
 from penstock.errors import InvalidOption
-from penstock.fetch import Fetch, Task
+from penstock.fetch import Fetch
 from penstock.modes import outside_inference
 from penstock.order import Positions
 from penstock.randomness import Generators
