@@ -57,8 +57,8 @@ $(VENV)/.python: tools/setup.sh
 $(VENV)/.requirements: $(VENV)/.python pyproject.toml
 	@tools/setup.sh requirements $(VENV)
 
-# The folder native/ itself: its time changes when a file goes.
-$(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/*)
+# The folders of native/ themselves: their times change when a file goes.
+$(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/*) $(wildcard native/*/*)
 	@tools/setup.sh package $(VENV)
 
 build/peers/.done: $(VENV)/.requirements

@@ -277,8 +277,8 @@ def seeding(setup: Setup) -> Running:
     batches fetched with and without, in this process."""
     from torch.utils.data import default_collate
 
-    from penstock.delivery import Task
-    from penstock.fetch import Fetch
+    from penstock.executors.fetch import Fetch
+    from penstock.state.delivery import Task
 
     dataset = list(range(int(setup.facts["slow"])))
     plain, seeded = (Fetch(dataset, batched=True, collate_fn=default_collate, seeded=on) for on in (False, True))

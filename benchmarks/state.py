@@ -190,7 +190,7 @@ def state_penstock(setup: Setup) -> Running:
     keyed permutation, made anew for each epoch."""
     import json
 
-    from penstock.order import KeyedShuffle
+    from penstock.order.permutations import KeyedShuffle
 
     states = one_state(setup, penstock_loaders(setup, 7), 10**8, lambda state: len(json.dumps(state)))
 

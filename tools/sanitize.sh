@@ -25,9 +25,9 @@ compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$root/build/CMakeCache.txt
 library() { realpath "$("$compiler" -print-file-name="$1")"; }
 # The sanitizers have handlers of their own, so that these faults end the process otherwise.
 options=(
-    --deselect tests/test_moved_memory.py::test_faults_that_are_not_ours_end_the_process_as_they_did
-    --deselect tests/test_moved_memory.py::test_faults_that_are_not_ours_come_to_handlers_of_others
-    --deselect tests/test_moved_memory.py::test_signals_that_somebody_sent_end_the_process
+    --deselect tests/executors/test_moved_memory.py::test_faults_that_are_not_ours_end_the_process_as_they_did
+    --deselect tests/executors/test_moved_memory.py::test_faults_that_are_not_ours_come_to_handlers_of_others
+    --deselect tests/executors/test_moved_memory.py::test_signals_that_somebody_sent_end_the_process
 )
 case $sanitizer in
     # libstdc++ beside it: the interpreter does not link it, and the sanitizer looks up __cxa_throw at start.
@@ -35,7 +35,7 @@ case $sanitizer in
     # ThreadSanitizer cannot follow threads that a forked child starts; AddressSanitizer runs that test.
     thread)
         preload="$(library libtsan.so)"
-        options+=(--deselect tests/test_loader_lifetime.py::test_fork_after_use)
+        options+=(--deselect tests/executors/test_loader_lifetime.py::test_fork_after_use)
         ;;
 esac
 

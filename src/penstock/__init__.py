@@ -28,11 +28,11 @@ from penstock.errors import (
 )
 from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
 from penstock.loader import DataLoader
-from penstock.mix import Mix
-from penstock.quarantine import Replace
+from penstock.order.mix import Mix
+from penstock.order.weighted import Weighted
 from penstock.sources import Arrays, ImageFolder, TensorFolder
+from penstock.state.quarantine import Replace
 from penstock.stats import Stats
-from penstock.weighted import Weighted
 
 __version__ = "0.1.0"
 

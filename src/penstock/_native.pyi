@@ -124,7 +124,7 @@ def resize_needed(
     """Return the box of the source that a window of the result depends on."""
 
 class Recipe:
-    """What is done to an image's bytes; built by penstock.recipe. Immutable."""
+    """What is done to an image's bytes; built by penstock.recipe.reader. Immutable."""
 
     def __init__(
         self,

@@ -20,31 +20,31 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from penstock.arguments import check_numbers, naming_empty
-from penstock.batches import Epochs, checked_seed
-from penstock.compose_places import composes_in
-from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of, told
 from penstock.device.feeding import Turns
 from penstock.errors import InvalidOption
-from penstock.fetching import Fetching
-from penstock.filling import Filling
-from penstock.keyed import KeyedSampler
-from penstock.method import Method, and_join, method_of, shares
-from penstock.mix import Mix
+from penstock.executors.method import Method, and_join, method_of, shares
+from penstock.executors.native import Filling
+from penstock.executors.passing import Course, Pass
+from penstock.executors.threads import Fetching
+from penstock.executors.workers.own_fetch import copies_told
+from penstock.order.batches import Epochs, checked_seed
+from penstock.order.keyed import KeyedSampler
+from penstock.order.mix import Mix
+from penstock.order.schedule import Shard, share_of
+from penstock.order.weighted import Weighted
 from penstock.passes import Passes, default_workers
-from penstock.passing import Course, Pass
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.progress import Progress, Rest, is_count
-from penstock.quarantine import Replace
-from penstock.reach import Reach, missed
-from penstock.recipe import DRAWING
-from penstock.schedule import Shard, share_of
+from penstock.recipe.compose_places import composes_in
+from penstock.recipe.reach import Reach, missed
+from penstock.recipe.reader import DRAWING
+from penstock.state.progress import Progress, Rest, is_count
+from penstock.state.quarantine import Replace
+from penstock.state.substitutes import register_of
 from penstock.stats import Counters, Stats
-from penstock.substitutes import register_of
-from penstock.warn_user import warn_user
-from penstock.weighted import Weighted
-from penstock.workers.own_fetch import copies_told
+from penstock.system.arguments import check_numbers, naming_empty
+from penstock.system.cpus import usable_cpus
+from penstock.system.warn_user import warn_user
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from penstock.ahead import NONE_AHEAD, Ahead
-from penstock.batches import (
+from penstock.errors import InvalidOption
+from penstock.order.batches import (
     Epochs,
     as_indices,
     as_list,
@@ -22,14 +22,14 @@ from penstock.batches import (
     share_of_sampler,
     without_skip,
 )
-from penstock.errors import InvalidOption
-from penstock.keyed import KeyedSampler, checked_epoch
-from penstock.order import Indices, Order, Positions, TorchShuffle
+from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
+from penstock.order.schedule import Schedule, Shard, Share, cut, indices_of, positions_of, share_of
 from penstock.plan import Plan, PythonPlan
-from penstock.progress import Progress, Rest
-from penstock.reach import Reach
-from penstock.sampler_states import SamplerStates
-from penstock.schedule import Schedule, Shard, Share, cut, indices_of, positions_of, share_of
+from penstock.recipe.reach import Reach
+from penstock.state.ahead import NONE_AHEAD, Ahead
+from penstock.state.progress import Progress, Rest
+from penstock.state.sampler_states import SamplerStates
 
 # Of a sampler whose draws nobody but itself can know.
 BY_SAMPLER = "by a sampler"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 from torch.utils.data import DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe, SequentialSampler
 
-from penstock.ahead import Ahead
-from penstock.batches import foretell
 from penstock.errors import InvalidOption
+from penstock.order.batches import foretell
+from penstock.order.schedule import Share
 from penstock.ordering import Ordered, innermost
-from penstock.progress import Progress, is_count
-from penstock.sampler_states import between_passes
-from penstock.schedule import Share
-from penstock.streams import Streams, check_streams, says_where_it_is, state_of
-from penstock.warn_user import warn_user
+from penstock.state.ahead import Ahead
+from penstock.state.progress import Progress, is_count
+from penstock.state.sampler_states import between_passes
+from penstock.state.streams import Streams, check_streams, says_where_it_is, state_of
+from penstock.system.warn_user import warn_user
 
 #: What a version that reads states of FORMAT alone would pass over.
 BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place"})

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.batches import settled_at_start
-from penstock.buffers import Buffers
-from penstock.copies import NotCopied
-from penstock.cpus import usable_cpus
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.feeding import Feeding, Turns
 from penstock.device.lane import Lane
 from penstock.device.station import Station, There
 from penstock.errors import InvalidOption, pair
-from penstock.fetch import Fetch
-from penstock.fetching import Fetching, InTurn
-from penstock.filling import Filling
-from penstock.ledger import Ledger
-from penstock.measure import Trial
-from penstock.method import Choice, Method, draws_in_threads, not_copied, try_out
-from penstock.naming import name_of
-from penstock.order import Positions
-from penstock.passing import IN_FLIGHT, Course, Means, Pass, Pinning
+from penstock.executors.buffers import Buffers
+from penstock.executors.copies import NotCopied
+from penstock.executors.fetch import Fetch
+from penstock.executors.measure import Trial
+from penstock.executors.method import Choice, Method, draws_in_threads, not_copied, try_out
+from penstock.executors.native import Filling
+from penstock.executors.passing import IN_FLIGHT, Course, Means, Pass, Pinning
+from penstock.executors.threads import Fetching, InTurn
+from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.workers.processes import Processes
+from penstock.order.batches import settled_at_start
+from penstock.order.permutations import Positions
+from penstock.order.schedule import Share
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.progress import Progress
-from penstock.recording import Recorder, open_ledger
 from penstock.resumable import Resumable
-from penstock.schedule import Share
+from penstock.sources.naming import name_of
+from penstock.state.ledger import Ledger
+from penstock.state.progress import Progress
+from penstock.state.recording import Recorder, open_ledger
+from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters
-from penstock.substitutes import Register, Substitutes, population
-from penstock.warn_user import warn_user
-from penstock.workers.own_fetch import OwnFetches
-from penstock.workers.processes import Processes
+from penstock.system.cpus import usable_cpus
+from penstock.system.warn_user import warn_user
 
 
 class Passes(Resumable):

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
 
 from penstock import _native
-from penstock.assist import Assisted, assist
 from penstock.errors import InvalidID
-from penstock.modes import outside_inference
-from penstock.order import Indices
-from penstock.premises import Holds, all_of, collates_as_torch, replaced_in_collating
-from penstock.recognise import Labels, Leaf
+from penstock.order.permutations import Indices
+from penstock.recipe.steps import Refusal
+from penstock.sources.assist import Assisted, assist
 from penstock.sources.labels import as_objects
+from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
+from penstock.sources.recognise import Labels, Leaf
+from penstock.sources.tree import LeafNumbers, Node, build
 from penstock.stats import Stats
-from penstock.steps import Refusal
-from penstock.tree import LeafNumbers, Node, build
+from penstock.system.modes import outside_inference
 
 
 @dataclass(frozen=True)

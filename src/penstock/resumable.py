@@ -9,20 +9,20 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
-from penstock.ahead import Arrivals
-from penstock.batches import order_of
-from penstock.catalogue import Catalogue, catalogue, kept, place_of
-from penstock.changed import differences, remaining
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.fetching import InTurn
-from penstock.keyed import KeyedSampler
-from penstock.naming import id_of
-from penstock.order import Indices, Order, Positions
+from penstock.executors.threads import InTurn
+from penstock.order.batches import order_of
+from penstock.order.keyed import KeyedSampler
+from penstock.order.permutations import Indices, Order, Positions
+from penstock.order.schedule import Share
 from penstock.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
-from penstock.progress import FORMAT, FORMAT_WITH_OWN, Progress, Rest, checked_state
-from penstock.sampler_states import SamplerStates
-from penstock.schedule import Share
-from penstock.warn_user import warn_user
+from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
+from penstock.sources.naming import id_of
+from penstock.state.ahead import Arrivals
+from penstock.state.changes import differences, remaining
+from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, Rest, checked_state
+from penstock.state.sampler_states import SamplerStates
+from penstock.system.warn_user import warn_user
 
 OnChange = Literal["raise", "continue"]
 

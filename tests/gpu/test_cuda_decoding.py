@@ -11,8 +11,6 @@ import torch
 from PIL import Image
 
 import penstock
-from penstock.batches import as_indices, placed
-from penstock.buffers import Buffers
 from penstock.device import decoders
 from penstock.device.decoders import decoder_for
 from penstock.device.decoding import GpuDecoding
@@ -20,8 +18,10 @@ from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.device.lane import lane_to
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.filling import Filling
-from penstock.passing import Course, Means
+from penstock.executors.buffers import Buffers
+from penstock.executors.native import Filling
+from penstock.executors.passing import Course, Means
+from penstock.order.batches import as_indices, placed
 from penstock.plan import NativePlan, plan
 from penstock.stats import Counters
 from tests.gpu.on_device import DEVICE, sleep, torchvision

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.cli.terminal import shown, write_lines
 from penstock.errors import InvalidOption
-from penstock.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
+from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
 
 
 def add_parser(verbs: Any) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
-from penstock.manifest import BadSample, Manifest
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
+from penstock.state.manifest import BadSample, Manifest
 
 _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save

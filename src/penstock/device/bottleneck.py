@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.cpus import usable_cpus
+from penstock.system.cpus import usable_cpus
 
 #: Share of a pass that the loop waits for batches, from which on they are what holds it up.
 WAITING = 0.1

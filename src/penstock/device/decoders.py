@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.cpus import usable_cpus
 from penstock.errors import InvalidOption
+from penstock.system.cpus import usable_cpus
 
 #: torchvision's and torchcodec's number for the colour mode RGB.
 _RGB = 3

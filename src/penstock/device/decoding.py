@@ -20,11 +20,11 @@ from penstock.device.lane import Lane
 from penstock.device.operations import Pictures, Places, obstacle
 from penstock.device.reading import Batch, Encoded, Pixels, Readers, Row, Sample
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.passing import IN_FLIGHT, Course, Handed, Means, Pass
+from penstock.executors.passing import IN_FLIGHT, Course, Handed, Means, Pass
 from penstock.plan import NativePlan, Plan
+from penstock.recipe.steps import Refusal
 from penstock.sample_notes import as_torch_would
-from penstock.steps import Refusal
-from penstock.substitutes import Substitutes
+from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
 AHEAD = 3

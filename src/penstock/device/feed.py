@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from penstock.errors import InvalidOption
-from penstock.warn_user import warn_user
+from penstock.system.warn_user import warn_user
 
 Device = str | int | torch.device
 Decode = Literal["cpu", "gpu", "auto"]

@@ -19,15 +19,15 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
-from penstock.batches import length
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
-from penstock.modes import outside_inference
-from penstock.passing import Pass
-from penstock.progress import Progress, counted
-from penstock.workers.leaving import leave_behind
-from penstock.workers.surroundings import with_surroundings
+from penstock.executors.passing import Pass
+from penstock.executors.workers.leaving import leave_behind
+from penstock.executors.workers.surroundings import with_surroundings
+from penstock.order.batches import length
+from penstock.state.progress import Progress, counted
+from penstock.system.modes import outside_inference
 
 T = TypeVar("T")
 

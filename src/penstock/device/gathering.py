@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.asked import Asked
-from penstock.batches import as_array
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
-from penstock.passing import Course, Handed, Means, Pass
+from penstock.executors.asked import Asked
+from penstock.executors.passing import Course, Handed, Means, Pass
+from penstock.order.batches import as_array
 from penstock.sample_notes import as_torch_would
 
 #: Batches that are gathered together: operations of a device cost the same for few samples and for many.

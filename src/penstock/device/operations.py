@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from penstock.recipe import Recipe
+from penstock.recipe.reader import Recipe
 
 #: Bytes of float32 pictures that are resized at once.
 _ROOM = 64 << 20

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native, drawing
-from penstock.asked import Asked
-from penstock.delivery import Task
+from penstock import _native
 from penstock.device.decoders import read_header
 from penstock.errors import InvalidOption
+from penstock.executors.asked import Asked
+from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
-from penstock.recognise import Leaf, max_pixels
-from penstock.substitutes import Substitutes
-from penstock.workers.leaving import end_crew
+from penstock.recipe import drawing
+from penstock.sources.recognise import Leaf, max_pixels
+from penstock.state.delivery import Task
+from penstock.state.substitutes import Substitutes
 
 #: Threads at the most: each holds Python's lock for a good part of its time.
 READERS = 8

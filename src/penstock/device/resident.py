@@ -11,10 +11,10 @@ import torch
 from penstock import _native
 from penstock.device.stores import Images, Rows, row_bytes, sent
 from penstock.device.watch import Watch, key
-from penstock.in_memory import InMemory
-from penstock.order import Indices
+from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
-from penstock.steps import Refusal
+from penstock.recipe.steps import Refusal
+from penstock.sources.in_memory import InMemory
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25

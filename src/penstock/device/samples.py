@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from penstock.cgroup import memory as group_memory
 from penstock.device.structure import leaves, map_leaves
+from penstock.system.cgroup import memory as group_memory
 
 
 class Samples:

@@ -21,10 +21,10 @@ from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, finish
 from penstock.device.resident import Held, Resident
 from penstock.errors import InvalidOption
-from penstock.modes import outside_inference
-from penstock.passing import Course, Means, Pass
+from penstock.executors.passing import Course, Means, Pass
 from penstock.plan import NativePlan, Plan
-from penstock.substitutes import Substitutes
+from penstock.state.substitutes import Substitutes
+from penstock.system.modes import outside_inference
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from penstock import _native
-from penstock.buffers import torch_dtype
-from penstock.order import Indices
-from penstock.tree import LeafNumbers
+from penstock.executors.buffers import torch_dtype
+from penstock.order.permutations import Indices
+from penstock.sources.tree import LeafNumbers
 
 #: Bytes that go to the device at a time, through memory that is page-locked.
 _PIECE = 16 << 20

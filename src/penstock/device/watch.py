@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.buffers import bytes_in
+from penstock.executors.buffers import bytes_in
 
 _BLOCK = 4096
 #: Blocks that are looked at each time, of those that there are: 4 MB, or about a millisecond.

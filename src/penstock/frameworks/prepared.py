@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock.batches import order_of
 from penstock.errors import InvalidOption
-from penstock.keyed import KeyedSampler, one_by_one
 from penstock.loader import DataLoader
+from penstock.order.batches import order_of
+from penstock.order.keyed import KeyedSampler, one_by_one
 from penstock.ordering import deepest
 from penstock.resumable import OnChange
 

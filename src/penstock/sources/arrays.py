@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
-from penstock.premises import Holds, places
 from penstock.sources.integrity import truncated
+from penstock.sources.premises import Holds, places
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 

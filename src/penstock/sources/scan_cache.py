@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native, cache_folder
+from penstock import _native
+from penstock.system import cache_folder
 
 # A folder changed this shortly before the scan, or since, could change again without a new mtime: time stamps have
 # a granularity, 2 s at most (FAT; 1 s on ext3, a timer tick on ext4 and XFS). Such a scan is not kept, as

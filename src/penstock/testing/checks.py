@@ -10,11 +10,11 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from penstock.errors import InvalidOption
-from penstock.keyed import KeyedSampler
 from penstock.loader import DataLoader
-from penstock.naming import id_of
-from penstock.order import KeyedShuffle
-from penstock.randomness import kept
+from penstock.order.keyed import KeyedSampler
+from penstock.order.permutations import KeyedShuffle
+from penstock.sources.naming import id_of
+from penstock.system.randomness import kept
 from penstock.testing.bitwise import difference, digest, rows
 from penstock.testing.failing import fail
 from penstock.testing.ranks import Make, Ranks

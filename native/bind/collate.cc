@@ -1,0 +1,123 @@
+// Samples that are tensors, copied into their rows of a batch without a call of torch's a sample.
+//
+// Threads: any; Python's lock is let go while elements are copied. Memory: tensors are borrowed, the caller holds them
+// for the length of the call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/gil_released.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace penstock {
+namespace {
+
+// The part of DLPack's C exchange API that is used (dlpack.h of DLPack 1.3, DLPackExchangeAPI).
+struct ExchangeApi {
+  std::uint32_t major, minor;
+  ExchangeApi* previous;
+  void* allocator;
+  void* from_object;
+  void* to_object;
+  int (*view)(void* object, nb::dlpack::dltensor* out);  // borrows; -1 and a Python error where there is no such view
+  void* current_stream;
+};
+constexpr std::uint32_t kMajor = 1;
+
+constexpr std::size_t kAtOnce = 64 * 1024;  // bytes that are copied without letting Python's lock go
+
+bool contiguous(const nb::dlpack::dltensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t step = 1;
+  for (std::int32_t d = tensor.ndim; d-- > 0;) {
+    if (tensor.shape[d] != 1 && tensor.strides[d] != step) return false;
+    step *= std::max<std::int64_t>(tensor.shape[d], 1);
+  }
+  return true;
+}
+
+bool same_type(const nb::dlpack::dtype& a, const nb::dlpack::dtype& b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+const std::byte* first(const nb::dlpack::dltensor& tensor) {
+  return static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+}
+
+class Stacker {
+ public:
+  Stacker(nb::handle kind, const nb::capsule& api)
+      : kind_(nb::borrow(kind)), api_(static_cast<const ExchangeApi*>(api.data("dlpack_exchange_api"))) {
+    while (api_ != nullptr && api_->major != kMajor) api_ = api_->previous;
+    if (api_ == nullptr || api_->view == nullptr) throw nb::value_error("another DLPack than version 1");
+  }
+
+  // False, and nothing is written: a value is not a plain tensor like the rows.
+  bool stack(nb::handle out, std::int64_t begin, const nb::list& values) const {
+    nb::dlpack::dltensor rows{};
+    if (!view(out, rows)) return false;
+    const std::size_t count = values.size();
+    if (rows.dtype.bits % 8 != 0) return false;
+    if (!contiguous(rows) || rows.ndim < 1 || begin < 0 || rows.shape[0] < begin ||
+        static_cast<std::size_t>(rows.shape[0] - begin) < count)
+      throw nb::value_error("these rows cannot be written");
+    std::size_t row_bytes = rows.dtype.bits / 8u * rows.dtype.lanes;
+    for (std::int32_t d = 1; d < rows.ndim; ++d) row_bytes *= static_cast<std::size_t>(rows.shape[d]);
+    std::vector<const std::byte*> sources(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      nb::dlpack::dltensor value{};
+      const nb::handle object = values[i];
+      if (Py_TYPE(object.ptr()) != reinterpret_cast<PyTypeObject*>(kind_.ptr()) || !view(object, value)) return false;
+      if (value.device.device_type != nb::device::cpu::value || !same_type(value.dtype, rows.dtype) ||
+          value.ndim != rows.ndim - 1 || !contiguous(value))
+        return false;
+      for (std::int32_t d = 0; d < value.ndim; ++d)
+        if (value.shape[d] != rows.shape[d + 1]) return false;
+      if (value.data == nullptr && row_bytes > 0) return false;
+      sources[i] = first(value);
+    }
+    if (row_bytes == 0) return true;
+    std::byte* row = const_cast<std::byte*>(first(rows)) + static_cast<std::size_t>(begin) * row_bytes;
+    const auto copy = [&] {
+      for (const std::byte* const source : sources) {
+        std::memcpy(row, source, row_bytes);
+        row += row_bytes;
+      }
+    };
+    if (count * row_bytes <= kAtOnce) {
+      copy();
+    } else {
+      const GilReleased released;
+      copy();
+    }
+    return true;
+  }
+
+ private:
+  bool view(nb::handle object, nb::dlpack::dltensor& out) const {
+    if (api_->view(object.ptr(), &out) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+
+  nb::object kind_;
+  const ExchangeApi* api_;  // torch's, for the life of the process
+};
+
+}  // namespace
+
+void bind_collate(nb::module_& m) {
+  nb::class_<Stacker>(m, "Stacker", "Copies plain tensors into rows of a batch.")
+      .def(nb::init<nb::handle, const nb::capsule&>(), "kind"_a, "api"_a)
+      .def("stack", &Stacker::stack, "out"_a, "begin"_a, "values"_a);
+}
+
+}  // namespace penstock

@@ -1,0 +1,379 @@
+// The pool for Python.
+//
+// Everything that a worker thread may touch is kept alive here: the program (and through its fillers the
+// arrays that they read) for as long as the pool lives, and the rows of a batch until it is retired. The
+// workers themselves never touch a Python object.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+
+#include "bind/bind.h"
+#include "bind/gil_released.h"
+#include "pool/pool.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
+using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
+using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
+using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
+
+TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
+  TensorSpec spec;
+  std::size_t index = 0;
+  while (index < kDTypes.size() && kDTypes[index].torch_name != dtype) ++index;
+  if (index == kDTypes.size()) throw nb::value_error(("no native dtype " + dtype).c_str());
+  if (shape.size() > kMaxDims) throw nb::value_error("more dimensions than the native core takes");
+  spec.dtype = static_cast<DType>(index);
+  spec.ndim = static_cast<std::uint8_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), spec.shape.begin());
+  std::int64_t bytes = 0;
+  if (!checked_bytes(spec, bytes)) throw nb::value_error("a shape too large, or with a negative extent");
+  return spec;
+}
+
+std::size_t bytes_of(const TensorSpec& spec) {
+  std::int64_t bytes = 0;
+  if (!checked_bytes(spec, bytes)) throw nb::value_error("a shape too large");
+  return static_cast<std::size_t>(bytes);
+}
+
+nb::tuple shape_of(const TensorSpec& spec) {
+  nb::list shape;
+  for (int d = 0; d < spec.ndim; ++d) shape.append(spec.shape[d]);
+  return nb::tuple(shape);
+}
+
+const char* code_name(Code code) {
+  switch (code) {
+    case Code::ok: return "ok";
+    case Code::python: return "python";
+    case Code::io: return "io";
+    case Code::escapes: return "escapes";
+    case Code::mismatch: return "mismatch";
+    case Code::moved: return "moved";
+  }
+  return "ok";
+}
+
+class PyProgram {
+ public:
+  explicit PyProgram(nb::list sources) : held_(sources) {
+    auto program = std::make_shared<Program>();
+    for (nb::handle source : sources) {
+      std::vector<std::shared_ptr<const Filler>> fillers;
+      for (nb::handle filler : nb::cast<nb::list>(source))
+        fillers.push_back(nb::cast<std::shared_ptr<Filler>>(filler));
+      if (!program->sources.empty() && fillers.size() != program->fields)
+        throw nb::value_error("all sources of a program have the same number of fields");
+      program->fields = fillers.size();
+      program->sources.push_back(std::move(fillers));
+    }
+    if (program->sources.empty()) throw nb::value_error("a program has at least one source");
+    program_ = std::move(program);
+  }
+
+  [[nodiscard]] const std::shared_ptr<const Program>& program() const { return program_; }
+
+ private:
+  nb::list held_;
+  std::shared_ptr<const Program> program_;
+};
+
+class PyPool {
+ public:
+  PyPool(nb::object program, unsigned threads)
+      : program_(std::move(program)),
+        native_(nb::cast<PyProgram&>(program_).program()),
+        pool_(std::make_unique<Pool>(native_, threads)) {}
+
+  ~PyPool() {
+    if (pool_ && pool_->abandoned()) {
+      // Forked off: locks may be held by threads that do not exist here, so that nothing of the pool can be
+      // taken down; it is left as it is, with what it holds.
+      static_cast<void>(pool_.release());
+      static_cast<void>(program_.release());
+      for (auto& [number, rows] : rows_) static_cast<void>(rows.release());
+      return;
+    }
+    const GilReleased released;
+    pool_.reset();
+  }
+  PyPool(const PyPool&) = delete;
+  PyPool& operator=(const PyPool&) = delete;
+
+  std::uint64_t submit(std::uint64_t seed, std::uint64_t epoch, const IndexArray& local, const IndexArray& sample,
+                       const IndexArray& position,
+                       const std::optional<Sources>& source, const std::optional<nb::bytes>& names, nb::list fields) {
+    check_process();
+    const std::size_t size = local.shape(0);
+    if (size > 0x7fffffff) throw nb::value_error("a batch too large");
+    if (sample.shape(0) != size || position.shape(0) != size || (source && source->shape(0) != size))
+      throw nb::value_error("local, sample, position and source have different lengths");
+    auto batch = std::make_shared<Batch>();
+    batch->epoch = epoch_key(seed, epoch);
+    batch->local.assign(local.data(), local.data() + size);
+    batch->sample.assign(sample.data(), sample.data() + size);
+    batch->position.assign(position.data(), position.data() + size);
+    for (const std::int64_t index : batch->local)
+      if (index < 0) throw nb::index_error("a negative sample index");
+    if (source) batch->source.assign(source->data(), source->data() + size);
+    for (const std::int32_t index : batch->source)
+      if (index < 0 || static_cast<std::size_t>(index) >= native_->sources.size()) throw nb::index_error("no such source");
+    if (names)
+      batch->paths.emplace(std::string(), std::string(names->c_str(), names->size()), std::string(), false);
+    if (batch->paths && batch->paths->size() != size) throw nb::value_error("names and local have different lengths");
+    if (fields.size() != native_->fields) throw nb::value_error("rows for another number of fields");
+    for (nb::handle field : fields) {
+      // (what holds the memory, address, bytes, Spec)
+      const auto address = nb::cast<std::uintptr_t>(field[1]);
+      const auto& spec = nb::cast<const TensorSpec&>(field[3]);
+      const std::size_t row_bytes = bytes_of(spec);
+      std::size_t needed = 0;
+      if (__builtin_mul_overflow(row_bytes, size, &needed) || nb::cast<std::size_t>(field[2]) < needed)
+        throw nb::value_error("rows too small for the batch");
+      batch->fields.push_back({reinterpret_cast<std::uint8_t*>(address), row_bytes, spec});
+    }
+    const std::uint64_t number = pool_->submit(std::move(batch));
+    rows_.emplace(number, fields);
+    return number;
+  }
+
+  void run_here(std::uint64_t number) {
+    check_process();
+    const GilReleased released;
+    pool_->run_here(number);
+  }
+
+  // Waits in slices, so that Ctrl-C is seen.
+  const char* wait(std::uint64_t number, double seconds) {
+    check_process();
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kSlice(50);
+    const bool forever = seconds <= 0;
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(forever ? 0 : std::min(seconds, 1e9)));
+    while (true) {
+      Wait result;
+      {
+        const GilReleased released;
+        const auto left = forever ? kSlice : std::min<Clock::duration>(kSlice, end - Clock::now());
+        result = pool_->wait(number, left);
+      }
+      if (result == Wait::done) return "done";
+      if (result == Wait::python_needed) return "python";
+      if (result == Wait::closed) return "closed";
+      if (!forever && Clock::now() >= end) return "timeout";
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+  }
+
+  nb::list retire(std::uint64_t number) {
+    check_process();
+    const auto batch = pool_->retire(number);
+    if (!batch) throw nb::key_error("no such batch");
+    rows_.erase(number);
+    nb::list failures;
+    for (const Failure& failure : batch->failures)
+      failures.append(nb::make_tuple(failure.position, failure.field, code_name(failure.outcome.code),
+                                     failure.outcome.error, failure.outcome.reason,
+                                     nb::str(info(failure.got.dtype).torch_name.data()), shape_of(failure.got)));
+    return failures;
+  }
+
+  std::optional<PythonJob> take_python(bool block) {
+    check_process();
+    const GilReleased released;
+    return pool_->take_python(block);
+  }
+
+  nb::list busy() {
+    check_process();
+    std::vector<Busy> found;
+    {
+      const GilReleased released;
+      found = pool_->busy();
+    }
+    nb::list samples;
+    for (const Busy& one : found) samples.append(nb::make_tuple(one.batch, one.position, one.seconds));
+    return samples;
+  }
+
+  void add_python_server() {
+    check_process();
+    pool_->add_python_server();
+  }
+
+  void finish_tensor(const PythonJob& job, const ByteArray& bytes, const TensorSpec& spec) {
+    const FieldRows& rows = job.batch->fields[job.field];
+    Outcome outcome;
+    if (!(rows.spec == spec)) {
+      outcome = Outcome::mismatch("shape or dtype");
+    } else {
+      if (bytes.size() != rows.row_bytes) throw nb::value_error("bytes and spec do not agree");
+      if (rows.row_bytes > 0) std::memcpy(rows.data + rows.row_bytes * job.position, bytes.data(), rows.row_bytes);
+    }
+    pool_->finish_python(job, outcome, spec);
+  }
+
+  // Returns None, or the reason why not even the decoded pixels could be used.
+  const char* finish_pixels(const PythonJob& job, const ByteArray& pixels) {
+    if (pixels.ndim() != 2 && pixels.ndim() != 3) throw nb::value_error("pixels are height x width (x channels)");
+    for (std::size_t d = 0; d < pixels.ndim(); ++d)
+      if (pixels.shape(d) > 0x7fffffff) throw nb::value_error("an image too large");
+    const GilReleased released;
+    RecipeScratch scratch;
+    TensorSpec got;
+    const Outcome outcome =
+        pool_->run_pixels(job, pixels.data(), static_cast<int>(pixels.shape(0)), static_cast<int>(pixels.shape(1)),
+                          pixels.ndim() == 3 ? static_cast<int>(pixels.shape(2)) : 1, got, scratch);
+    if (outcome.code == Code::python) return outcome.reason;  // the caller fails or finishes the job
+    pool_->finish_python(job, outcome, got);
+    return nullptr;
+  }
+
+  // The error itself stays in Python.
+  void fail_python(const PythonJob& job) { pool_->finish_python(job, Outcome::to_python(job.reason), {}); }
+
+  void close() {
+    const GilReleased released;
+    pool_->close();
+  }
+
+  [[nodiscard]] bool abandoned() const { return pool_->abandoned(); }
+  [[nodiscard]] unsigned threads() const { return pool_->threads(); }
+
+ private:
+  void check_process() const {
+    if (pool_->abandoned())
+      throw std::runtime_error("this iterator was started in another process; iterate over the loader anew after a fork");
+  }
+
+  nb::object program_;
+  std::shared_ptr<const Program> native_;
+  std::unordered_map<std::uint64_t, nb::list> rows_;
+  std::unique_ptr<Pool> pool_;
+};
+
+// A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
+// the memory of the very array, as Tensor.share_memory_() does: see guarded.h.
+template <class Reader>
+class Owning final : public Filler {
+ public:
+  template <class... Arguments>
+  explicit Owning(nb::object array, Arguments&&... arguments)
+      : owner_(std::move(array)), reader_(make(owner_, std::forward<Arguments>(arguments)...)) {}
+
+  Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+               Scratch& scratch) const noexcept override {
+    return reader_.fill(key, paths, want, row, got, scratch);
+  }
+  void prefetch(std::size_t local) const noexcept override { reader_.prefetch(local); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reader_.memory_bytes(); }
+
+ private:
+  // Never a converted copy, which nobody would hold.
+  template <class Array>
+  static Array as_it_is(nb::handle array) {
+    Array found;
+    if (!nb::try_cast(array, found, false)) throw nb::type_error("not an array of bytes in host memory");
+    return found;
+  }
+
+  static GatherFiller make(nb::handle array, const TensorSpec& spec) {
+    const auto rows = as_it_is<ByteMatrix>(array);
+    if (rows.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
+    if (rows.shape(0) > 0 && rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
+    return {rows.data(), rows.shape(0), rows.stride(0), spec};
+  }
+
+  static ImageArrayFiller make(nb::handle array, std::shared_ptr<const Recipe> recipe) {
+    const auto images = as_it_is<Images>(array);
+    if (images.ndim() != 3 && images.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
+    for (std::size_t d = 1; d < images.ndim(); ++d)
+      if (images.shape(d) > 0xffff) throw nb::value_error("an image too large");
+    const auto height = static_cast<std::int64_t>(images.shape(1)), width = static_cast<std::int64_t>(images.shape(2));
+    const std::int64_t channels = images.ndim() == 4 ? static_cast<std::int64_t>(images.shape(3)) : 1;
+    const auto strides = [&](std::int64_t y, std::int64_t x, std::int64_t c) {
+      return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
+             (images.ndim() == 3 || images.stride(3) == c);
+    };
+    const bool planar = channels > 1 && strides(width, 1, width * height);
+    if (!planar && !strides(width * channels, channels, 1)) throw nb::value_error("the images' layout is not native");
+    return {images.data(), images.shape(0), static_cast<int>(height), static_cast<int>(width),
+            static_cast<int>(channels), planar, std::move(recipe)};
+  }
+
+  nb::object owner_;
+  Reader reader_;
+};
+
+using OwnedGather = Owning<GatherFiller>;
+using OwnedImages = Owning<ImageArrayFiller>;
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+  m.attr("MAX_DIMS") = kMaxDims;
+  nb::list dtypes;
+  for (const DTypeInfo& dtype : kDTypes) dtypes.append(nb::str(dtype.torch_name.data(), dtype.torch_name.size()));
+  m.attr("DTYPES") = nb::tuple(dtypes);
+  nb::class_<TensorSpec>(m, "Spec")
+      .def("__init__", [](TensorSpec* self, const std::string& dtype,
+                          const std::vector<std::int64_t>& shape) { new (self) TensorSpec(make_spec(dtype, shape)); },
+           nb::arg("dtype"), nb::arg("shape"))
+      .def_prop_ro("dtype", [](const TensorSpec& s) { return nb::str(info(s.dtype).torch_name.data()); })
+      .def_prop_ro("shape", &shape_of)
+      .def_prop_ro("nbytes", &bytes_of);
+  m.def("address", [](const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
+    return reinterpret_cast<std::uintptr_t>(array.data());
+  }, nb::arg("array").noconvert());
+  nb::class_<Filler>(m, "Filler");
+  nb::class_<OwnedGather, Filler>(m, "GatherFiller")
+      .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
+  nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
+      .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
+  nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
+      .def(nb::init<std::shared_ptr<const PathTable>>(), nb::arg("paths"));
+  nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
+      .def(nb::init<std::shared_ptr<const PathTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
+           nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"));
+  nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
+  nb::class_<PythonJob>(m, "PythonJob")
+      .def_prop_ro("batch", [](const PythonJob& job) { return job.batch->number; })
+      .def_prop_ro("sample", [](const PythonJob& job) { return job.batch->sample[job.position]; })
+      .def_ro("position", &PythonJob::position)
+      .def_ro("field", &PythonJob::field)
+      .def_ro("reason", &PythonJob::reason);
+  nb::class_<PyPool>(m, "Pool")
+      .def(nb::init<nb::object, unsigned>(), nb::arg("program"), nb::arg("threads"))
+      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"), nb::arg("position"),
+           nb::arg("source").none(), nb::arg("names").none(), nb::arg("fields"))
+      .def("run_here", &PyPool::run_here, nb::arg("number"))
+      .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))
+      .def("retire", &PyPool::retire, nb::arg("number"))
+      .def("busy", &PyPool::busy)
+      .def("add_python_server", &PyPool::add_python_server)
+      .def("take_python", &PyPool::take_python, nb::arg("block"))
+      .def("finish_tensor", &PyPool::finish_tensor, nb::arg("job"), nb::arg("data"), nb::arg("spec"))
+      .def("finish_pixels", &PyPool::finish_pixels, nb::arg("job"), nb::arg("pixels"))
+      .def("fail_python", &PyPool::fail_python, nb::arg("job"))
+      .def("close", &PyPool::close)
+      .def_prop_ro("abandoned", &PyPool::abandoned)
+      .def_prop_ro("threads", &PyPool::threads);
+}
+
+}  // namespace penstock

@@ -1,0 +1,230 @@
+// One sample by itself, in the calling thread: read for code of the user's own that goes on with it in Python, or
+// transformed after such code has read it.
+//
+// Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it works.
+// Memory: pixels belong to the array that is returned; elements are written where the caller wants them; the memory of
+// a Pillow image is borrowed while its Arrow capsules live.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bind/bind.h"
+#include "bind/gil_released.h"
+#include "pool/filler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace penstock {
+namespace {
+
+// Working memory between calls, as many as were in use at once. Never waits for its lock: in a process that was forked
+// off another thread may seem to hold it for ever, and new memory serves as well.
+class Idle {
+ public:
+  // Never destroyed: threads may be reading still when the process ends.
+  static Idle& instance() {
+    static Idle& idle = *new Idle;
+    return idle;
+  }
+
+  std::unique_ptr<Scratch> take() {
+    const std::unique_lock hold(lock_, std::try_to_lock);
+    if (!hold || count_ == 0) return std::make_unique<Scratch>();
+    std::unique_ptr<Scratch> scratch = std::move(idle_[--count_]);
+    held_ -= scratch->held();
+    return scratch;
+  }
+  // Leaves it to the caller where enough is kept.
+  void give_back(std::unique_ptr<Scratch>& scratch) {
+    const std::unique_lock hold(lock_, std::try_to_lock);
+    if (!hold || count_ == idle_.size() || held_ + scratch->held() > kIdleBytes) return;
+    held_ += scratch->held();
+    idle_[count_++] = std::move(scratch);
+  }
+
+ private:
+  std::mutex lock_;
+  std::array<std::unique_ptr<Scratch>, 64> idle_;
+  std::size_t count_ = 0;
+  std::size_t held_ = 0;  // bytes in idle_
+
+  static constexpr std::size_t kIdleBytes = std::size_t{256} << 20;
+};
+
+// Working memory for one sample.
+class OwnScratch {
+ public:
+  OwnScratch() : scratch_(Idle::instance().take()) {}
+  ~OwnScratch() {
+    scratch_->trim();
+    Idle::instance().give_back(scratch_);
+  }
+  OwnScratch(const OwnScratch&) = delete;
+  OwnScratch& operator=(const OwnScratch&) = delete;
+
+  Scratch& operator*() const { return *scratch_; }
+
+ private:
+  std::unique_ptr<Scratch> scratch_;
+};
+
+// What is left to Python is read there again: its error, if any, says more than this.
+nb::object reason(const Outcome& outcome) {
+  const bool file = outcome.code == Code::io || outcome.code == Code::escapes;
+  return nb::cast(file ? "the file cannot be opened or read" : outcome.reason);
+}
+
+nb::object read_image(const ImageFileFiller& filler, std::size_t local, const std::optional<nb::bytes>& path,
+                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
+  std::string names;
+  if (path) {
+    names.assign(path->c_str(), path->size());
+    if (names.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
+    names.push_back('\0');
+    local = 0;
+  }
+  Picture picture;
+  Outcome outcome;
+  {
+    const GilReleased released;
+    const PathTable paths({}, std::move(names), {}, false);
+    const OwnScratch scratch;
+    outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, *scratch);
+  }
+  if (!outcome.ok()) return reason(outcome);
+  const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
+  const std::size_t shape[3] = {extent(1), extent(2), extent(0)};
+  std::uint8_t* const raw = picture.pixels.get();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+  static_cast<void>(picture.pixels.release());  // the capsule's
+  return nb::make_tuple(nb::ndarray<nb::numpy, std::uint8_t>(raw, 3, shape, owner),
+                        nb::bytes(picture.head.data(), picture.head.size()), picture.padded);
+}
+
+// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const Bytes& out, const TensorSpec& spec) {
+  std::int64_t bytes = 0;
+  if (!checked_bytes(spec, bytes) || out.size() != static_cast<std::size_t>(bytes))
+    throw nb::value_error("out and spec do not agree");
+  TensorSpec got;
+  Outcome outcome;
+  bool in_order = false;
+  std::uint8_t* const row = out.data();
+  {
+    const GilReleased released;
+    const OwnScratch scratch;
+    outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, *scratch);
+    in_order = (*scratch).tensors.in_order();
+  }
+  if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
+  if (!in_order) return nb::cast("its elements are not in C order");
+  return outcome.ok() ? nb::none() : nb::cast(got);
+}
+
+// The C data interface of Apache Arrow (arrow.apache.org/docs/format/CDataInterface.html), by which Pillow lends an
+// image's memory: one pixel after another, a byte each (L), or four of which three are used (RGB).
+struct ArrowSchema {
+  const char* format;
+  const char* name;
+  const char* metadata;
+  std::int64_t flags;
+  std::int64_t n_children;
+  ArrowSchema** children;
+  ArrowSchema* dictionary;
+  void (*release)(ArrowSchema*);
+  void* private_data;
+};
+struct ArrowArray {
+  std::int64_t length, null_count, offset, n_buffers, n_children;
+  const void** buffers;
+  ArrowArray** children;
+  ArrowArray* dictionary;
+  void (*release)(ArrowArray*);
+  void* private_data;
+};
+
+// The bytes that a capsule pair lends, or null where they are not `count` pixels of so many channels as Pillow has them.
+const std::uint8_t* lent_pixels(const nb::capsule& schema, const nb::capsule& array, int channels, std::int64_t count) {
+  const auto* form = static_cast<const ArrowSchema*>(schema.data("arrow_schema"));
+  const auto* held = static_cast<const ArrowArray*>(array.data("arrow_array"));
+  const char* const wanted = channels == 1 ? "C" : "+w:4";
+  if (form->format == nullptr || std::strcmp(form->format, wanted) != 0 || held->length != count || held->offset != 0)
+    return nullptr;
+  if (channels != 1) {
+    if (held->n_children != 1 || form->n_children != 1 || std::strcmp(form->children[0]->format, "C") != 0) return nullptr;
+    held = held->children[0];
+    if (held->length != count * SpacedSource::kSpacing || held->offset != 0) return nullptr;
+  }
+  return held->n_buffers == 2 ? static_cast<const std::uint8_t*>(held->buffers[1]) : nullptr;
+}
+
+// What was drawn, from its description: (top, left, height, width), whether to flip, or None.
+std::vector<Drawn> drawn_from(const Recipe& recipe, const nb::sequence& draws) {
+  std::vector<Drawn> all;
+  for (nb::handle one : draws) {
+    if (all.size() == recipe.operations.size()) throw nb::value_error("more draws than operations");
+    const Operation& operation = recipe.operations[all.size()];
+    Drawn& drawn = all.emplace_back();
+    if (std::holds_alternative<RandomFlip>(operation)) {
+      drawn.flip = nb::cast<bool>(one);
+    } else if (std::holds_alternative<RandomResizedCrop>(operation) || std::holds_alternative<RandomCrop>(operation)) {
+      const int top = nb::cast<int>(one[0]), left = nb::cast<int>(one[1]);
+      const int height = nb::cast<int>(one[2]), width = nb::cast<int>(one[3]);
+      if (top < 0 || left < 0 || height < 0 || width < 0 || top > kMaxAxis - height || left > kMaxAxis - width)
+        throw nb::value_error("a crop that was drawn is out of range");
+      drawn.box = {left, top, left + width, top + height};
+    }
+  }
+  return all;
+}
+
+nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, const nb::capsule& array, int width, int height,
+                           const nb::sequence& draws, const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
+  if (width <= 0 || height <= 0 || width > kMaxAxis || height > kMaxAxis) return nb::cast("an image of that size");
+  const std::uint8_t* const pixels = lent_pixels(schema, array, recipe.channels, std::int64_t{width} * height);
+  if (pixels == nullptr) return nb::cast("its pixels do not lie as expected");
+  const std::vector<Drawn> given = drawn_from(recipe, draws);
+  const std::size_t room = out.nbytes();
+  auto* const row = static_cast<std::uint8_t*>(out.data());
+  Outcome outcome;
+  bool padded = false;
+  {
+    const GilReleased released;
+    const OwnScratch own;
+    RecipeScratch& scratch = (*own).recipe;
+    SpacedSource spaced(pixels, height, width);
+    ArraySource tight(pixels, height, width, 1, width);
+    PixelSource& source = recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced;
+    outcome = run(recipe, source, given, room, row, scratch);
+    padded = scratch.padded();
+  }
+  return outcome.ok() ? nb::cast(padded) : reason(outcome);
+}
+
+nb::object sizes_before(const Recipe& recipe, int width, int height) {
+  nb::list all;
+  for (const Extent& size : sizes(recipe, {height, width})) all.append(nb::make_tuple(size.height, size.width));
+  return all;
+}
+
+}  // namespace
+
+void bind_sample(nb::module_& m) {
+  m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a,
+        "position"_a);
+  m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a);
+  m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
+  m.def("sizes", &sizes_before, "recipe"_a, "width"_a, "height"_a);
+}
+
+}  // namespace penstock

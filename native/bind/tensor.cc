@@ -1,0 +1,154 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/gil_released.h"
+#include "files/crc32.h"
+#include "tensor/tensor_file.h"
+#include "files/unique_fd.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+nb::tuple numbers(const std::int64_t* values, int count) {
+  nb::list list;
+  for (int d = 0; d < count; ++d) list.append(values[d]);
+  return nb::tuple(list);
+}
+
+nb::object describe(const TensorLayout& layout) {
+  nb::dict out;
+  out["dtype"] = std::string(info(layout.spec.dtype).torch_name);
+  out["shape"] = numbers(layout.spec.shape.data(), layout.spec.ndim);
+  out["stride"] = numbers(layout.stride.data(), layout.spec.ndim);
+  out["offset"] = layout.offset;
+  out["reach"] = layout.reach;
+  out["contiguous"] = layout.contiguous;
+  return out;
+}
+
+// With `head` >= 0 the parser sees only the first `head` and the last `tail` bytes. Each part is a heap
+// block of its own and of its own length, so that AddressSanitizer sees a step outside it.
+nb::object parse(const nb::bytes& data, std::int64_t head, std::int64_t tail) {
+  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
+  if (head < 0) head = static_cast<std::int64_t>(size), tail = 0;
+  if (static_cast<std::size_t>(head) > size || tail < 0 || static_cast<std::size_t>(tail) > size)
+    throw nb::value_error("head or tail is longer than data");
+  const std::vector<std::uint8_t> first(bytes, bytes + head), last(bytes + size - tail, bytes + size);
+  SplitFile file(size);
+  file.add(0, {first.data(), first.size()});
+  file.add(size - last.size(), {last.data(), last.size()});
+  TensorLayout layout;
+  if (const char* reason = parse_tensor(file, layout)) return nb::str(reason);
+  return describe(layout);
+}
+
+TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
+  TensorSpec spec;
+  std::size_t i = 0;
+  while (i < kDTypes.size() && kDTypes[i].torch_name != dtype) ++i;
+  if (i == kDTypes.size()) throw nb::value_error("unknown dtype");
+  if (shape.size() > kMaxDims) throw nb::value_error("more than 8 dimensions");
+  spec.dtype = static_cast<DType>(i);
+  spec.ndim = static_cast<std::uint8_t>(shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) spec.shape[d] = shape[d];
+  return spec;
+}
+
+nb::tuple spec_tuple(const TensorSpec& spec) {
+  return nb::make_tuple(std::string(info(spec.dtype).torch_name), numbers(spec.shape.data(), spec.ndim));
+}
+
+// The outcome as Python values: OSError for io, (kind, reason) for Python's turn, (kind, got) for mismatch.
+nb::object explain(const Outcome& outcome, const TensorSpec& got) {
+  switch (outcome.code) {
+    case Code::ok: return spec_tuple(got);
+    case Code::python: return nb::make_tuple("python", outcome.reason);
+    case Code::mismatch: return nb::make_tuple("mismatch", spec_tuple(got));
+    default:
+      errno = outcome.error;
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw nb::python_error();
+  }
+}
+
+UniqueFd open_file(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0) {
+    PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+    throw nb::python_error();
+  }
+  return fd;
+}
+
+nb::object read(TensorReader& reader, const std::string& path, std::size_t name_length, const std::string& dtype,
+                const std::vector<std::int64_t>& shape) {
+  const TensorSpec want = make_spec(dtype, shape);
+  std::int64_t size = 0;
+  if (!checked_bytes(want, size)) throw nb::value_error("shape is negative or too large");
+  const UniqueFd fd = open_file(path);
+  std::vector<std::uint8_t> row(static_cast<std::size_t>(size));
+  TensorSpec got;
+  const Outcome outcome = reader.read(fd.get(), name_length, want, row.data(), got);
+  if (!outcome.ok()) return explain(outcome, got);
+  if (got != want) throw std::runtime_error("got is not what was wanted");
+  return nb::bytes(row.data(), row.size());
+}
+
+nb::object probe(TensorReader& reader, const std::string& path) {
+  const UniqueFd fd = open_file(path);
+  TensorSpec got;
+  const Outcome outcome = reader.probe(fd.get(), got);
+  return explain(outcome, got);
+}
+
+// The file's bytes are borrowed from a bytes object; another way than the best one is for tests.
+std::uint32_t crc32_of(const nb::bytes& data, std::uint32_t before, const std::optional<std::string>& name) {
+  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
+  if (name) {
+    const CrcWay way = *name == "clmul256"   ? CrcWay::clmul256
+                       : *name == "clmul128" ? CrcWay::clmul128
+                                             : CrcWay::portable;
+    if (!can_crc(way)) throw nb::value_error("this processor cannot");
+    // A heap block of their own and of their own length, so that AddressSanitizer sees a step outside it.
+    const std::vector<std::uint8_t> copy(bytes, bytes + size);
+    return crc32(before, copy.data(), size, way);
+  }
+  const GilReleased released;
+  return crc32(before, bytes, size);
+}
+
+std::vector<std::string> crc32_ways() {
+  std::vector<std::string> names{"portable"};
+  if (can_crc(CrcWay::clmul128)) names.emplace_back("clmul128");
+  if (can_crc(CrcWay::clmul256)) names.emplace_back("clmul256");
+  return names;
+}
+
+}  // namespace
+
+void bind_tensor(nb::module_& m) {
+  m.def("parse_tensor", &parse, nb::arg("data"), nb::arg("head") = -1, nb::arg("tail") = 0);
+  m.def("crc32", &crc32_of, nb::arg("data"), nb::arg("before") = 0, nb::arg("way") = nb::none());
+  m.def("crc32_ways", &crc32_ways);
+  nb::class_<TensorReader>(m, "TensorReader")
+      .def(nb::init<>())
+      .def("read", &read, nb::arg("path"), nb::arg("name_length"), nb::arg("dtype"), nb::arg("shape"))
+      .def("probe", &probe, nb::arg("path"))
+      .def_prop_ro("predicted", &TensorReader::predicted);
+}
+
+}  // namespace penstock

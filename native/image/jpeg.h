@@ -1,0 +1,67 @@
+// Decodes a rectangle of a JPEG to interleaved RGB bytes, equal bit for bit to what Pillow's
+// `Image.open(file).convert("RGB")` holds there.
+//
+// Only the rectangle is transformed and converted: entropy decoding starts at the top, as it must, and stops
+// at the last row that is needed.
+//
+// Native: Huffman-coded baseline, extended and progressive JPEGs of 8 bits a sample, grey or three components
+// (YCbCr or RGB) sampled 4:4:4, 4:2:2, 4:2:0 or 4:4:0, that libjpeg reads without a single warning.
+// All else is Code::python with the reason: other formats, CMYK, other samplings, arithmetic coding, lossless,
+// progressive files that lack refinement scans, missing end-of-image marker, anything damaged or unusual.
+//
+// What success promises: if Pillow gives pixels for the same bytes, they are the same pixels. Pillow may still
+// refuse a file that succeeded here, for two kinds of damage only: below the last row of the box (not read here
+// unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
+//
+// Threads: an object belongs to one thread at a time; different objects are independent. It may be moved to
+// another thread between calls. Memory: the object owns libjpeg's state and the pixels, keeps both for the next
+// image, and never owns the file's bytes. Not copyable, not movable.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "image/box.h"
+#include "files/outcome.h"
+
+namespace penstock {
+
+class JpegDecoder {
+ public:
+  JpegDecoder();  // throws std::bad_alloc only
+  ~JpegDecoder();
+  JpegDecoder(const JpegDecoder&) = delete;
+  JpegDecoder& operator=(const JpegDecoder&) = delete;
+
+  // Reads the header. On success width() and height() are valid (1 to 65,500 pixels each), and one decode() may
+  // follow; `data` must stay as it is until then. More than max_pixels pixels are left to Python; 0: no limit.
+  [[nodiscard]] Outcome open(const std::uint8_t* data, std::size_t size, std::uint64_t max_pixels) noexcept;
+
+  [[nodiscard]] int width() const noexcept { return width_; }
+  [[nodiscard]] int height() const noexcept { return height_; }
+  // Bytes of the file before its entropy-coded data: all that Pillow reads when it opens the image.
+  [[nodiscard]] std::size_t head() const noexcept { return head_; }
+
+  // Decodes `box`, which lies inside the image and is not empty. On success `pixels` points at the red byte of
+  // (box.x0, box.y0), rows are row_stride bytes apart, and at least kReadable bytes after each row's last pixel
+  // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
+  // Rows are not aligned, on purpose (see jpeg.cc).
+  [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride) noexcept;
+
+  // Bytes of the buffer of pixels.
+  [[nodiscard]] std::size_t held() const noexcept;
+  // Gives that buffer back, and all that belongs to an open image, which is closed.
+  void release() noexcept;
+
+  static constexpr std::size_t kReadable = 16;
+
+ private:
+  struct State;  // libjpeg's side; keeps jpeglib.h out of this header
+  std::unique_ptr<State> state_;
+  int width_ = 0;
+  int height_ = 0;
+  std::size_t head_ = 0;
+};
+
+}  // namespace penstock

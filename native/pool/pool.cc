@@ -1,0 +1,315 @@
+#include "pool/pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace penstock {
+namespace {
+
+// Samples in memory cost well under a microsecond each: a worker takes this many bytes' worth at a time,
+// so that the shared counter is touched seldom and neighbouring rows are written by one core.
+constexpr std::size_t kBytesPerGrain = 64 * 1024;
+constexpr std::uint32_t kMaxGrain = 64;
+
+std::uint32_t choose_grain(const Program& program) {
+  std::size_t bytes = 0;
+  for (const auto& source : program.sources) {
+    std::size_t total = 0;
+    for (const auto& filler : source) {
+      if (filler->memory_bytes() == 0) return 1;  // a file: one system call costs more than the counter
+      total += filler->memory_bytes();
+    }
+    bytes = std::max(bytes, total);
+  }
+  if (bytes == 0) return 1;
+  return static_cast<std::uint32_t>(std::clamp<std::size_t>(kBytesPerGrain / bytes, 1, kMaxGrain));
+}
+
+bool reads_memory(const Program& program) {
+  for (const auto& source : program.sources)
+    for (const auto& filler : source)
+      if (filler->memory_bytes() > 0) return true;
+  return false;
+}
+
+// Signals are for the threads that Python knows of, but for those that a thread brings upon itself: a fault whose
+// signal is blocked ends the process at once, past every handler (see guarded.h).
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSignals(const BlockSignals&) = delete;
+  BlockSignals& operator=(const BlockSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+Pool::Pool(std::shared_ptr<const Program> program, unsigned threads)
+    : program_(std::move(program)),
+      thread_count_(threads),
+      process_(getpid()),
+      grain_(choose_grain(*program_)),
+      in_memory_(reads_memory(*program_)),
+      states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)) {
+  if (in_memory_) guard_faults();
+  const BlockSignals blocked;  // new threads inherit the mask
+  workers_.reserve(threads);
+  try {
+    for (unsigned i = 0; i < threads; ++i) {
+      workers_.emplace_back([this, i] { work(states_[i]); });
+      pthread_setname_np(workers_.back().native_handle(), "penstock");
+    }
+  } catch (...) {  // the system has no more threads: none may outlive this constructor
+    close();
+    throw;
+  }
+}
+
+bool Worker::look(std::uint32_t& batch, std::uint32_t& position, double& seconds) const {
+  const Clock::rep since = since_.load(std::memory_order_acquire);
+  const std::uint64_t sample = sample_.load(std::memory_order_acquire);
+  if (since == 0 || since_.load(std::memory_order_acquire) != since) return false;
+  batch = static_cast<std::uint32_t>(sample >> 32);
+  position = static_cast<std::uint32_t>(sample);
+  seconds = std::chrono::duration<double>(Clock::now().time_since_epoch() - Clock::duration(since)).count();
+  return true;
+}
+
+Pool::~Pool() { close(); }
+
+bool Pool::abandoned() const { return getpid() != process_; }
+
+void Pool::close() {
+  if (abandoned()) {
+    // The locks may have been held at the fork and the threads do not exist here: forget them untouched.
+    for (auto& worker : workers_) worker.detach();
+    workers_.clear();
+    return;
+  }
+  {
+    const std::lock_guard hold(lock_);
+    closed_ = true;
+    stop_.store(true, std::memory_order_relaxed);
+  }
+  work_.notify_all();
+  done_.notify_all();
+  python_.notify_all();
+  for (auto& worker : workers_) worker.join();
+  workers_.clear();
+}
+
+std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
+  if (in_memory_) guard_faults();  // again: others install handlers too
+  const auto size = static_cast<std::uint32_t>(batch->local.size());
+  batch->unfinished.store(size, std::memory_order_relaxed);
+  const bool wakes = !one_grain(*batch);
+  std::uint64_t number;
+  {
+    const std::lock_guard hold(lock_);
+    number = next_number_++;
+    batch->number = number;
+    in_flight_.emplace(number, batch);
+    if (size > 0) open_.push_back(std::move(batch));
+  }
+  if (wakes) work_.notify_all();
+  return number;
+}
+
+// To wake a worker costs more than to copy a grain: whoever waits for such a batch fills it, unless a worker that is
+// awake has done so.
+bool Pool::one_grain(const Batch& batch) const { return in_memory_ && batch.local.size() <= grain_; }
+
+void Pool::work(Worker& worker) {
+  Scratch scratch;
+  while (true) {
+    std::shared_ptr<Batch> batch;
+    {
+      std::unique_lock hold(lock_);
+      work_.wait(hold, [this] { return closed_ || !open_.empty(); });
+      if (closed_) return;
+      batch = open_.front();
+    }
+    while (fill_some(*batch, scratch, worker)) {
+    }
+    worker.rest();
+    const std::lock_guard hold(lock_);
+    if (!open_.empty() && open_.front() == batch) open_.pop_front();
+    if (closed_) return;
+  }
+}
+
+void Pool::run_here(std::uint64_t number) {
+  std::shared_ptr<Batch> batch;
+  {
+    const std::lock_guard hold(lock_);
+    batch = in_flight_.at(number);
+  }
+  fill_here(batch);
+}
+
+void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
+  const std::lock_guard one_at_a_time(own_lock_);
+  {
+    const std::lock_guard hold(lock_);
+    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>();
+    if (thread_count_ == 0 || one_grain(*batch)) std::erase(open_, batch);  // else workers fill it too
+  }
+  Worker& caller = states_[thread_count_];
+  while (fill_some(*batch, *own_scratch_, caller)) {
+  }
+  caller.rest();
+}
+
+// Takes the next samples of the batch and fills them; false when there were none left to take.
+bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
+  if (stop_.load(std::memory_order_relaxed)) return false;
+  const auto size = static_cast<std::uint32_t>(batch.local.size());
+  const std::uint32_t begin = batch.next.fetch_add(grain_, std::memory_order_relaxed);
+  if (begin >= size) return false;
+  const std::uint32_t end = std::min(size, begin + grain_);
+  worker.begin(batch.number, begin);
+  const auto fill = [&](std::uint32_t position) {
+    if (position + 1 < end) {
+      const auto ahead = position + 1;
+      const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[ahead]);
+      for (const auto& filler : program_->sources[source]) filler->prefetch(static_cast<std::size_t>(batch.local[ahead]));
+    }
+    worker.at(batch.number, position);
+    fill_sample(batch, position, scratch);
+  };
+  const auto faulted = [&](std::uint32_t position) {
+    const std::lock_guard hold(batch.failures_lock);
+    batch.failures.push_back({position, 0, Outcome::moved("its memory could not be read"), {}});
+  };
+  if (in_memory_) {
+    each_guarded(scratch.guard, begin, end, fill, faulted);
+  } else {
+    for (std::uint32_t position = begin; position < end; ++position) fill(position);
+  }
+  scratch.trim();
+  finish(batch, end - begin);
+  return true;
+}
+
+void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
+  const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position]);
+  const SampleKey key{static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
+                      static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
+  const auto& fillers = program_->sources[source];
+  for (std::uint32_t field = 0; field < fillers.size(); ++field) {
+    const FieldRows& rows = batch.fields[field];
+    Failure failure{position, field, {}, {}};
+    failure.outcome = fillers[field]->fill(key, batch.paths ? &*batch.paths : nullptr, rows.spec,
+                                           rows.data + rows.row_bytes * position, failure.got, scratch);
+    if (failure.outcome.ok()) continue;
+    if (failure.outcome.code == Code::python) {
+      push_python(batch, failure);
+    } else {
+      const std::lock_guard hold(batch.failures_lock);
+      batch.failures.push_back(failure);
+    }
+  }
+}
+
+void Pool::push_python(Batch& batch, const Failure& failure) {
+  batch.unfinished.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard hold(lock_);
+    python_jobs_.push_back({batch.shared_from_this(), failure.position, failure.field, failure.outcome.reason});
+  }
+  python_.notify_one();
+  done_.notify_all();  // wait() tells the caller that Python is needed
+}
+
+void Pool::finish(Batch& batch, std::uint32_t samples) {
+  if (batch.unfinished.fetch_sub(samples, std::memory_order_acq_rel) != samples) return;
+  {
+    const std::lock_guard hold(lock_);  // orders the store before the waiter's test
+  }
+  done_.notify_all();
+}
+
+Wait Pool::wait(std::uint64_t number, std::chrono::nanoseconds timeout) {
+  std::unique_lock hold(lock_);
+  const auto found = in_flight_.find(number);
+  if (found == in_flight_.end()) return Wait::closed;
+  const std::shared_ptr<Batch> batch = found->second;
+  const auto finished = [&] { return batch->unfinished.load(std::memory_order_acquire) == 0; };
+  if (one_grain(*batch) && !finished() && !closed_) {
+    hold.unlock();
+    fill_here(batch);
+    hold.lock();
+  }
+  const auto stranded = [&] { return python_servers_ == 0 && !python_jobs_.empty(); };
+  done_.wait_for(hold, timeout, [&] { return finished() || closed_ || stranded(); });
+  if (finished()) return Wait::done;
+  if (closed_) return Wait::closed;
+  return stranded() ? Wait::python_needed : Wait::timeout;
+}
+
+std::shared_ptr<Batch> Pool::retire(std::uint64_t number) {
+  const std::lock_guard hold(lock_);
+  auto node = in_flight_.extract(number);
+  return node ? std::move(node.mapped()) : nullptr;
+}
+
+std::vector<Busy> Pool::busy() {
+  std::vector<Busy> found;
+  const std::lock_guard hold(lock_);
+  for (std::size_t i = 0; i <= thread_count_; ++i) {
+    std::uint32_t batch = 0, position = 0;
+    double seconds = 0;
+    if (!states_[i].look(batch, position, seconds)) continue;
+    // The last batch before the next one whose number ends in these bits.
+    const auto back = static_cast<std::uint32_t>(next_number_) - batch;
+    found.push_back({next_number_ - back, position, seconds});
+  }
+  return found;
+}
+
+std::optional<PythonJob> Pool::take_python(bool block) {
+  std::unique_lock hold(lock_);
+  if (block) python_.wait(hold, [this] { return closed_ || !python_jobs_.empty(); });
+  if (closed_ || python_jobs_.empty()) return std::nullopt;
+  PythonJob job = std::move(python_jobs_.front());
+  python_jobs_.pop_front();
+  return job;
+}
+
+void Pool::add_python_server() {
+  const std::lock_guard hold(lock_);
+  ++python_servers_;
+}
+
+void Pool::finish_python(const PythonJob& job, const Outcome& outcome, const TensorSpec& got) {
+  if (!outcome.ok()) {
+    const std::lock_guard hold(job.batch->failures_lock);
+    job.batch->failures.push_back({job.position, job.field, outcome, got});
+  }
+  finish(*job.batch, 1);
+}
+
+Outcome Pool::run_pixels(const PythonJob& job, const std::uint8_t* pixels, int height, int width, int channels,
+                         TensorSpec& got, RecipeScratch& scratch) const {
+  const Batch& batch = *job.batch;
+  const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[job.position]);
+  const auto* filler = dynamic_cast<const ImageFileFiller*>(program_->sources[source][job.field].get());
+  if (filler == nullptr) return Outcome::to_python("not an image field");
+  const FieldRows& rows = batch.fields[job.field];
+  const SampleKey key{0, static_cast<std::uint64_t>(batch.sample[job.position]), static_cast<std::uint64_t>(batch.position[job.position]), batch.epoch};
+  return filler->fill_from_pixels(key, pixels, height, width, channels, rows.spec,
+                                  rows.data + rows.row_bytes * job.position, got, scratch);
+}
+
+}  // namespace penstock

@@ -1,0 +1,182 @@
+// The pool: worker threads that fill batches, sample by sample.
+//
+// The batches in flight form one queue. A worker takes the next few samples of the oldest batch that has
+// any left, so that all workers share one batch and none waits at its end; batches are finished in about
+// the order in which they were submitted, and the caller waits for them by number.
+//
+// Threads: submit, wait, take_python, run_here and the rest may be called from any thread; none of them
+// needs Python's lock, and wait and take_python block. The destructor joins the workers; in a process that
+// was forked off it leaves them alone, because they do not exist there (see abandoned()).
+// Memory: a Pool owns its threads, their Scratch, and the Batch objects in flight. A batch's rows, and the
+// arrays that fillers borrow, belong to the caller and must outlive the batch's completion or the pool.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "pool/filler.h"
+
+namespace penstock {
+
+// Per source of the dataset: one filler a field. All sources have the same fields.
+struct Program {
+  std::vector<std::vector<std::shared_ptr<const Filler>>> sources;
+  std::size_t fields = 0;
+};
+
+// A sample that natively failed, or that Python must do.
+struct Failure {
+  std::uint32_t position;  // in the batch
+  std::uint32_t field;
+  Outcome outcome;
+  TensorSpec got;  // for mismatch
+};
+
+struct FieldRows {
+  std::uint8_t* data;
+  std::size_t row_bytes;
+  TensorSpec spec;
+};
+
+struct Batch : std::enable_shared_from_this<Batch> {
+  std::uint64_t number = 0;
+  PhiloxKey epoch{};                  // epoch_key(seed, epoch)
+  std::vector<std::int64_t> local;    // per sample: index into its source
+  std::vector<std::int64_t> sample;   // per sample: index into the dataset
+  std::vector<std::int64_t> position;  // per sample: where it stands in the order of the epoch, of all ranks
+  std::vector<std::int32_t> source;   // per sample; empty when there is one source
+  std::optional<PathTable> paths;     // per sample: its name; for sources without a table of their own
+  std::vector<FieldRows> fields;
+
+  std::atomic<std::uint32_t> next{0};
+  std::atomic<std::uint32_t> unfinished{0};  // samples not yet done by anybody, Python included
+  std::mutex failures_lock;
+  std::vector<Failure> failures;
+};
+
+// A row for Python: a format that the native core leaves to Pillow, torch.load or numpy.
+struct PythonJob {
+  std::shared_ptr<Batch> batch;
+  std::uint32_t position;
+  std::uint32_t field;
+  const char* reason;
+};
+
+// A sample that a worker is busy with.
+struct Busy {
+  std::uint64_t batch;
+  std::uint32_t position;
+  double seconds;  // since the worker took it, or the few samples that it took at once
+};
+
+// What one worker does now; written by that worker only, read by anybody, without a lock.
+class alignas(64) Worker {  // a cache line each
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `since` is 0 while the other value changes: a reader that sees one `since` before and after has a pair.
+  void begin(std::uint64_t batch, std::uint32_t position) {
+    since_.store(0, std::memory_order_relaxed);
+    at(batch, position);
+    since_.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
+  }
+  // Goes on to a sample that was taken together with the one before.
+  void at(std::uint64_t batch, std::uint32_t position) {
+    sample_.store(batch << 32 | position, std::memory_order_release);
+  }
+  void rest() { since_.store(0, std::memory_order_release); }
+
+  // False: it rests, or goes from one sample to the next just now. Of the batch's number the lower 32 bits.
+  [[nodiscard]] bool look(std::uint32_t& batch, std::uint32_t& position, double& seconds) const;
+
+ private:
+  std::atomic<Clock::rep> since_{0};
+  std::atomic<std::uint64_t> sample_{0};
+};
+
+enum class Wait : std::uint8_t { done, timeout, python_needed, closed };
+
+class Pool {
+ public:
+  Pool(std::shared_ptr<const Program> program, unsigned threads);
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+  ~Pool();
+
+  // Queues the batch; its number is returned. With no threads it is filled by run_here().
+  std::uint64_t submit(std::shared_ptr<Batch> batch);
+
+  // Fills what is left of a batch in the calling thread; workers do too.
+  void run_here(std::uint64_t number);
+
+  // Waits for a batch; one of a few samples in memory it fills itself. python_needed: rows wait for Python and no Python thread serves them.
+  Wait wait(std::uint64_t number, std::chrono::nanoseconds timeout);
+
+  // Hands the finished batch over and forgets it.
+  std::shared_ptr<Batch> retire(std::uint64_t number);
+
+  // The next row for Python. With block it waits until there is one or the pool closes. Empty: there is none.
+  std::optional<PythonJob> take_python(bool block);
+  // A thread calls this once before it serves rows by take_python(true), and wait() relies on it.
+  void add_python_server();
+  void finish_python(const PythonJob& job, const Outcome& outcome, const TensorSpec& got);
+
+  // Runs the image recipe of a job on pixels that Python decoded: height x width x channels, uint8.
+  Outcome run_pixels(const PythonJob& job, const std::uint8_t* pixels, int height, int width, int channels,
+                     TensorSpec& got, RecipeScratch& scratch) const;
+
+  // The samples that workers, and run_here, are busy with at this moment.
+  [[nodiscard]] std::vector<Busy> busy();
+
+  // Stops and joins the workers, and wakes everybody who waits.
+  void close();
+
+  // True in a process forked off from the one that made the pool: its threads are not here.
+  [[nodiscard]] bool abandoned() const;
+
+  [[nodiscard]] unsigned threads() const { return thread_count_; }
+
+ private:
+  void work(Worker& worker);
+  [[nodiscard]] bool one_grain(const Batch& batch) const;
+  void fill_here(const std::shared_ptr<Batch>& batch);
+  bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
+  void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
+  void push_python(Batch& batch, const Failure& failure);
+  void finish(Batch& batch, std::uint32_t samples);
+
+  const std::shared_ptr<const Program> program_;
+  const unsigned thread_count_;
+  const pid_t process_;
+  std::uint32_t grain_;  // samples a worker takes at a time
+  const bool in_memory_;  // fillers read memory that is not ours: see guarded.h
+
+  std::mutex lock_;
+  std::condition_variable work_;    // for workers
+  std::condition_variable done_;    // for wait()
+  std::condition_variable python_;  // for Python's threads
+  std::deque<std::shared_ptr<Batch>> open_;  // batches that may have samples left to take
+  std::unordered_map<std::uint64_t, std::shared_ptr<Batch>> in_flight_;
+  std::deque<PythonJob> python_jobs_;
+  std::uint64_t next_number_ = 0;
+  unsigned python_servers_ = 0;
+  bool closed_ = false;             // under lock_
+  std::atomic<bool> stop_{false};   // the same for workers inside a batch
+  std::mutex own_lock_;                   // held by run_here
+  std::unique_ptr<Scratch> own_scratch_;  // of run_here
+  const std::unique_ptr<Worker[]> states_;  // one a thread, and the last one of run_here
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace penstock

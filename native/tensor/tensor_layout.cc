@@ -1,0 +1,219 @@
+#include "tensor/tensor_layout.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string_view>
+
+#include "files/crc32.h"
+#include "tensor/npy_header.h"
+#include "tensor/pickle_reader.h"
+
+namespace penstock {
+namespace {
+
+// The contents of a small record, or an empty view with `reason` set.
+std::string_view contents(SplitFile& file, const FileRange& range, const char*& reason) {
+  const std::uint8_t* p = file.at(range.offset, range.length);
+  if (!p) {
+    reason = kNotRead;
+    return {};
+  }
+  return {reinterpret_cast<const char*>(p), range.length};
+}
+
+// What torch.load checks beside the pickle: format version, byte order, and that its notes are text.
+const char* check_notes(SplitFile& file, const TorchArchive& archive) {
+  const char* reason = nullptr;
+  const std::string_view version = contents(file, archive.version, reason);
+  if (reason) return reason;
+  if (version != "3\n") return "zip: format version is not 3";
+  if (archive.byteorder.offset != 0) {  // files of torch before 2.1 have none; torch.load takes them as little
+    const std::string_view order = contents(file, archive.byteorder, reason);
+    if (reason) return reason;
+    if (order != "little") return "a big-endian file";
+  }
+  if (archive.alignment.offset != 0) {
+    const std::string_view digits = contents(file, archive.alignment, reason);
+    if (reason) return reason;
+    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos)
+      return "zip: bad alignment record";
+  }
+  if (archive.serialization_id.offset != 0) {
+    const std::string_view id = contents(file, archive.serialization_id, reason);
+    if (reason) return reason;
+    if (!printable_ascii(id)) return "zip: bad serialization ID";
+  }
+  return nullptr;
+}
+
+void set_contiguous(TensorLayout& layout) {
+  std::int64_t expected = 1;
+  layout.contiguous = true;
+  for (int d = layout.spec.ndim - 1; d >= 0; --d) {
+    if (layout.spec.shape[d] == 1) continue;
+    if (layout.stride[d] != expected) layout.contiguous = false;
+    expected *= layout.spec.shape[d];  // fits: checked_bytes holds
+  }
+}
+
+// Sets offset, reach and contiguous of a view, `first` elements into a storage of `bytes` bytes at
+// `start` in the file.
+const char* place_view(std::uint64_t start, std::uint64_t bytes, std::int64_t first, TensorLayout& layout) {
+  constexpr const char* kOutside = "the view reaches outside its storage";
+  std::int64_t total = 0;
+  if (!checked_bytes(layout.spec, total)) return "a tensor of more than 63 bits";
+  const std::uint64_t item = info(layout.spec.dtype).size;
+  std::uint64_t begin = 0;
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(first), item, &begin) || begin > bytes) return kOutside;
+  layout.offset = start + begin;  // fits: the storage lies inside the file
+  if (total == 0) {
+    layout.reach = 0;
+    layout.contiguous = true;
+    return nullptr;
+  }
+  std::uint64_t last = 0;  // of the farthest element, in elements from the first
+  for (int d = 0; d < layout.spec.ndim; ++d) {
+    std::uint64_t span = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(layout.spec.shape[d] - 1),
+                               static_cast<std::uint64_t>(layout.stride[d]), &span) ||
+        __builtin_add_overflow(last, span, &last))
+      return kOutside;
+  }
+  if (__builtin_add_overflow(last, 1, &last) || __builtin_mul_overflow(last, item, &layout.reach) ||
+      layout.reach > bytes - begin)
+    return kOutside;
+  set_contiguous(layout);
+  return nullptr;
+}
+
+const char* parse_torch(SplitFile& file, TensorLayout& layout) {
+  TorchArchive archive;
+  if (const char* reason = read_zip_directory(file, archive)) return reason;
+  if (const char* reason = check_notes(file, archive)) return reason;
+  const char* reason = nullptr;
+  const std::string_view pickle = contents(file, archive.pickle, reason);
+  if (reason) return reason;
+  if (archive.pickle_crc != 0 &&
+      crc32(0, reinterpret_cast<const std::uint8_t*>(pickle.data()), pickle.size()) != archive.pickle_crc)
+    return "data.pkl does not match its CRC-32";
+  PickledTensor tensor;
+  if ((reason = read_tensor_pickle(pickle, tensor))) return reason;
+  if (tensor.key != archive.key) return "zip: no record of the tensor's storage";
+  if (tensor.storage_bytes != archive.data.length) return "the storage's record is not as long as the pickle says";
+  layout.spec = tensor.spec;
+  layout.stride = tensor.stride;
+  layout.storage = archive.data;
+  layout.crc = archive.data_crc;
+  return place_view(archive.data.offset, archive.data.length, tensor.storage_offset, layout);
+}
+
+const char* parse_npy(SplitFile& file, TensorLayout& layout) {
+  const char* reason = nullptr;
+  if (file.size() < 12) return "npy: truncated";
+  const std::string_view start = contents(file, {0, 12}, reason);
+  if (reason) return reason;
+  const std::uint64_t header_bytes = npy_data_offset(start);
+  if (header_bytes > file.size()) return "npy: truncated";
+  const std::string_view head = contents(file, {0, std::max<std::uint64_t>(header_bytes, 12)}, reason);
+  if (reason) return reason;
+  NpyHeader header;
+  if ((reason = read_npy_header(head, header))) return reason;
+  layout.spec = header.spec;
+  std::int64_t total = 0;
+  if (!checked_bytes(header.spec, total)) return "a tensor of more than 63 bits";
+  if (static_cast<std::uint64_t>(total) > file.size() - header.data_offset) return "npy: truncated";
+  const int last = header.spec.ndim - 1;
+  std::int64_t stride = 1;  // of the next dimension, from the fastest; an empty one counts as 1
+  for (int i = 0; i <= last; ++i) {
+    const int d = header.fortran_order ? i : last - i;
+    layout.stride[d] = stride;
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(header.spec.shape[d], 1), &stride))
+      return "a tensor of more than 63 bits";
+  }
+  return place_view(header.data_offset, static_cast<std::uint64_t>(total), 0, layout);
+}
+
+struct Dim {
+  std::int64_t size;
+  std::int64_t stride;  // bytes in the source
+};
+
+// Drops dimensions of extent 1 and joins neighbours that are one run in memory.
+int coalesce(const TensorLayout& layout, std::array<Dim, kMaxDims>& dims) {
+  const std::int64_t item = static_cast<std::int64_t>(info(layout.spec.dtype).size);
+  int count = 0;
+  for (int d = 0; d < layout.spec.ndim; ++d) {
+    if (layout.spec.shape[d] == 1) continue;  // its stride may be any number
+    const Dim dim{layout.spec.shape[d], layout.stride[d] * item};  // fits: lies within reach
+    if (count > 0 && dims[count - 1].stride == dim.stride * dim.size) {
+      dims[count - 1] = {dims[count - 1].size * dim.size, dim.stride};
+    } else {
+      dims[count++] = dim;
+    }
+  }
+  return count;
+}
+
+template <std::size_t kItem>
+void copy_line(const std::uint8_t* from, const Dim& dim, std::uint8_t* to) {
+  for (std::int64_t i = 0; i < dim.size; ++i) std::memcpy(to + i * std::int64_t{kItem}, from + i * dim.stride, kItem);
+}
+
+void copy_line(std::size_t item, const std::uint8_t* from, const Dim& dim, std::uint8_t* to) {
+  if (dim.stride == static_cast<std::int64_t>(item)) {
+    std::memcpy(to, from, static_cast<std::size_t>(dim.size) * item);
+    return;
+  }
+  switch (item) {
+    case 1: return copy_line<1>(from, dim, to);
+    case 2: return copy_line<2>(from, dim, to);
+    case 4: return copy_line<4>(from, dim, to);
+    case 8: return copy_line<8>(from, dim, to);
+    default: return copy_line<16>(from, dim, to);
+  }
+}
+
+}  // namespace
+
+const char* parse_tensor(SplitFile& file, TensorLayout& layout) noexcept {
+  if constexpr (std::endian::native != std::endian::little) return "a big-endian machine";
+  layout = {};
+  if (file.size() == 0) return "empty file";
+  constexpr std::string_view kZipMagic{"PK\x03\x04", 4};
+  const char* reason = nullptr;
+  const std::string_view magic = contents(file, {0, std::min<std::uint64_t>(file.size(), kNpyMagic.size())}, reason);
+  if (reason) return reason;
+  if (magic.starts_with(kZipMagic)) return parse_torch(file, layout);
+  if (magic == kNpyMagic) return parse_npy(file, layout);
+  if (magic.starts_with("\x80")) return "a pickle or a file of torch before 1.6 (no zip archive)";
+  return "neither a torch.save archive nor .npy";
+}
+
+void copy_strided(const std::uint8_t* from, const TensorLayout& layout, std::uint8_t* to) noexcept {
+  if (layout.reach == 0) return;
+  const std::size_t item = info(layout.spec.dtype).size;
+  std::array<Dim, kMaxDims> dims;
+  const int count = coalesce(layout, dims);
+  if (count == 0) {
+    std::memcpy(to, from, item);
+    return;
+  }
+  const Dim line = dims[count - 1];
+  const std::size_t line_bytes = static_cast<std::size_t>(line.size) * item;
+  std::array<std::int64_t, kMaxDims> index{};
+  for (;;) {
+    copy_line(item, from, line, to);
+    to += line_bytes;
+    int d = count - 2;
+    for (; d >= 0; --d) {  // the next line: an odometer over the outer dimensions
+      from += dims[d].stride;
+      if (++index[d] < dims[d].size) break;
+      from -= dims[d].stride * dims[d].size;
+      index[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+}  // namespace penstock

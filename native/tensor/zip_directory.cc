@@ -1,0 +1,222 @@
+#include "tensor/zip_directory.h"
+
+#include "tensor/little_endian.h"
+
+namespace penstock {
+
+const char* const kNotRead = "needs bytes that were not read";
+
+namespace {
+
+constexpr std::uint64_t kEndBytes = 22;
+constexpr std::uint64_t kLocatorBytes = 20;
+constexpr std::uint64_t kEnd64Bytes = 56;
+constexpr std::uint64_t kEntryBytes = 46;
+constexpr std::uint64_t kLocalBytes = 30;
+constexpr std::uint64_t kMaxNameBytes = 511;  // miniz cuts longer names
+constexpr std::uint16_t kAllowedFlags = 0x0808;  // sizes in a data descriptor; names in UTF-8
+constexpr std::uint32_t kSignatureEnd = 0x06054b50;
+constexpr std::uint32_t kSignatureLocator = 0x07064b50;
+constexpr std::uint32_t kSignatureEnd64 = 0x06064b50;
+constexpr std::uint32_t kSignatureEntry = 0x02014b50;
+constexpr std::uint32_t kSignatureLocal = 0x04034b50;
+
+struct Directory {
+  FileRange range;
+  std::uint64_t count = 0;
+};
+
+// The zip64 end record and its locator, which stand right before the end record.
+const char* read_end64(SplitFile& file, const std::uint8_t* end, Directory& directory) {
+  if (file.size() < kEnd64Bytes + kLocatorBytes + kEndBytes) return "zip: truncated";
+  const std::uint64_t start = file.size() - kEndBytes - kLocatorBytes - kEnd64Bytes;
+  const std::uint8_t* p = file.at(start, kEnd64Bytes + kLocatorBytes);
+  if (!p) return kNotRead;
+  const std::uint8_t* locator = p + kEnd64Bytes;
+  if (le32(locator + 4) != 0 || le64(locator + 8) != start || le32(locator + 16) != 1 ||
+      le32(p) != kSignatureEnd64 || le64(p + 4) != kEnd64Bytes - 12 || le32(p + 16) != 0 || le32(p + 20) != 0)
+    return "zip: unusual zip64 end record";
+  directory.count = le64(p + 32);
+  directory.range = {le64(p + 48), le64(p + 40)};
+  // A field of the older record is the same number or all ones.
+  const auto same = [](std::uint64_t narrow, std::uint64_t wide, std::uint64_t all_ones) {
+    return narrow == wide || narrow == all_ones;
+  };
+  if (le64(p + 24) != directory.count || !same(le16(end + 10), directory.count, 0xffff) ||
+      !same(le32(end + 12), directory.range.length, 0xffffffff) ||
+      !same(le32(end + 16), directory.range.offset, 0xffffffff))
+    return "zip: the two end records differ";
+  if (directory.range.offset > start || directory.range.length != start - directory.range.offset)
+    return "zip: central directory not where the end record says";
+  return nullptr;
+}
+
+const char* find_directory(SplitFile& file, Directory& directory) {
+  if (file.size() < kEndBytes + kLocatorBytes) return "zip: truncated";
+  const std::uint64_t locator = file.size() - kEndBytes - kLocatorBytes;
+  const std::uint8_t* p = file.at(locator, kLocatorBytes + kEndBytes);
+  if (!p) return kNotRead;
+  const std::uint8_t* end = p + kLocatorBytes;
+  if (le32(end) != kSignatureEnd) return "zip: no end record at the end of the file (truncated?)";
+  if (le16(end + 4) != 0 || le16(end + 6) != 0 || le16(end + 8) != le16(end + 10) || le16(end + 20) != 0)
+    return "zip: several disks or a comment";
+  if (le32(p) == kSignatureLocator) {
+    if (const char* reason = read_end64(file, end, directory)) return reason;
+  } else {
+    directory.count = le16(end + 10);
+    directory.range = {le32(end + 16), le32(end + 12)};
+    const std::uint64_t limit = file.size() - kEndBytes;
+    if (directory.range.offset > limit || directory.range.length != limit - directory.range.offset)
+      return "zip: central directory not where the end record says";
+  }
+  if (directory.range.length > kMaxDirectoryBytes) return "zip: central directory over 16 MiB";
+  if (directory.count == 0) return "zip: no records";
+  return nullptr;
+}
+
+struct Entry {
+  std::string_view name;
+  std::uint64_t size = 0;
+  std::uint64_t local = 0;  // offset of the local header
+  std::uint32_t crc = 0;
+};
+
+// Sizes and offset that do not fit in 32 bits stand in the extra field with ID 1, in this order.
+const char* read_zip64_extra(const std::uint8_t* extra, std::size_t length, Entry& entry, std::uint64_t& packed) {
+  while (length >= 4) {
+    const std::size_t id = le16(extra), bytes = le16(extra + 2);
+    extra += 4;
+    length -= 4;
+    if (bytes > length) break;
+    if (id != 1) {
+      extra += bytes;
+      length -= bytes;
+      continue;
+    }
+    std::size_t left = bytes;
+    for (std::uint64_t* field : {&entry.size, &packed, &entry.local}) {
+      if (*field != 0xffffffff) continue;
+      if (left < 8) return "zip: bad zip64 field";
+      *field = le64(extra);
+      extra += 8;
+      left -= 8;
+    }
+    return nullptr;
+  }
+  return "zip: bad zip64 field";
+}
+
+// Reads the entry at p; `left` bytes of the directory remain. `used` is the length of the entry.
+const char* read_entry(const std::uint8_t* p, std::uint64_t left, Entry& entry, std::uint64_t& used) {
+  if (left < kEntryBytes || le32(p) != kSignatureEntry) return "zip: bad central directory";
+  const std::uint64_t name = le16(p + 28), extra = le16(p + 30);
+  used = kEntryBytes + name + extra;
+  if (used > left) return "zip: bad central directory";
+  if (le16(p + 10) != 0) return "zip: compressed record";
+  if ((le16(p + 8) & ~kAllowedFlags) != 0) return "zip: encrypted or unusual record";
+  // Comment, disk, attributes: torch writes none (a directory bit would hide the contents from miniz).
+  if (le16(p + 32) != 0 || le16(p + 34) != 0 || le32(p + 38) != 0) return "zip: unusual record";
+  if (name == 0 || name > kMaxNameBytes) return "zip: record name too long";
+  entry.crc = le32(p + 16);
+  std::uint64_t packed = le32(p + 20);
+  entry.size = le32(p + 24);
+  entry.local = le32(p + 42);
+  entry.name = {reinterpret_cast<const char*>(p + kEntryBytes), name};
+  if (packed == 0xffffffff || entry.size == 0xffffffff || entry.local == 0xffffffff)
+    if (const char* reason = read_zip64_extra(p + kEntryBytes + name, extra, entry, packed)) return reason;
+  if (packed != entry.size) return "zip: compressed record";
+  return nullptr;
+}
+
+// Where the contents of an entry lie; they end before `limit`.
+const char* locate(SplitFile& file, const Entry& entry, std::uint64_t limit, FileRange& contents) {
+  const std::uint64_t fixed = kLocalBytes + entry.name.size();
+  if (entry.local > limit || fixed > limit - entry.local) return "zip: record outside the file";
+  const std::uint8_t* p = file.at(entry.local, fixed);
+  if (!p) return kNotRead;
+  if (le32(p) != kSignatureLocal || le16(p + 8) != 0 || le16(p + 26) != entry.name.size() ||
+      std::string_view(reinterpret_cast<const char*>(p + kLocalBytes), entry.name.size()) != entry.name)
+    return "zip: a record's two headers differ";
+  const std::uint64_t start = entry.local + fixed + le16(p + 28);
+  if (start > limit || entry.size > limit - start) return "zip: record outside the file";
+  contents = {start, entry.size};
+  return nullptr;
+}
+
+// Files one record under its name; `name` has lost the archive's prefix.
+const char* place(std::string_view name, const FileRange& contents, std::uint32_t crc, TorchArchive& archive) {
+  FileRange* slot = nullptr;
+  if (name == "data.pkl") {
+    slot = &archive.pickle;
+    archive.pickle_crc = crc;
+  } else if (name == "byteorder") {
+    slot = &archive.byteorder;
+  } else if (name == "version") {
+    slot = &archive.version;
+  } else if (name == ".storage_alignment") {
+    slot = &archive.alignment;
+  } else if (name == ".data/serialization_id") {
+    slot = &archive.serialization_id;
+  } else if (name.starts_with("data/")) {
+    if (archive.data.offset != 0) return "several storages: not one dense tensor";
+    slot = &archive.data;
+    archive.data_crc = crc;
+    archive.key = name.substr(5);
+    if (archive.key.empty() || archive.key.ends_with('/')) return "zip: record that torch.save does not write";
+  } else if (name == "constants.pkl" || name.starts_with("code/")) {
+    return "a TorchScript archive";
+  } else if (name.starts_with('.') && name != ".data/version" && !name.ends_with('/')) {
+    return nullptr;  // notes of torch about the file, of no weight here
+  } else {
+    return "zip: record that torch.save does not write";
+  }
+  if (slot->offset != 0) return "zip: two records of one name";
+  *slot = contents;
+  return nullptr;
+}
+
+}  // namespace
+
+bool printable_ascii(std::string_view text) {
+  unsigned bad = 0;  // no early exit: the compiler takes many bytes at once
+  for (const char c : text) bad |= static_cast<unsigned>(static_cast<unsigned char>(c - 0x20) > 0x7e - 0x20);
+  return bad == 0;
+}
+
+const char* read_zip_directory(SplitFile& file, TorchArchive& archive) {
+  Directory directory;
+  if (const char* reason = find_directory(file, directory)) return reason;
+  const std::uint8_t* p = file.at(directory.range.offset, directory.range.length);
+  if (!p) return kNotRead;
+
+  archive = {};
+  std::string_view prefix;  // of every record: the first one's name up to and with its first slash
+  std::uint64_t left = directory.range.length;
+  for (std::uint64_t i = 0; i < directory.count; ++i) {
+    Entry entry;
+    std::uint64_t used = 0;
+    if (const char* reason = read_entry(p, left, entry, used)) return reason;
+    p += used;
+    left -= used;
+    if (i == 0) {
+      const std::size_t slash = entry.name.find('/');
+      if (slash == 0 || slash == entry.name.npos) return "zip: records are not in a folder, as torch.save has them";
+      prefix = entry.name.substr(0, slash + 1);
+      if (prefix.find('\0') != prefix.npos) return "zip: bad record name";
+    }
+    if (!entry.name.starts_with(prefix)) return "zip: records in several folders";
+    const std::string_view name = entry.name.substr(prefix.size());
+    if (!printable_ascii(name)) return "zip: bad record name";
+    FileRange contents;
+    if (const char* reason = locate(file, entry, directory.range.offset, contents)) return reason;
+    if (const char* reason = place(name, contents, entry.crc, archive)) return reason;
+  }
+  if (left != 0) return "zip: bad central directory";
+  if (archive.pickle.offset == 0) return "zip: no data.pkl record";
+  if (archive.version.offset == 0) return "zip: no version record";
+  if (archive.data.offset == 0) return "zip: no storage: not one dense tensor";
+  if (archive.pickle.length > kMaxPickleBytes) return "data.pkl over 1 MiB";
+  return nullptr;
+}
+
+}  // namespace penstock

@@ -1,0 +1,223 @@
+"""Fetching in Python: the only place that calls a user's dataset and collate_fn.
+
+`Fetch.load` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
+torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
+
+from torch.utils.data import Subset, default_collate
+
+from penstock.recipe import drawing
+from penstock.recipe.compose_hook import natively
+from penstock.recipe.reach import reseed, seedable
+from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
+from penstock.state.delivery import Delivered, Task
+from penstock.state.manifest import BadSample
+from penstock.system.randomness import digest, kept, sample_number, seed_globals
+
+Note = Callable[[str, Any], None]
+
+
+class Replacing(Protocol):
+    """How bad samples are replaced; picklable, for it goes to worker processes."""
+
+    def is_bad(self, index: Any) -> bool:
+        """Return whether a sample is known as bad."""
+
+    def found_bad(self, index: Any, error: Exception) -> None:
+        """Take note of a bad sample."""
+
+    def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
+        """Yield the indices of samples that may stand in, the same ones in any process."""
+
+    def take_news(self) -> list[BadSample]:
+        """Return what was found bad since the last call."""
+
+
+def no_note(stage: str, index: Any) -> None:
+    """Take no note of what is being done."""
+
+
+class Fetch:
+    """Fetches a task's samples and collates them. Picklable where the dataset and the collate_fn are.
+
+    Args:
+        dataset: the user's, map-style.
+        batched: a task holds the indices of a batch; False: it is one index.
+        collate_fn: the loader's.
+        read: reads a sample in place of dataset[index]: called with (index, seed, epoch, position).
+        seeded: the global generators are set for each sample; the caller must own them (a worker process does).
+        keyed: torchvision's known random transforms draw by sample, in any thread.
+        replacing: how bad samples are replaced; None raises their errors.
+        composes: torchvision's Compose runs natively, as far as its parts are known.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batched: bool,
+        collate_fn: Callable[[Any], Any],
+        read: Callable[[Any, int, int, int], Any] | None = None,
+        seeded: bool = False,
+        keyed: bool = False,
+        replacing: Replacing | None = None,
+        composes: bool = True,
+    ) -> None:
+        self.dataset = dataset
+        self.composes = composes
+        self.batched = batched
+        self.collate_fn = collate_fn
+        self.replacing = replacing
+        self.note: Note = no_note
+        self._read = read
+        self._seeded = seeded
+        self._keyed = keyed
+        self._owns_dataset = seeded
+        """Nobody else reads the dataset object at the same time."""
+        self._pipelines: list[Any] | None = None
+        """Those of Albumentations that the dataset keeps, once looked for."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether this does no more than torch's own fetcher."""
+        return self._read is None and not (self._seeded or self._keyed) and self.replacing is None
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the batches are those of torch's default_collate."""
+        return self.collate_fn is default_collate
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch's samples are fetched by one call each."""
+        return self._read is not None or _whole_batches(self.dataset) is None
+
+    def load(self, task: Task) -> Any:
+        """Return the batch of a task, a Delivered where there is news."""
+        if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
+            task = replace(task, given=list(task.given))  # it is gone through more than once
+        if self.batched:
+            samples: Any = self.samples(task)
+        else:
+            (samples,) = one_by_one(partial(self.sample, task), [task.given])
+        batch = self.collate(task, samples)
+        news = self.replacing.take_news() if self.replacing is not None else []
+        return Delivered(batch, news) if news else batch
+
+    @contextmanager
+    def as_guest(self) -> Iterator[None]:
+        """Work in a thread that is not ours: its global generators are left as they were."""
+        generators = kept() if self._seeded else nullcontext()
+        with generators, drawing.given_back(), natively() if self.composes else nullcontext():
+            yield
+
+    def samples(self, task: Task) -> list[Any]:
+        """Return the samples of a batch."""
+        whole = None if self._read is not None else _whole_batches(self.dataset)
+        if whole is None and self.plain:
+            note, dataset, samples, index = self.note, self.dataset, [], None
+            try:
+                for index in task.given:
+                    note("getitem", index)
+                    samples.append(dataset[index])
+            except Exception as error:
+                note_sample(error, index)
+                raise
+            return samples
+        if whole is None:
+            return self._one_after_another(task)
+        if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
+            self.note("getitem", task.given)
+            self._key(task, tuple(task.given), task.first)
+            try:
+                return whole(task.given)
+            except MemoryError:
+                raise
+            except Exception as error:
+                if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
+                    note_batch(error, task.given)
+                    raise
+        return self._one_after_another(task)
+
+    def _one_after_another(self, task: Task) -> list[Any]:
+        positions = iter(task.positions)
+        return one_by_one(lambda index: self.sample(task, index, next(positions)), task.given)
+
+    def sample(self, task: Task, index: Any, position: int = 0) -> Any:
+        """Return one sample, or the one that replaces it; it stands at a position of the epoch's order."""
+        replacing = self.replacing
+        if replacing is None:
+            return self._fetch(task, index, position)
+        last: Exception | None = None
+        for candidate in chain([index], replacing.candidates(task, index, position)):
+            if replacing.is_bad(candidate):
+                continue
+            try:
+                return self._fetch(task, candidate, position)
+            except MemoryError:  # the machine's, not the sample's
+                raise
+            except Exception as error:
+                replacing.found_bad(candidate, error)
+                last = error
+        raise last or LookupError(f"no good sample can stand in for sample {index!r}, which the manifest calls bad")
+
+    def collate(self, task: Task, samples: Any) -> Any:
+        """Return the collated samples."""
+        self.note("collate", None)
+        if self._seeded or self._keyed:
+            given = tuple(task.given) if self.batched else task.given
+            self._key(task, ("collate", given), task.first)
+        return collated(self.collate_fn, task.given, samples)
+
+    def _fetch(self, task: Task, index: Any, position: int) -> Any:
+        self.note("getitem", index)
+        if self._seeded or self._keyed:
+            self._key(task, index, position)
+        if self._read is not None:
+            return self._read(index, task.seed, task.epoch, position)
+        return self.dataset[index]
+
+    def _key(self, task: Task, index: Any, position: int) -> None:
+        """Make what is drawn from here on, in this thread or process, a function of these."""
+        if not (self._seeded or self._keyed):
+            return
+        number = sample_number(index)
+        drawing.hook()
+        drawing.turn_to(task.seed, task.epoch, number, position)
+        if self._seeded:
+            seed_globals(task.seed, task.epoch, number, position)
+        if self._owns_dataset and self._pipelines is None:
+            self._pipelines = seedable(self.dataset)
+        if self._pipelines:
+            key = digest(task.seed, task.epoch, number, position)
+            for pipeline in self._pipelines:
+                reseed(pipeline, key)
+
+    def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
+        """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""
+        own = copy(self)
+        own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
+        own.collate_fn = copied(self.collate_fn, "collate_fn")
+        own._read = copied(self._read, type(self.dataset).__qualname__)
+        own._pipelines, own._owns_dataset = None, own._keyed
+        return own
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "note": no_note, "_pipelines": None}
+
+
+def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:
+    """Return the dataset's __getitems__, where torch's fetcher calls it and it does more than one by one."""
+    if type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None)):
+        return None
+    return getattr(dataset, "__getitems__", None) or None

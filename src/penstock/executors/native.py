@@ -1,0 +1,458 @@
+"""One pass over the data: batches filled ahead of the user, and handed out in order.
+
+`Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
+sample into the error of its batch.
+
+Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
+read was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from penstock import _native
+from penstock.errors import ShapeMismatch, WorkerStuck
+from penstock.executors.buffers import Field
+from penstock.executors.fetch import Fetch
+from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
+from penstock.executors.workers.native import InFlight, Workers
+from penstock.order.batches import as_array
+from penstock.plan import NativePlan, PythonPlan
+from penstock.recipe.inverse import converted_otherwise, refuse_pixels
+from penstock.sample_notes import add_note, as_torch_would, note_batch
+from penstock.sources.reading import outside_root, system_error, unreadable
+from penstock.sources.tree import same_table
+from penstock.state.delivery import Delivered, Task
+from penstock.state.substitutes import Substitutes
+from penstock.system.modes import as_taken
+
+#: Rows of unknown shape: every sample of such a batch says what it has.
+_UNKNOWN = Field(_native.Spec("uint8", [0]))
+#: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
+_TIMES = 8
+
+
+class Filling(Pass):
+    """One pass over the data of a native plan.
+
+    Args:
+        plan: what fills the batches.
+        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        means: the threads are native ones.
+        substitutes: how bad samples are replaced; None raises their errors.
+        eager: start filling now, not when the first batch is asked for.
+        live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
+            not read ahead then; files are, and again where the dataset was changed meanwhile. False: changes need not
+            be seen, as where torch's workers have a copy.
+        fetch: called with read=, what an Assisted reads or None, returns what reads the rest of a pass in which the
+            dataset ceased to be native.
+    """
+
+    def __init__(
+        self,
+        plan: NativePlan,
+        course: Course,
+        means: Means,
+        *,
+        substitutes: Substitutes | None = None,
+        eager: bool = False,
+        live: bool = False,
+        fetch: Callable[..., Fetch] | None = None,
+    ) -> None:
+        super().__init__(means)
+        self._live = live
+        self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
+        self._threads = means.workers
+        self._buffers = means.buffers
+        self._substitutes = substitutes
+        self.begin(plan, course, eager=eager)
+
+    def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
+        """Begin a pass, with threads of its own."""
+        self._fetch: Fetch | None = None  # reads the rest of the pass
+        self._adopt(plan)
+        self._table = plan.table
+        self._queue: deque[InFlight] = deque()
+        self._exhausted = False
+        self._start(course)
+        if eager:
+            self._refill(self._queue)
+
+    def _hand_out(self, handed: Handed) -> Any:
+        started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
+        if self._looks_first and not self._plan.still():
+            self._plan_anew()
+        self._refill(queue)
+        if not queue:
+            self.close()
+            raise StopIteration
+        batch = queue[0]
+        failures = self._finish(batch)
+        error = batch.error
+        if failures:
+            error = self._error(batch, failures)
+            # What the error's traceback holds of the batch must hold neither the error nor its memory.
+            batch.rescues_failed.clear()
+            batch.rows.clear()
+        if error is not None:
+            queue.popleft()
+            # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
+            batch = InFlight()
+            try:
+                raise error
+            finally:
+                del error
+        try:
+            out = self._means.deliver(self._assemble(batch))
+        except Exception:
+            queue.popleft()
+            raise
+        if self._reads_ahead:  # without workers nothing is done before it is asked for
+            self._refill(queue, done=1)
+        self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
+        handed.append((batch, out))
+        self._drop(batch)
+        return out
+
+    def _drop(self, batch: Any) -> None:
+        if self._queue and self._queue[0] is batch:
+            self._queue.popleft()
+
+    def close(self) -> None:
+        super().close()
+        self._queue = deque()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
+
+    # --- changes of the dataset -----------------------------------------------------------------------------
+
+    def _adopt(self, plan: NativePlan) -> None:
+        """Go on with a plan, with threads of its own."""
+        self._crew = Workers(plan, self._threads)
+        self._pool = self._crew.pool
+        self._hold(self._crew)
+        self._plan = plan
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        self._target = 1
+        #: Whether batches are filled that the user has not asked for yet.
+        self._reads_ahead = bool(self._threads) and self._means.ahead and not (self._live and plan.in_memory)
+        #: The plan is looked at when a batch is asked for; else when it is handed out.
+        self._looks_first = self._live and not self._reads_ahead
+        #: Whether a batch that was filled is what the user asked for. Costs microseconds.
+        self._holds = plan.still if self._live and self._reads_ahead else plan.unmoved
+
+    def _plan_anew(self, *, give_up: bool = False) -> None:
+        """Plan for what the dataset is now, and begin anew what is in flight.
+
+        give_up: Python reads the rest of the pass, whatever the plan.
+        """
+        found = self._plan.again()
+        queue = self._queue
+        for batch in queue:
+            batch.unsettle()
+        if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
+            if not same_table(found.table, self._table):
+                raise converted_otherwise()
+            self._adopt(found)
+        else:
+            self.close()
+            self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
+            self._reads_ahead = self._looks_first = False
+        self._queue, self._open = queue, True
+        for batch in queue:
+            self._settle(batch)
+
+    def _begin_again(self, batch: InFlight) -> None:
+        batch.unsettle()
+        self._settle(batch)
+
+    def _meet_other_samples(self, batch: InFlight) -> bool:
+        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
+
+        In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
+        """
+        now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
+        try:
+            if self._live:
+                self._resolve(now)
+            else:
+                now.names = self._plan.names(now.leaves, now.local)
+            same = now.names == batch.names and np.array_equal(now.local, batch.local)
+            if same and (now.leaves is None or batch.leaves is None or np.array_equal(now.leaves, batch.leaves)):
+                return False
+        except Exception:  # it is raised when the batch begins anew
+            pass
+        self._retired(batch)
+        self._begin_again(batch)
+        return True
+
+    # --- submitting -----------------------------------------------------------------------------------------
+
+    def _refill(self, queue: deque[InFlight], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue and not queue[-1].settled:  # an interrupt came before: those behind the first of them are not, either
+            for batch in queue:
+                self._settle(batch)
+        while not self._exhausted and len(queue) < self._target + done:
+            self._ask(queue, InFlight(key=(self._course.seed, self._course.epoch)))
+
+    def _choose_target(self, samples: int) -> int:
+        """Return how many batches to keep in flight."""
+        known = [field for field in self._fields if field is not None]
+        if not self._reads_ahead or len(known) < len(self._fields):
+            return 1  # with rows of unknown shape, the first batch tells
+        if self._means.in_flight is not None:
+            return max(1, self._means.in_flight)
+        return batches_that_fit(samples * sum(field.nbytes for field in known))
+
+    def _begin_batch(self, batch: InFlight) -> None:
+        if self._fetch is not None:
+            batch.other = batch.wanted.tolist()
+            return
+        if self._crew.numbers and self._crew.batches.get(self._crew.numbers[-1]) is batch:
+            batch.number = self._crew.numbers[-1]  # it was submitted before an interrupt
+            return
+        if self._substitutes is not None:
+            bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
+            self._put_others(batch, bad)
+        self._resolve(batch)
+        self._submit(batch)
+
+    def _resolve(self, batch: InFlight) -> None:
+        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
+        batch.names = self._plan.names(batch.leaves, batch.local)
+
+    def _submit(self, batch: InFlight) -> None:
+        samples = len(batch.indices)
+        if self._target == 1:
+            self._target = self._choose_target(samples)
+        batch.rescues_failed, batch.rescued = {}, []
+        batch.fields, batch.rows, fields = [], [], []
+        for field in self._fields:
+            field = field or _UNKNOWN
+            rows = self._buffers.rows(samples, field)
+            batch.fields.append(field)
+            batch.rows.append(rows)
+            fields.append((*rows, field.spec))
+        course = self._course
+        numbers = self._crew.numbers
+        with self._crew.lock:
+            following = numbers[-1] + 1 if numbers else 0
+            self._crew.batches[following] = batch
+            arguments = (
+                course.seed & 0xFFFFFFFFFFFFFFFF,
+                course.epoch,
+                batch.local,
+                batch.indices,
+                as_array(batch.positions),
+                batch.leaves,
+                batch.names,
+                fields,
+            )
+            # In one step of the interpreter, so that an interrupt comes before it or after it.
+            numbers.extend(itertools.starmap(self._pool.submit, (arguments,)))
+            batch.number, batch.retired = following, []
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def _finish(self, batch: InFlight) -> list[_native.Failure]:
+        """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
+        for times in count():
+            if batch.number < 0:
+                break
+            last = self._crew.numbers[-1]
+            if last != batch.number and self._crew.batches.get(last) is batch:
+                batch.number, batch.retired = last, []  # it was submitted again before an interrupt
+            if not batch.retired:
+                self._wait(batch)
+            # Memory that is where it was has been there all the time; what moves from here on was read before.
+            if not self._holds():
+                self._plan_anew(give_up=times >= _TIMES)
+                continue
+            if (self._live or batch.names is not None) and self._target > 1 and self._meet_other_samples(batch):
+                continue
+            failures = self._retired(batch)
+            if not failures or not (
+                _was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
+            ):
+                return failures
+            self._submit(batch)
+        return []
+
+    def _wait(self, batch: InFlight) -> None:
+        if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
+            self._pool.run_here(batch.number)
+        if self._threads == 0:
+            self._crew.serve_here()
+        while (state := self._pool.wait(batch.number, self._timeout)) != "done":
+            if state == "python":
+                self._crew.start(self._threads)
+            elif state == "timeout":
+                raise WorkerStuck(self._stuck())
+            else:
+                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+
+    def _stuck(self) -> str:
+        """Return what each thread is at."""
+        at = [(*busy, "natively") for busy in self._pool.busy()] + [(*busy, "by Python") for busy in self._crew.busy()]
+        told = []
+        for number, position, seconds, how in at:
+            batch = self._crew.batches.get(number)
+            if batch is not None:
+                name, path = self._identify(batch, position)
+                told.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+        return (
+            f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
+            "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
+            + "\n".join(told or ["No thread is at work."])
+        )
+
+    def _retired(self, batch: InFlight) -> list[_native.Failure]:
+        """Return what failed in a batch that is done; again, after an interrupt."""
+        if not batch.retired:
+            batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
+        self._crew.batches.pop(batch.number, None)
+        failures = batch.retired[0]
+        lost = self._plan.lost(batch.leaves, batch.local) if self._plan.loses else []
+        if not failures and not lost:
+            return []
+        known = {failure[0] for failure in failures}
+        moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
+        return sorted([*failures, *moved], key=operator.itemgetter(0))
+
+    def _assemble(self, batch: InFlight) -> Any:
+        if batch.other is not None:
+            out = self._by_python(batch)
+            return pinned(out) if self._buffers.pinned else out
+        fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
+        try:
+            labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
+        except Exception as error:
+            note_batch(error, batch.indices.tolist())
+            raise
+        if labels is not None:
+            fields.append(pinned(labels) if self._buffers.pinned else labels)
+        return fields if self._plan.leaves[0].pair else fields[0]
+
+    def _by_python(self, batch: InFlight) -> Any:
+        """Return the batch that the dataset itself gives."""
+        if self._fetch is None:
+            out = as_torch_would(self._plan.dataset, batch.other)
+        else:
+            with self._fetch.as_guest():
+                out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
+        if self._table is not None:  # pixels would be taken for those that are yet to be converted
+            refuse_pixels(out.batch if isinstance(out, Delivered) else out)
+        return out
+
+    # --- failures -------------------------------------------------------------------------------------------
+
+    def _learn(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not.
+
+        Where bad samples are replaced, the shape that most samples of the first batch have is the right one.
+        """
+        if any(code != "mismatch" for _, _, code, *_ in failures):
+            return False
+        learned = list(self._fields)
+        for number in {failure[1] for failure in failures}:
+            found = Counter((dtype, shape) for _, field_, _, _, _, dtype, shape in failures if field_ == number)
+            agree = len(found) == 1 and found.total() == len(batch.indices)
+            if not agree and (self._substitutes is None or learned[number] is not None):
+                return False
+            dtype, shape = found.most_common(1)[0][0]
+            learned[number] = Field(_native.Spec(dtype, shape))
+        self._fields = learned
+        return True
+
+    def _replace(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+        """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
+        if self._substitutes is None:
+            return False
+        bad = [failure for failure in failures if failure[2] != "mismatch"] or failures
+        for failure in {failure[0]: failure for failure in reversed(bad)}.values():
+            self._substitutes.found_bad(int(batch.indices[failure[0]]), self._error(batch, [failure]))
+        if not self._put_others(batch, [failure[0] for failure in bad]):
+            return False
+        self._resolve(batch)
+        return True
+
+    def _put_others(self, batch: InFlight, positions: list[int]) -> bool:
+        """Draw a sample that is not known as bad for each of these positions; False: there is none for one of them."""
+        assert self._substitutes is not None
+        task = Task(batch.wanted, self._course.seed, self._course.epoch)
+        indices = batch.indices.copy()
+        for position in positions:
+            candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
+            index = next((int(i) for i in candidates if not self._substitutes.is_bad(int(i))), None)
+            if index is None:
+                return False
+            indices[position] = index
+        batch.indices = indices
+        return True
+
+    def _error(self, batch: InFlight, failures: list[_native.Failure]) -> Exception:
+        """Return the error of the first sample that failed; a shape counts only where nothing worse happened."""
+        grave = [failure for failure in failures if failure[2] != "mismatch"]
+        position, number, code, system, *_ = (grave or failures)[0]
+        name, path = self._identify(batch, position)
+        if code == "python":
+            error = batch.rescues_failed[position]
+            place = f"at position {position} of a batch of {len(batch.indices)}"
+            add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
+            return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")
+        if code == "io":
+            return system_error(system, name, path or name)
+        if code == "escapes":
+            return outside_root(name, path or name)
+        if code == "moved":
+            gone = self._plan.leaf(batch.leaves, position).gone
+            return (gone and gone(int(batch.local[position]))) or unreadable(name)
+        return self._mismatch(batch, failures, number)
+
+    def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:
+        """Return the ID and the file of a sample of a batch, for messages."""
+        name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
+        if path is None:  # a number in one of several datasets would name two samples
+            name = f"number {batch.indices[position]}"
+        return name, path
+
+    def _mismatch(self, batch: InFlight, failures: list[_native.Failure], number: int) -> ShapeMismatch:
+        """Return the error that names two samples of a batch which do not agree in a field."""
+        of_field = {failure[0]: (failure[5], failure[6]) for failure in failures if failure[1] == number}
+        spec = batch.fields[number].spec
+        shapes = [of_field.get(i, (spec.dtype, spec.shape)) for i in range(len(batch.indices))]
+        first = shapes[0]
+        position = next((i for i, shape in enumerate(shapes) if shape != first), 0)
+        name, path = self._identify(batch, position)
+        other, _ = self._identify(batch, 0)
+        return ShapeMismatch(
+            f"sample {name!r} ({path or 'in memory'}) has {_shape(shapes[position])}; this batch holds "
+            f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes or "
+            "dtypes, or a transform that makes them equal",
+            sample_id=name,
+            path=path,
+        )
+
+
+def _was_interrupted(batch: InFlight) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
+    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
+
+
+def _shape(shape: tuple[str, tuple[int, ...]]) -> str:
+    return f"shape {tuple(shape[1])} of {shape[0]}"

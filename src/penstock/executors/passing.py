@@ -1,0 +1,298 @@
+"""A pass over the data as torch's programs know it: what the iterators over threads have in common."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock.executors.asked import Asked
+from penstock.executors.buffers import Buffers
+from penstock.executors.workers.native import ThreadWorker
+from penstock.order.permutations import Positions
+from penstock.sources.tree import Unresolved
+from penstock.state.progress import Progress, counted
+from penstock.stats import Counters
+from penstock.system.warn_user import warn_user
+
+#: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
+#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
+IN_FLIGHT_BYTES = 16 << 20
+#: Batches in flight at the most, unless prefetch_factor= says otherwise.
+IN_FLIGHT = 8
+
+
+def batches_that_fit(size: int) -> int:
+    """Return how many batches of so many bytes are kept in flight."""
+    return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a pass goes through, and the key of its random draws."""
+
+    batches: Iterator[tuple[Any, Positions]]
+    """What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
+    length: int | None
+    """Of the sampler, for len()."""
+    seed: int
+    epoch: int
+    promised: int | None = None
+    """What len() of an iterable dataset said, where the loader was asked for its length."""
+    dataset: str = ""
+    """The repr of that dataset."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a pass works with, from its loader."""
+
+    workers: int
+    """Threads; 0 does everything in the caller's thread, when it is asked for."""
+    in_flight: int | None
+    """Batches in flight; None: chosen by their size."""
+    buffers: Buffers
+    counters: Counters
+    deliver: Callable[[Any], Any]
+    """Takes the news out of a batch that has any, and returns the batch as the user gets it."""
+    timeout: float = 0
+    """Seconds to wait for a batch, 0 for ever."""
+    ahead: bool = True
+    """Batches may be asked of the sampler before the user asks for them."""
+    persistent: bool = False
+    """The iterator is used for the next pass too."""
+
+
+#: What was in flight and the batch made of it, once it is to be handed out; empty before.
+Handed = list[tuple[Any, Any]]
+
+
+class Crew(Protocol):
+    """The threads of a pass. They never hold the pass itself, so that an abandoned one can be collected."""
+
+    ended: threading.Event
+
+    def close(self) -> None:
+        """End the threads."""
+
+
+class Pass(_BaseDataLoaderIter):
+    """One pass over the data: an iterator of batches.
+
+    For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
+    next(): each gets whole batches. After an error it goes on with the next batch. It ends its threads when it is
+    exhausted (unless it is persistent), closed or dropped.
+
+    An interrupt (Ctrl-C, in any line) loses no batch: what the sampler gave is kept until it is in flight, a batch in
+    flight until it is handed out, and one that did not reach its caller comes with the next call.
+    """
+
+    def __init__(self, means: Means) -> None:  # not torch's: this draws and starts other things
+        self._means = means
+        self._num_workers = means.workers
+        self._persistent_workers = means.persistent
+        self._timeout = means.timeout
+        self._num_yielded = 0
+        self._course = Course(iter(()), None, 0, 0)
+        self._open = False
+        self._exhausted = False
+        self._forget_given()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()  # set when the threads are gone
+        self._end: Callable[[], object] | None = None
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+
+    progress: Progress | None = None
+
+    @abstractmethod
+    def _hand_out(self, handed: Handed) -> Any:
+        """Return the next batch. Raises StopIteration at the end.
+
+        What is in flight and the batch are added to `handed` before it is dropped: then nothing can lose it.
+        """
+
+    @abstractmethod
+    def _drop(self, batch: Any) -> None:
+        """Drop what was in flight, where it is still there."""
+
+    def _forget_given(self) -> None:
+        self._given: deque[tuple[Any, Positions]] = deque()  # what the sampler gave and is not in flight: at most one
+        self._cut = False  # an interrupt came from within the sampler
+        self._count = 0  # of what the sampler gave
+        self._back: deque[Any] = deque()  # batches that did not reach their caller
+
+    def _take(self) -> tuple[Any, Positions] | None:
+        """Return what the sampler gives next, and its positions; again, until `_took` is called. None: the end."""
+        if not self._given:
+            try:  # in one step of the interpreter, so that an interrupt comes before it or after it
+                self._given.extend(islice(self._course.batches, 1))
+            except Exception:
+                raise
+            except BaseException as error:  # with a frame behind this one it came from within the sampler
+                self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+                raise
+            if not self._given:
+                if self._cut and self._count != self._course.length:  # an interrupted generator is at its end
+                    raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
+                return None
+            self._cut = False
+            self._count += 1
+        return self._given[0]
+
+    def _took(self, given: tuple[Any, Positions]) -> None:
+        """Take note that what `_take` returned is in flight."""
+        if self._given and self._given[0] is given:
+            self._given.clear()
+
+    def _ask(self, queue: deque[Any], batch: Asked) -> bool:
+        """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
+        try:
+            batch.given = self._take()
+        except Exception as error:
+            batch.error = error
+        if batch.given is None and batch.error is None:
+            self._exhausted = True
+            return False
+        queue.append(batch)
+        self._settle(batch)
+        return True
+
+    def _settle(self, batch: Asked) -> None:
+        """Begin a batch that is in a queue; again, after an interrupt, or for another plan."""
+        if batch.settled:
+            return
+        given = batch.given
+        if given is not None:
+            self._took(given)
+            wanted, batch.positions = given
+            if isinstance(wanted, list):
+                batch.other = wanted
+            else:
+                batch.wanted = batch.indices = wanted
+                batch.other = batch.error = None
+                try:
+                    self._begin_batch(batch)
+                except Unresolved:
+                    batch.other = wanted.tolist()
+                except Exception as error:  # of the user's dataset: it is raised when this batch's turn has come
+                    batch.error = error
+        batch.settled = True
+
+    def _begin_batch(self, batch: Any) -> None:
+        """Begin to make a batch of indices. Only for a pass that asks by `_ask`."""
+        raise NotImplementedError
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Go through the data of a loader again, as torch's loader asks of a persistent iterator."""
+        with self._lock:
+            loader._begin(self)
+
+    def _hold(self, crew: Crew) -> None:
+        """Make a crew this pass's own: it ends with it."""
+        self.close()
+        self._ended = crew.ended
+        self._end = weakref.finalize(self, crew.close)
+
+    def _start(self, course: Course) -> None:
+        self._course = course
+        self._num_yielded = 0
+        self._forget_given()
+        self._open = True
+
+    def close(self) -> None:
+        """End the threads and the pass. Batches in flight are dropped."""
+        if self._end is not None:
+            self._end()
+        self._open = False
+        self._forget_given()
+
+    def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
+        self.close()
+
+    def __next__(self) -> Any:
+        handed: Handed = []
+        try:
+            return counted(self.progress, partial(self._one, handed))
+        except BaseException:
+            if handed:
+                self._take_back(*handed[0])
+            raise
+
+    def _take_back(self, inside: Any, batch: Any) -> None:
+        """Keep a batch that was handed out and did not reach its caller."""
+        with self._lock:
+            if not (self._back and self._back[0] is batch):
+                self._back.appendleft(batch)
+            self._drop(inside)
+
+    def _one(self, handed: Handed) -> Any:
+        with self._lock:
+            if not self._open:
+                raise StopIteration
+            if self._back:
+                handed.append((None, self._back[0]))
+                return self._back.popleft()
+            if torch._C._autograd._profiler_enabled():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    batch = self._hand_out(handed)
+            else:
+                batch = self._hand_out(handed)
+            self._num_yielded += 1
+            if self._course.promised is not None and self._num_yielded > self._course.promised:
+                self._warn_of_more(self._course.promised)
+            return batch
+
+    def _warn_of_more(self, promised: int) -> None:
+        """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
+        text = (
+            f"Length of IterableDataset {self._course.dataset} was reported to be {promised}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers:
+            text += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warn_user(text)
+
+    def __len__(self) -> int:
+        if self._course.length is None:
+            raise TypeError("the batch sampler of this loader has no length")
+        return self._course.length
+
+    @property
+    def _workers(self) -> list[ThreadWorker]:
+        """The threads, under the name that torch's iterator gives its workers."""
+        return [ThreadWorker(f"thread-{number}", self._ended) for number in range(self._num_workers)]
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+class Pinning:
+    """A loader as torch's iterator is to see it, which would warn of pinning at a line of ours."""
+
+    pin_memory_device = ""
+
+    def __init__(self, loader: Any, *, pin: bool) -> None:
+        self._loader = loader
+        self.pin_memory = pin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

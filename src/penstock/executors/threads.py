@@ -1,0 +1,384 @@
+"""One pass over a dataset that Python threads of this process read."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from penstock.errors import InvalidOption, WorkerStuck
+from penstock.executors.fetch import Fetch
+from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
+from penstock.executors.workers.own_fetch import Init, OwnFetches
+from penstock.executors.workers.threads import Loading, Threads
+from penstock.recipe.compose_hook import natively
+from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.sources.premises import collates_as_torch
+from penstock.state.ahead import Arrivals
+from penstock.state.delivery import Task
+from penstock.state.progress import Progress, counted
+from penstock.state.streams import Streams, go_on, state_of, tell_dataset
+from penstock.stats import Counters, samples_given, samples_in
+from penstock.system.modes import as_taken
+from penstock.system.randomness import sample_number
+
+
+class InTurn(_SingleProcessDataLoaderIter):
+    """torch's own pass in the caller's thread.
+
+    Args:
+        loader: a torch DataLoader with num_workers=0.
+        batches: what its sampler gives; None: it is asked by torch.
+        composes: each Compose that the dataset calls runs natively.
+        streams: where the dataset is that says so itself.
+        ahead: the pass is read ahead of its user.
+    """
+
+    progress: Progress | None = None
+    counters: Counters | None = None
+
+    def __init__(
+        self,
+        loader: Any,
+        batches: Iterator[Any] | None = None,
+        *,
+        composes: bool = True,
+        streams: Streams | None = None,
+        ahead: bool = False,
+    ) -> None:
+        (given,) = [None] if streams is None else streams.states()
+        self._given, self._batches = given, batches
+        self._mid_epoch = streams is not None and any(streams.counts)
+        super().__init__(loader)
+        if type(self._dataset_fetcher) is _MapDatasetFetcher:
+            self._dataset_fetcher.__class__ = _Noting
+        self._composes = composes
+        if self._batches is not None:
+            self._sampler_iter = self._batches
+        fetcher = self._dataset_fetcher
+        if given is not None and batches is None:
+            go_on(fetcher, given)
+        self._streams = streams if ahead else None
+        if streams is not None and not ahead:
+            streams.now = partial(_state_now, loader.dataset, fetcher)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        self._base = drawn
+        if self._given is not None:
+            if self._batches is not None and self._mid_epoch:
+                self._batches = begun(self._batches)
+            tell_dataset(self._dataset, self._given)
+
+    def __next__(self) -> Any:
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._asked_for
+
+    def _samples(self, batch: Any) -> int:
+        if not self._auto_collation:
+            return 1
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        stacks = self._collate_fn is default_collate
+        return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
+
+    def _one(self) -> Any:
+        if self._streams is None:
+            return super().__next__()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+            raise
+        except Exception:
+            self._streams.failed()
+            raise
+        self._streams.read(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+        return batch
+
+    def _next_data(self) -> Any:
+        with natively() if self._composes else nullcontext():
+            return super()._next_data()  # type: ignore[no-untyped-call]
+
+
+class _Noting(_MapDatasetFetcher):
+    """torch's fetcher, whose errors get a note of their sample."""
+
+    def fetch(self, given: Any) -> Any:
+        """Return the batch of what a sampler gave."""
+        if self.auto_collation:
+            samples = fetched(self.dataset, given)
+        else:
+            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
+        return collated(self.collate_fn, given, samples)
+
+
+def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
+    return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def begun(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
+    return chain(list(islice(batches, 1)), batches)
+
+
+class Fetching(Pass):
+    """One pass over a dataset whose samples Python threads fetch into the rows of the batch.
+
+    Args:
+        fetch: calls the user's dataset.
+        course: what the sampler gives.
+        means: the threads are Python's.
+        init: the loader's worker_init_fn, called in each thread when it starts.
+        iterable: each thread goes through the dataset on its own, as torch's worker processes do.
+        in_order: batches are handed out in the sampler's order.
+        drop_last: of an iterable dataset, a last batch that is not full is left out.
+        eager: start fetching now, not when the first batch is asked for.
+        streams: where the dataset is that says so itself; they are told of the batches that come.
+        own: what each thread fetches with; None: all with `fetch`.
+    """
+
+    arrivals: Arrivals | None = None
+    """Told which batches come, where they come out of order."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        course: Course,
+        means: Means,
+        *,
+        init: Init | None = None,
+        iterable: bool = False,
+        in_order: bool = True,
+        drop_last: bool = False,
+        eager: bool = True,
+        streams: Streams | None = None,
+        own: OwnFetches | None = None,
+    ) -> None:
+        super().__init__(means)
+        self._in_order = in_order
+        self._iterable = iterable
+        self._queue: deque[Loading] = deque()
+        in_place = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
+        try:
+            self._crew = Threads(
+                fetch,
+                means.workers,
+                own=own or OwnFetches(fetch, init, shared=True),
+                buffers=means.buffers if in_place else None,
+                iterable=iterable,
+                drop_last=drop_last,
+                # With a seed passes differ by their epoch alone.
+                seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
+            )
+        except RuntimeError as error:
+            raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error
+        self._hold(self._crew)
+        self._pid = os.getpid()
+        self.begin(fetch, course, eager=eager, streams=streams)
+
+    def begin(self, fetch: Fetch, course: Course, *, eager: bool = True, streams: Streams | None = None) -> None:
+        """Begin a pass with the same threads."""
+        self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
+        self._queue = deque()
+        self._fetch = fetch
+        self._streams = streams
+        if streams is not None and not self._iterable:
+            if any(streams.counts):
+                course = replace(course, batches=begun(course.batches))
+            tell_dataset(fetch.dataset, streams.states()[0])
+            streams.begin_with(state_of(fetch.dataset))
+        self._exhausted = False
+        self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
+        if self._owners is not None and streams is not None and streams.given:
+            self._owners.rotate(-streams.following)
+        self._start(course)
+        if eager:
+            self._refill(self._queue)
+
+    def _hand_out(self, handed: Handed) -> Any:
+        self._came: Loading | None = None
+        try:
+            return self._next_batch(handed)
+        except (StopIteration, WorkerStuck):
+            raise
+        except Exception:
+            self._tell(done=False)
+            raise
+
+    def _tell(self, *, done: bool) -> None:
+        """Tell of the batch that came, or of the error in its place."""
+        came, self._came = self._came, None
+        if came is not None and came.told:
+            return
+        if came is not None:
+            came.told = True
+        if self.arrivals is not None:
+            self.arrivals.read(None if came is None else came.number)
+        if self._streams is not None and self._streams.now is None:
+            if done and came is not None:
+                self._streams.read(came.owner or 0, came.state)
+            else:
+                self._streams.failed()
+
+    def _next_batch(self, handed: Handed) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
+        started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
+        while True:
+            self._refill(queue)
+            if not queue:
+                self._end_pass()
+                raise StopIteration
+            batch = self._wait(queue)
+            if not batch.ended and self._streams is not None and self._streams.to_drop[batch.owner or 0]:
+                queue.remove(batch)
+                self._streams.dropped(batch.owner or 0, batch.state)
+                continue
+            if not batch.ended:
+                break
+            if self._streams is not None and batch.owner is not None:
+                self._streams.ended(batch.owner, batch.state)
+            if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
+                self._owners.remove(batch.owner)
+            queue.remove(batch)
+        self._came = batch
+        if self._streams is not None and not self._iterable:
+            batch.state = state_of(self._fetch.dataset)
+        if batch.failed is not None:
+            error = batch.failed[1]
+            queue.remove(batch)
+            batch.failed = None  # or the error's traceback, which holds the batch, holds itself
+            try:
+                raise error
+            finally:
+                del error
+        try:
+            out = self._means.deliver(batch.result)
+            if self._num_workers or batch.in_place:  # else it was made here
+                out = as_taken(out)
+            if self._means.buffers.pinned:
+                out = pinned(out)
+        except Exception:
+            queue.remove(batch)
+            raise
+        if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
+            self._refill(queue, done=1)
+        self._means.counters.delivered(self._samples(batch, out), time.perf_counter() - started, ())
+        self._tell(done=True)
+        self._crew.leave()
+        handed.append((batch, out))
+        self._drop(batch)
+        return out
+
+    def _samples(self, batch: Loading, out: Any) -> int:
+        if batch.indices is not None or not self._fetch.batched:
+            return 1 if batch.indices is None else len(batch.indices)
+        return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
+
+    def _drop(self, batch: Any) -> None:
+        if batch in self._queue:
+            self._queue.remove(batch)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another pass can be made with these threads."""
+        return os.getpid() == self._pid
+
+    def close(self) -> None:
+        super().close()
+        self._queue = deque()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return (
+            f"<Fetching: {state}, {self._num_workers} threads, {self._crew.pace.active} at a time, "
+            f"{len(self._queue)} batches in flight>"
+        )
+
+    def _end_pass(self) -> None:
+        if self._persistent_workers:
+            self._open = False
+        else:
+            self.close()
+
+    def _refill(self, queue: deque[Loading], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue:
+            self._submit(queue[-1])  # an interrupt may have come before
+        target = self._in_flight(queue) + done
+        while not self._exhausted and len(queue) < target:
+            if self._owners is not None and not self._owners:
+                return
+            taken = self._take()
+            if taken is None:
+                self._exhausted = True
+                return
+            given, positions = taken
+            task = Task(given, self._course.seed, self._course.epoch, positions)
+            try:
+                batch = self._crew.loading(task, self._owners[0] if self._owners else None)
+            except Exception:  # it is no list of indices
+                self._took(taken)
+                raise
+            batch.given, batch.number = taken, self._count - 1
+            queue.append(batch)
+            self._submit(batch)
+
+    def _submit(self, batch: Loading) -> None:
+        """Have the threads fetch a batch that is in the queue; again, after an interrupt."""
+        if batch.submitted:
+            return
+        if batch.given is not None:
+            self._took(batch.given)
+        if self._owners and self._owners[0] == batch.owner:
+            self._owners.rotate(-1)
+        self._crew.submit(batch)
+        batch.submitted = True
+
+    def _in_flight(self, queue: deque[Loading]) -> int:
+        """Return how many batches to keep in flight."""
+        workers = self._num_workers
+        if workers == 0 or not self._means.ahead:
+            return 1
+        if self._means.in_flight is not None:
+            return max(1, self._means.in_flight)
+        if self._iterable or self._crew.sample_bytes is None or not queue:
+            return 2 * workers + 1
+        samples = max(1, len(queue[0].indices or ()))
+        fitting = batches_that_fit(samples * self._crew.sample_bytes)
+        return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
+
+    def _wait(self, queue: deque[Loading]) -> Loading:
+        batches = [queue[0]] if self._in_order else list(queue)
+        batch = self._crew.wait(batches, self._timeout)
+        if batch is None:
+            doing = "\n".join(self._crew.doing()) or "No worker thread is at work."
+            raise WorkerStuck(
+                f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._num_workers} worker "
+                f"threads. Raise timeout= if samples may take as long.\n{doing}"
+            )
+        return batch

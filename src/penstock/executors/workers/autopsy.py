@@ -1,0 +1,257 @@
+"""How a worker process has ended or why it is stuck, in words; and what its end leaves to be cleared away.
+
+Processes: all of it runs in the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.executors.workers.progress import Board, Progress, Stage
+from penstock.system.cgroup import memory
+
+Identify = Callable[[Any], tuple[str, str | None]]
+
+_SHARED_MEMORY = "/dev/shm"
+_REAP_SECONDS = 1.0  # for a process whose sentinel is ready to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker process that has ended before its time."""
+
+    pid: int
+    code: int | None
+    """Its exit code, minus the number of the signal that killed it, or None where somebody else has waited for it."""
+    peak: int | None
+    """The most memory that it had resident, in bytes, what it shared with its parent included."""
+
+    def as_torch_says(self) -> str:
+        """Return the sentence by which torch's loader reports it, which programs look for."""
+        if not self.code:
+            return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly."
+        if self.code > 0:
+            return (
+                f"DataLoader worker (pid {self.pid}) exited unexpectedly with exit code {self.code}. Details are lost "
+                "due to multiprocessing. Rerunning with num_workers=0 may give better error trace."
+            )
+        text = f"DataLoader worker (pid {self.pid}) is killed by signal: {signal.strsignal(-self.code)}."
+        if -self.code == signal.SIGBUS:
+            text += (
+                " It is possible that dataloader's workers are out of shared memory. "
+                "Please try to raise your shared memory limit."
+            )
+        return text
+
+
+def reap(process: Any) -> Death | None:
+    """Return how a process has ended whose sentinel is ready, or None if it lives: it may have closed it."""
+    deadline = time.monotonic() + _REAP_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        except ChildProcessError:  # a fork server's child, or somebody has waited for it
+            return None if process.is_alive() and _exists(process.pid) else Death(process.pid, process.exitcode, None)
+        if pid:
+            process._popen.returncode = code = os.waitstatus_to_exitcode(status)
+            return Death(pid, code, usage.ru_maxrss << 10)
+        time.sleep(0.001)
+    return None
+
+
+def end(processes: Iterable[Any]) -> None:
+    """End those processes that live: by SIGTERM, and a second later by SIGKILL."""
+    alive = [process for process in processes if process.is_alive()]
+    for send, seconds in (("terminate", 1.0), ("kill", 5.0)):
+        for process in alive:
+            getattr(process, send)()
+        deadline = time.monotonic() + seconds
+        while (alive := [process for process in alive if process.is_alive()]) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def clear_away(board: Board, pids: list[int]) -> None:
+    """Remove what workers that were killed could not: torch's shared memory without a user, and sockets' folders."""
+    for worker in range(len(pids)):
+        folder = board.folder(worker)
+        if os.path.basename(folder).startswith("pymp-"):
+            shutil.rmtree(folder, ignore_errors=True)
+    own = tuple(f"torch_{pid}_" for pid in pids)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_SHARED_MEMORY):
+            if name.startswith(own):
+                _remove_unused(os.path.join(_SHARED_MEMORY, name))
+
+
+def _remove_unused(path: str) -> None:
+    """Remove a file that no process has open or mapped: only of such a file the kernel grants a lease for writing.
+
+    A process of the same number in another container may use the same shared memory.
+    """
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # ignored; the default, were it opened now, ends us
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            os.unlink(path)
+        finally:
+            os.close(file)
+
+
+def why_died(
+    deaths: dict[int, Death], board: Board, identify: Identify, kills_before: int | None, start_method: str | None
+) -> str:
+    """Return the message for workers that have died: what torch says, where they were, memory, stacks, what to do."""
+    now = memory()
+    first = next(iter(deaths.values()))
+    killed = None if now.oom_kills is None or kills_before is None else now.oom_kills - kills_before
+    lines = [first.as_torch_says()]
+    for worker, death in deaths.items():
+        code = death.code
+        how = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
+        peak = "" if death.peak is None else f", with at most {_size(death.peak)} of memory in use,"
+        lines.append(
+            f"Worker {worker} (pid {death.pid}) ended {how}{peak} {_doing(board.progress(worker), identify)} ago."
+        )
+        lines += _stack_lines(board.stacks(worker))
+    if now.in_use is not None:
+        limit = "no limit" if now.limit is None else f"a limit of {_size(now.limit)}"
+        counted = (
+            ""
+            if killed is None
+            else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
+        )
+        lines.append(f"The cgroup has {_size(now.in_use)} of memory in use and {limit}{counted}.")
+    starting = board.progress(next(iter(deaths))).stage == Stage.STARTING
+    if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
+        lines.append(_guard(start_method))
+    else:
+        lines.append(_advice(first, killed))
+    return "\n".join(lines)
+
+
+def why_stuck(timeout: float, owing: dict[int, int], board: Board, identify: Identify) -> str:
+    """Return the message for a batch that did not come in time from workers, given with their pids."""
+    lines = [f"DataLoader timed out after {timeout} seconds."]
+    for number, (worker, pid) in enumerate(owing.items()):
+        held = _resident(pid)
+        size = "" if held is None else f", {_size(held)} of memory in use"
+        lines.append(f"Worker {worker} (pid {pid}{size}) is {_doing(board.progress(worker), identify)} ago.")
+        if number < _STACKS_TOLD:
+            lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
+    lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
+    return "\n".join(lines)
+
+
+_STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
+_FRAMES_TOLD = 20
+# Of a stack, most recent call first, what comes after is the way to the user's code.
+_MACHINERY = (
+    os.path.join("penstock", "fetch.py"),
+    os.path.join("penstock", "sample_notes.py"),
+    os.path.join("penstock", "workers", "processes.py"),
+    os.path.join("data", "_utils", "fetch.py"),
+    os.path.join("data", "_utils", "worker.py"),
+)
+# Threads of every worker, in which nothing of the user's runs.
+_HELPERS = ("in _feed\n", "in _serve\n")
+
+
+def _doing(progress: Progress, identify: Identify) -> str:
+    """Return what a worker is or was doing and for how long, as the end of a sentence."""
+    what = {
+        Stage.STARTING: "starting (what it printed to stderr may tell more)",
+        Stage.INIT: "in worker_init_fn",
+        Stage.ITERATING: "iterating over its copy of the dataset",
+        Stage.COLLATE: "in collate_fn",
+        Stage.DONE: "sending a batch or waiting for work",
+    }.get(progress.stage) or f"in __getitem__ of {_named(progress, identify)}"
+    return f"{what}, begun {progress.seconds:.2f} s"
+
+
+def _named(progress: Progress, identify: Identify) -> str:
+    index = progress.index
+    if index is None:
+        return "a sample that it had only begun"
+    if isinstance(index, str) and not progress.exact:
+        return f"{'samples' if index.startswith('[') else 'sample'} {index}"
+    try:
+        name, path = identify(index)
+    except Exception:  # it asks the user's dataset
+        name, path = str(index), None
+    return f"sample {name!r}" + (f" ({path})" if path and path != name else "")
+
+
+def _stack_lines(dump: str) -> list[str]:
+    """Return the lines of faulthandler's dump that tell about the user's code."""
+    lines = []
+    for thread in dump.split("\n\n"):
+        head, *frames = thread.strip("\n").split("\n")
+        if not head.endswith("(most recent call first):") or any(helper in thread + "\n" for helper in _HELPERS):
+            continue
+        way = (number for number, frame in enumerate(frames) if number and any(part in frame for part in _MACHINERY))
+        lines += [f"  {head}", *(f"  {frame}" for frame in frames[: min(next(way, _FRAMES_TOLD), _FRAMES_TOLD)])]
+    return lines
+
+
+def _guard(start_method: str) -> str:
+    """Return what to do where a worker has ended while it imported the program's main script."""
+    return (
+        f"With the start method {start_method!r} each worker imports the main script: put what the script runs under "
+        '`if __name__ == "__main__":`, for without it the import makes loaders and starts workers of its own. '
+        "Where that is so already, what the worker printed to stderr says which import failed, or why the dataset "
+        "could not be unpickled."
+    )
+
+
+def _advice(death: Death, killed: int | None) -> str:
+    number = -(death.code or 0)
+    if number == signal.SIGKILL and killed:
+        return "Lower num_workers=, batch_size= or prefetch_factor=, or raise the memory limit."
+    if number == signal.SIGKILL:
+        return "Who sent the signal is to be found outside: the job scheduler, a user, or the host's kernel (dmesg)."
+    if number == signal.SIGBUS:
+        return "Give /dev/shm more space, or lower num_workers=, batch_size= or prefetch_factor=."
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return "Who sent the signal is to be found outside: the job scheduler or a user."
+    if number > 0:
+        return "The crash is in native code: read that sample alone, with num_workers=0, to repeat it."
+    return (
+        "Something in the worker ended the process: look for exit() in the dataset, or for what it printed to stderr."
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _resident(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,174 @@
+"""The threads of a pass over the data: the only file that starts any.
+
+Native threads fill rows (native/pool.h); Python threads read what those leave to Python, and start when the first
+such row appears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from PIL import Image
+
+from penstock import _native
+from penstock.errors import CorruptSample, InvalidOption
+from penstock.executors.asked import Asked
+from penstock.executors.buffers import Field, Rows, bytes_in
+from penstock.plan import NativePlan
+from penstock.recipe import drawing
+
+#: How long closing waits for Python threads that are reading a sample, in seconds.
+JOIN_SECONDS = 2.0
+
+
+class ThreadWorker:
+    """What torch's iterator calls a worker, for code that waits for its end: a thread that a pass holds.
+
+    It does not keep the pass alive.
+    """
+
+    def __init__(self, name: str, ended: threading.Event) -> None:
+        self.name = name
+        self.pid = os.getpid()
+        self._ended = ended
+
+    def is_alive(self) -> bool:
+        """Return whether the pass still holds the thread."""
+        return not self._ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the pass, at most `timeout` seconds."""
+        self._ended.wait(timeout)
+
+    def terminate(self) -> None:
+        """Do nothing: a thread cannot be ended from outside, and ends with its pass."""
+
+    kill = terminate
+
+    @property
+    def exitcode(self) -> int | None:
+        """0 once the pass has ended, None before."""
+        return 0 if self._ended.is_set() else None
+
+    def __repr__(self) -> str:
+        return f"<ThreadWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
+
+
+@dataclass(slots=True)
+class InFlight(Asked):
+    """A batch that was submitted to the pool."""
+
+    names: bytes | None = None
+    fields: list[Field] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    number: int = -1
+    key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
+    retired: list[list[_native.Failure]] = field(default_factory=list)
+    """What failed in it, once it is done."""
+    rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
+
+    def unsettle(self) -> None:
+        """Let it be submitted anew: to another pool, or for other samples."""
+        self.number, self.retired, self.settled = -1, [], False
+
+
+class Workers:
+    """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
+
+    They hold the pool and the plan, never the Filling, so that an abandoned iterator can be collected.
+    """
+
+    def __init__(self, plan: NativePlan, threads: int) -> None:
+        try:
+            self.pool = _native.Pool(plan.program, threads)
+        except RuntimeError as error:
+            raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
+        # Held while a batch gets its number and its place here: a job of it may come at once.
+        self.lock = threading.Lock()
+        self.batches: dict[int, InFlight] = {}  # those in flight, by number
+        self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
+        self.ended = threading.Event()  # the pool is closed and its threads are gone
+        self._plan = plan
+        self._threads: list[threading.Thread] = []
+        self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
+
+    def start(self, count: int) -> None:
+        """Start serving; with no threads of its own the caller serves by serve_here."""
+        Image.init()  # Pillow looks up its formats once, and not thread-safely
+        for number in range(count):
+            thread = threading.Thread(target=self._serve, name=f"penstock-python-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self.pool.add_python_server()
+
+    def serve_here(self) -> None:
+        """Read all rows that wait now, in the calling thread."""
+        while (job := self.pool.take_python(False)) is not None:
+            self._rescue(job)
+
+    def close(self) -> None:
+        """End the threads. In a forked child they do not exist, and nothing is done."""
+        if not self.pool.abandoned:
+            self.pool.close()
+            self._join()
+        self.ended.set()
+
+    def _join(self) -> None:
+        """Wait for Python's threads, but not for the one that runs this itself.
+
+        Nor for one that does not come back from reading a sample: it ends by itself when it does.
+        """
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(self) -> None:
+        while (job := self.pool.take_python(True)) is not None:
+            with contextlib.suppress(BaseException):  # it is raised where the batch is handed out
+                self._rescue(job)
+
+    def busy(self) -> list[tuple[int, int, float]]:
+        """Return (batch, position in it, seconds since it began) of each sample that a Python thread reads now."""
+        now = time.monotonic()
+        return [(batch, position, now - since) for batch, position, since in list(self._reading.values())]
+
+    def _rescue(self, job: _native.PythonJob) -> None:
+        with self.lock:
+            batch = self.batches[job.batch]
+        self._reading[threading.get_ident()] = (job.batch, job.position, time.monotonic())
+        try:
+            batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
+            leaf, local = self._plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
+            value = leaf.rescue(local)
+            if not isinstance(value, torch.Tensor):
+                if self.pool.finish_pixels(job, value) is None:
+                    return
+                with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
+                    value = leaf.apply(local)  # the user's own transform has the last word
+            self._finish_tensor(job, value, *leaf.identify(local))
+        except BaseException as error:
+            batch.rescues_failed.setdefault(job.position, error)
+            self.pool.fail_python(job)
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C in the caller's thread
+        finally:
+            self._reading.pop(threading.get_ident(), None)
+
+    def _finish_tensor(self, job: _native.PythonJob, tensor: torch.Tensor, sample_id: str, path: str | None) -> None:
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _native.DTYPES or tensor.ndim > _native.MAX_DIMS:
+            raise CorruptSample(
+                f"sample {sample_id!r} ({path or 'in memory'}) is a tensor of {tensor.dtype} with {tensor.ndim} "
+                f"dimensions; up to {_native.MAX_DIMS} are batched: reshape it, or use a Dataset of your own",
+                sample_id=sample_id,
+                path=path,
+            )
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        self.pool.finish_tensor(job, bytes_in(plain), _native.Spec(name, list(tensor.shape)))

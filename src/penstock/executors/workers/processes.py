@@ -1,0 +1,520 @@
+"""One pass in worker processes: torch's own iterator and worker loop, around a `Fetch`, and watched.
+
+The worker's end: torch's loop runs as it is; for a map-style dataset it is given a stand-in that hands each task to
+`Fetch.load`. The parent's end: torch's iterator, which waits here for batches and for the ends of processes at once.
+A worker that dies, or does not deliver within timeout=, becomes an error that says at which sample, in what and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing.util
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.multiprocessing
+from torch.utils.data import MapDataPipe, _utils, default_collate
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import (
+    _get_distributed_settings,
+    _MultiProcessingDataLoaderIter,
+    _sharding_worker_init_fn,
+)
+
+from penstock.errors import WorkerDied, WorkerStuck
+from penstock.executors.fetch import Fetch
+from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
+from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.results import Context
+from penstock.order.batches import placed
+from penstock.order.permutations import Positions
+from penstock.recipe.compose_hook import natively_in_this_process
+from penstock.state.ahead import Arrivals
+from penstock.state.delivery import Delivered, Task
+from penstock.state.progress import Progress, counted
+from penstock.state.streams import End, Stating, Streams, state_of, tell_dataset
+from penstock.stats import Counters, samples_given, samples_in
+from penstock.system.cgroup import memory
+
+Key = Callable[[], tuple[int | None, int]]
+Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
+
+_PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
+_DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
+
+
+class Processes(_MultiProcessingDataLoaderIter):
+    """torch's iterator over worker processes, with a Fetch in them and an eye on them.
+
+    After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
+    finished. After WorkerStuck next() waits anew, as torch's iterator does. Where `reusable` is False a loader with
+    persistent_workers makes a new iterator.
+
+    Args:
+        loader: a torch DataLoader with num_workers > 0.
+        fetch: calls its map-style dataset and collate_fn; None for an iterable dataset, which stays all torch's.
+        composes: torchvision's Compose runs natively in the workers.
+        key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
+        batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then, with positions;
+            None: iter().
+        streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
+        base_seed: of the first pass, in the place of the one that torch draws; None: that one.
+        identify: returns (ID, path) of a sample's index; for messages only.
+        deliver: called with each batch, returns what the user gets.
+
+    Raises:
+        WorkerDied: from next() and from the start of a pass.
+        WorkerStuck: the same, after timeout= seconds.
+    """
+
+    progress: Progress | None = None
+    counters: Counters | None = None
+    arrivals: Arrivals | None = None
+    """Told which batches come, where they come out of order."""
+
+    def __init__(
+        self,
+        loader: Any,
+        fetch: Fetch | None,
+        *,
+        key: Key,
+        composes: bool = True,
+        batches: Batches | None = None,
+        streams: Streams | None = None,
+        base_seed: int | None = None,
+        identify: Identify = lambda index: (str(index), None),
+        deliver: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self._owner = os.getpid()
+        self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
+        self._size = 0  # of the batch that came last
+        self.follow(streams)
+        self._given_base = base_seed
+        self._came = 0  # the number of the batch that came last
+        self._key, self._identify, self._deliver = key, identify, deliver
+        self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
+        self._grace: int | None = None  # batches that may still be taken from the queue after a death
+        self._failure = ""  # the first sentence of what ended all workers
+        self._stuck = False  # the last wait for a batch took too long
+        self._one_at_a_time = threading.Lock()
+        self._clear_away: multiprocessing.util.Finalize | None = None
+        self._sentinels = select.poll()
+        self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
+        self._kills_before = memory().oom_kills
+        self._board = Board(loader.num_workers)
+        self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
+        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches, batched=fetch.batched)
+        super().__init__(self._view(loader, fetch, composes))
+        self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
+
+    def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> _View:
+        """Return the loader as torch's iterator and its workers are to see it."""
+        init = loader.worker_init_fn
+        replaced: dict[str, Any] = {"multiprocessing_context": self._context}
+        if fetch is not None:
+            if isinstance(loader.dataset, MapDataPipe):  # torch would do this for the dataset that it is given
+                settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
+                init = functools.partial(_sharding_worker_init_fn, init, *settings)
+            states = None if self.streams is None else self.streams.states()
+            replaced["dataset"] = _Tasked(fetch, loader.dataset, states)
+            replaced["collate_fn"] = _collated
+            replaced["_index_sampler"] = self._tasks
+        elif self.streams is not None:
+            keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
+            stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
+            replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
+        replaced["worker_init_fn"] = _Start(self._board, init, composes)
+        return _View(loader, replaced)
+
+    def follow(self, streams: Streams | None) -> None:
+        """Tell these of the batches of the pass that begins."""
+        self.streams = streams
+        # The worker that comes first in the pass that begins.
+        self._turn = streams.following if streams is not None and streams.given else 0
+
+    @property
+    def base_seed(self) -> int:
+        """What the workers' generators were seeded with, but for the worker's number."""
+        return int(self._base)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:  # by torch's __init__
+        self._base = drawn if self._given_base is None else self._given_base
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another pass can be made with these workers."""
+        return not (self._failure or self._stuck or self._shutdown)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            # torch's SIGCHLD handler would raise wherever the program is; here a death is noticed by next().
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+            # At exit it comes after multiprocessing has ended the workers.
+            self._clear_away = multiprocessing.util.Finalize(
+                None, clear_away, (self._board, self._pids()), exitpriority=-1
+            )
+            self._worker_of = {process.sentinel: worker for worker, process in enumerate(self._workers)}
+            for sentinel in self._worker_of:
+                self._sentinels.register(sentinel, select.POLLIN)
+            self._context.results.watch([] if self._pin_memory else self._worker_of)
+        seed, epoch = self._key()
+        if self._tasks is not None:
+            self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
+        self._sizes.clear()
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self) -> None:
+        while self._turn:
+            next(self._worker_queue_idx_cycle)
+            self._turn -= 1
+        super()._try_put_index()
+
+    def __next__(self) -> Any:
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, functools.partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        given = index.given if isinstance(index, Task) else index
+        self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
+        return index
+
+    def _samples(self, batch: Any) -> int:
+        for number in [number for number in self._sizes if number not in self._task_info]:
+            self._size = self._sizes.pop(number)  # those before it failed, or were not fulfilled
+        iterable = self._tasks is None and self._auto_collation
+        return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
+
+    def _one(self) -> Any:
+        try:
+            return super().__next__()
+        except (StopIteration, WorkerStuck):
+            raise
+        except Exception as error:
+            if self.streams is not None:
+                self.streams.failed()
+            if self.arrivals is not None:
+                self.arrivals.read(None if isinstance(error, WorkerDied) else self._came)
+            raise
+
+    def _next_data(self) -> Any:
+        with self._one_at_a_time:
+            if self._failure:
+                raise WorkerDied(f"{self._failure} This iterator ended then: make a new one.")
+            while (batch := super()._next_data()) is _NOTHING:  # type: ignore[no-untyped-call]
+                pass
+            return batch
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        state = batch.state if isinstance(batch, Delivered) else None
+        if self.streams is not None and isinstance(batch, Delivered):
+            if isinstance(batch.batch, End):
+                self.streams.ended(worker_idx, state)
+                return _NOTHING
+            batch = batch if batch.bad else batch.batch
+        if self.streams is not None and self.streams.to_drop[worker_idx]:
+            self.streams.dropped(worker_idx, state)
+            return _NOTHING
+        batch = self._deliver(batch)
+        if self.streams is not None:
+            self.streams.read(worker_idx, state)
+        if self.arrivals is not None:
+            self.arrivals.read(self._came)
+        return batch
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        self._unwatch(self._workers[worker_id].sentinel)  # it is told to end now
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+
+    def _get_data(self) -> Any:
+        if self._timeout <= 0:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        success, data = self._try_get_data(self._timeout)
+        if not success and self._pin_memory and not self._pin_memory_thread.is_alive():
+            raise RuntimeError("Pin memory thread exited unexpectedly")
+        if not success:
+            self._stuck = True
+            raise WorkerStuck(why_stuck(self._timeout, self._owing(), self._board, self._identify))
+        return data
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        """Wait for a batch, or for a worker's end. Raises WorkerDied."""
+        deadline = time.monotonic() + timeout
+        while True:
+            dead = self._notice_deaths()
+            if dead and self._grace is None:
+                self._grace = self._tasks_outstanding
+            if self._grace == 0:
+                raise self._died()
+            left = 0.0 if dead else max(0.0, deadline - time.monotonic())
+            error: Exception | None
+            try:
+                data = self._data_queue.get(timeout=min(left, _PINNED_SLICE) if self._pin_memory else left)
+            except queue.Empty:
+                error = self._context.results.take_error()
+            except Exception as caught:
+                error = caught
+            else:
+                self._stuck = False
+                self._came = data[0]
+                self._grace = None if self._grace is None else self._grace - 1
+                return True, data
+            over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
+            if error is not None or over:
+                # Whose batch cannot be fetched from it is dying. A dead worker's children may hold its sentinel open.
+                dying = isinstance(error, (OSError, EOFError)) and not dead
+                dead = self._notice_deaths(_DYING if dying else 0.0, by_pid=True)
+            if dead:
+                raise self._died() from error
+            if error is not None:
+                return self._as_torch_says(error)
+            if over:
+                return False, None
+
+    def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
+        """Let torch explain an error of its queue while all workers live."""
+        given, self._data_queue = self._data_queue, _Failing(error)  # type: ignore[assignment]
+        try:
+            return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
+        finally:
+            self._data_queue = given
+
+    def _notice_deaths(self, seconds: float = 0.0, *, by_pid: bool = False) -> dict[int, Death]:
+        """Return the workers that have ended before their time, after waiting for one up to so long."""
+        ended = [sentinel for sentinel, _ in self._sentinels.poll(seconds * 1000)]
+        if by_pid and not ended:
+            ended = [fd for fd, worker in self._worker_of.items() if not self._workers[worker].is_alive()]
+        for sentinel in ended:
+            worker = self._worker_of[sentinel]
+            self._unwatch(sentinel)
+            death = reap(self._workers[worker])
+            if death is not None:
+                self._deaths[worker] = death
+        return self._deaths
+
+    def _unwatch(self, sentinel: int) -> None:
+        if self._worker_of.pop(sentinel, None) is not None:
+            self._sentinels.unregister(sentinel)
+            self._context.results.unwatch(sentinel)
+
+    def _died(self) -> WorkerDied:
+        """Return the error for the workers that have ended, and end the others."""
+        text = why_died(self._deaths, self._board, self._identify, self._kills_before, self._context.get_start_method())
+        self._failure = next(iter(self._deaths.values())).as_torch_says()
+        self._shutdown_workers()
+        return WorkerDied(text)
+
+    def _pids(self) -> list[int]:
+        return [process.pid or 0 for process in self._workers]
+
+    def _owing(self) -> dict[int, int]:
+        """Return the pids, by worker, of those that the awaited batch is to come from."""
+        awaited = self._task_info.get(self._rcvd_idx, ()) if self._in_order else ()
+        waiting = {info[0] for info in self._task_info.values() if len(info) == 1}
+        owing = set(awaited[:1]) or waiting or set(self._worker_of.values())
+        pids = self._pids()
+        return {worker: pids[worker] for worker in sorted(owing)}
+
+    def _shutdown_workers(self) -> None:
+        """End the workers: by torch's protocol, or by signals where one is dead or stuck. No hang, no orphan."""
+        if getattr(_utils, "python_exit_status", None) is not False or os.getpid() != self._owner:
+            return  # Python ends, and multiprocessing ends them; or this is a forked child's copy
+        if getattr(self, "_shutdown", True):  # there are none, or no more
+            if hasattr(self, "_board"):
+                self._board.close()
+            return
+        try:
+            if self._is_sound():
+                super()._shutdown_workers()
+            else:
+                self._abandon()
+        finally:
+            end(self._workers)
+            if self._clear_away is None:
+                clear_away(self._board, self._pids())
+            else:
+                self._clear_away()
+            self._board.close()
+
+    def _is_sound(self) -> bool:
+        """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
+        if self._failure or self._stuck or self._notice_deaths() or not hasattr(self, "_workers_status"):
+            return False
+        if any(map(_is_ending, self._index_queues)):
+            return False  # the iterator was in a cycle: torch would wait 5 s for each worker and then end it
+        lock = self._workers_done_event._cond  # type: ignore[attr-defined]
+        return bool(lock.acquire(True, _DYING)) and lock.release() is None
+
+    def _abandon(self) -> None:
+        """End the workers by signals alone: any lock that they share may be held by a dead one."""
+        self._shutdown = True
+        end(self._workers)
+        results = self._context.results
+        if hasattr(self, "_pin_memory_thread"):
+            self._pin_memory_thread_done_event.set()
+            results.hang_up()
+            self._pin_memory_thread.join(MP_STATUS_CHECK_INTERVAL)
+        for index_queue in self._index_queues:
+            _close_unread(index_queue)
+        results.cancel_join_thread()
+        results.close()
+
+
+class _View:
+    """A loader with some attributes replaced."""
+
+    def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Tasks:
+    """A sampler of batches (or indices) that yields tasks."""
+
+    def __init__(self, sampler: Any, batches: Batches | None, *, batched: bool) -> None:
+        self._sampler = sampler
+        self._batched = batched
+        self._batches = batches
+        self.seed = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        given = placed(iter(self._sampler), 0, batched=self._batched)
+        return map(self._task, given if self._batches is None else self._batches(self.seed, self.epoch))
+
+    def _task(self, given: tuple[Any, Positions]) -> Task:
+        return Task(given[0], self.seed, self.epoch, given[1])
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+_NOTHING = object()
+"""In the place of a batch that the user is not given."""
+
+
+class _Tasked:
+    """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
+
+    Args:
+        fetch: makes them.
+        dataset: the user's.
+        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
+    """
+
+    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
+        self.fetch = fetch
+        self.dataset = dataset
+        self._states = states
+        self.begin: Callable[[str, Any], None]  # in a worker
+
+    def go_on(self, worker: int) -> None:
+        """Let the dataset of a worker go on where a state says."""
+        if self._states is not None:
+            tell_dataset(self.dataset, self._states[worker])
+            self._states = []
+
+    def __getitem__(self, task: Task) -> Any:
+        try:
+            batch = self.fetch.load(task)
+        except Exception:  # which torch sends; what else is raised ends the process here
+            self.begin(Stage.DONE, None)
+            raise
+        self.begin(Stage.DONE, None)
+        if self._states is None:
+            return batch
+        news = batch if isinstance(batch, Delivered) else Delivered(batch)
+        return dataclasses.replace(news, state=state_of(self.dataset))
+
+    __getitems__ = __getitem__
+
+
+def _collated(batch: Any) -> Any:
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
+
+    board: Board
+    init: Callable[[int], Any] | None
+    composes: bool
+
+    def __call__(self, worker: int) -> None:
+        if self.composes:
+            natively_in_this_process()
+        begin = self.board.report(worker)
+        begin(Stage.INIT, None)
+        tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
+        if isinstance(tasked, _Tasked):
+            tasked.begin = tasked.fetch.note = begin
+        if isinstance(tasked, Stating):
+            tasked.worker = worker
+        if isinstance(tasked, _Tasked | Stating):
+            torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
+        if self.init is not None:
+            self.init(worker)
+        if isinstance(tasked, _Tasked):
+            tasked.go_on(worker)
+        begin(Stage.DONE if isinstance(tasked, _Tasked) else Stage.ITERATING, None)
+
+
+def _with_dataset(info: Any, dataset: Any) -> Any:
+    """Return torch's WorkerInfo with another dataset."""
+    if dataclasses.is_dataclass(info):
+        return dataclasses.replace(info, dataset=dataset)  # type: ignore[type-var]
+    return type(info)(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=dataset)  # torch before 2.11
+
+
+def _is_ending(indices: Any) -> bool:
+    """Return whether a queue's feeder thread has been told to end, as the garbage collector does."""
+    return indices._close is not None and not indices._close.still_active()
+
+
+def _close_unread(indices: Any) -> None:
+    """Close a queue whose reader is gone, and end its feeder thread, which may be writing to a full pipe."""
+    indices.cancel_join_thread()
+    if indices._thread is None or _is_ending(indices):
+        indices.close()
+        return
+    pipe = os.dup(indices._reader.fileno())  # the thread closes its own
+    try:
+        indices.close()
+        os.set_blocking(pipe, False)
+        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
+        while indices._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                os.read(pipe, 1 << 16)
+            indices._thread.join(0.001)
+    finally:
+        os.close(pipe)
+
+
+class _Failing:
+    """A queue that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def get(self, timeout: float) -> Any:
+        raise self._error

@@ -1,0 +1,237 @@
+"""Several datasets mixed by proportions that are exact over any window of an epoch's order."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from numbers import Rational, Real
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+
+from penstock.errors import InvalidOption
+from penstock.order.keyed import KeyedSampler, check_positions, checked_count
+from penstock.order.permutations import Indices, KeyedShuffle
+from penstock.order.splits import Leaf, Split, bound, depth_first, first_positions, split_tree
+from penstock.system.randomness import digest
+
+T_co = TypeVar("T_co", covariant=True)
+
+# Shares are multiples of one part in this many where their own denominators are greater.
+_PARTS: Final = 1 << 52
+
+
+class Mix(ConcatDataset[T_co]):
+    """Several datasets, drawn from by proportions.
+
+    As a dataset it is torch's ConcatDataset: sample i is sample i of the concatenation in every epoch, so that a sample
+    keeps its name. The proportions are in the order. ``penstock.DataLoader(mix, shuffle=...)`` takes `sampler()` by
+    itself; torch's loader is given it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives
+    each sample of each dataset once: the sizes are then the proportions.)
+
+    Of any n consecutive positions, within an epoch or over the end of one, the number that fall to a dataset differs
+    from n * share by less than `bound`: 1 for two datasets, at most 2 for three or four and for any number of equal
+    shares. For five and more it is 2 or little more, as their shares have it: below 2.5 for all of the 50,000 that were
+    tried. Each batch is such a window, and so is each rank's part of it where ranks take contiguous parts. Any position
+    is found at once, in constant memory.
+
+    Each dataset is gone through in rounds: every sample once, by a permutation keyed by (seed, dataset, round) or in
+    sequence; then the next round begins. Epochs of one seed go on where the epoch before stopped. So a small dataset
+    with a large share comes several times in an epoch, and a large one with a small share is spread over several
+    epochs, with nothing left out and nothing repeated before its round is through. (Where each pass has another seed,
+    as with seed=None, each pass has permutations of its own.)
+
+    Args:
+        parts: by name, in order: (dataset, share). Shares are positive numbers of any sum. A float means the decimal
+            fraction that it prints as: 0.7, 0.2 and 0.1 are exactly 7 : 2 : 1. Shares whose common denominator is over
+            2^52 are rounded to multiples of 2^-52.
+        length: samples in an epoch. None: as many as the first epoch can have before a sample of any dataset comes a
+            second time, which is about min(len(dataset) / share); Hugging Face's interleave_datasets and webdataset's
+            RandomMix stop there too. To go through every dataset in the first epoch, as torchdata's weighted sampler
+            does, give max((len(dataset) + bound) / share), rounded up.
+
+    Attributes:
+        names: of the datasets; datasets, cumulative_sizes: as in ConcatDataset.
+        shares: exact fractions with the sum 1.
+        length: samples in an epoch, which is not len(mix): that is the number of samples in all datasets.
+        bound: of the deviation in any window.
+
+    Raises:
+        InvalidOption: no datasets; one that is empty, iterable, or itself a Mix; a share that is not positive and
+            finite, or below 2^-53 of the sum; length below 1.
+        TypeError: parts or shares of another type; a dataset without a length.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[Dataset[T_co], float]], *, length: int | None = None) -> None:
+        given = _checked(parts)
+        super().__init__([dataset for dataset, _ in given.values()])
+        self.names = tuple(given)
+        units = _units({name: share for name, (_, share) in given.items()})
+        total = sum(units)
+        self.shares = tuple(Fraction(unit, total) for unit in units)
+        self._tree = split_tree(units)
+        self.bound = bound(self._tree)
+        sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
+        if length is None:
+            # The first position at which a sample comes a second time.
+            self.length = min(first_positions(self._tree, sizes))
+        else:
+            self.length = checked_count("length", length)
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> MixOrder:
+        """Return an epoch's indices into the concatenation, by position.
+
+        shuffle: each dataset's rounds are permutations; False: each dataset comes in sequence.
+        """
+        return MixOrder(self._tree, self.cumulative_sizes, self.length, seed if shuffle else None, epoch)
+
+    def sampler(self, *, shuffle: bool = True, generator: torch.Generator | None = None) -> MixSampler:
+        """Return the sampler that draws from this dataset by its proportions; see `order` and KeyedSampler."""
+        return MixSampler(self, shuffle=shuffle, generator=generator)
+
+    def __repr__(self) -> str:
+        parts = zip(self.names, self.datasets, self.shares, strict=True)
+        told = ", ".join(f"{name}: {float(share):.3g} of {len(part)}" for name, part, share in parts)  # type: ignore[arg-type]
+        return f"Mix({told}; {self.length} an epoch)"
+
+
+class MixSampler(KeyedSampler):
+    """The indices of a Mix's samples, in its order."""
+
+    def __init__(self, mix: Mix[Any], *, shuffle: bool = True, generator: torch.Generator | None = None) -> None:
+        super().__init__(generator)
+        self.mix = mix
+        self.shuffle = shuffle
+
+    def __len__(self) -> int:
+        return self.mix.length
+
+    def fingerprint(self) -> str:
+        what = [self.mix.length, self.shuffle, *map(str, self.mix.shares)]
+        return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+
+    def drawn_from(self) -> Sequence[int]:
+        return range(len(self.mix))
+
+    def order(self, seed: int, epoch: int) -> MixOrder:
+        return self.mix.order(seed, epoch, shuffle=self.shuffle)
+
+
+class MixOrder:
+    """The indices of one epoch into the concatenation of a Mix's datasets.
+
+    It holds one permutation a dataset, at most 8 KiB. One thread uses it.
+    """
+
+    def __init__(self, tree: Split | Leaf, ends: list[int], length: int, seed: int | None, epoch: int) -> None:
+        self._tree = tree
+        self._length = length
+        self._begin = epoch * length  # positions are counted through all epochs
+        self._streams = [
+            _Stream(begin, end - begin, None if seed is None else _key(seed, number))
+            for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
+        ]
+
+    def take(self, begin: int, count: int) -> Indices:
+        check_positions(begin, count, self._length)
+        out = np.empty(count, dtype=np.int64)
+        for leaf, first, places in depth_first(self._tree, self._begin + begin, count):
+            out[places] = self._streams[leaf].take(first, len(places))
+        return out
+
+
+class _Stream:
+    """The samples of one dataset, round after round."""
+
+    def __init__(self, offset: int, size: int, key: int | None) -> None:
+        self._offset = offset
+        self._size = size
+        self._key = key
+        self._round = -1
+        self._shuffle: KeyedShuffle | None = None
+
+    def take(self, begin: int, count: int) -> Indices:
+        if self._key is None or self._size == 1:
+            return self._offset + (begin % self._size + np.arange(count, dtype=np.int64)) % self._size
+        out = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            number, inside = divmod(begin + done, self._size)
+            if number != self._round or self._shuffle is None:
+                self._round, self._shuffle = number, KeyedShuffle(self._size, self._key, number)
+            here = min(count - done, self._size - inside)
+            out[done : done + here] = self._shuffle.take(inside, here)
+            done += here
+        out += self._offset
+        return out
+
+
+def _key(seed: int, number: int) -> int:
+    """Return the seed of one dataset's permutations."""
+    return int.from_bytes(digest(seed, number, _KEYS)[:8], "little")
+
+
+# Sets these digests apart from those of samples.
+_KEYS = int.from_bytes(b"mixed by", "little")
+
+
+def _checked(parts: object) -> dict[str, tuple[Any, Any]]:
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"Mix takes {{name: (dataset, share)}}, not {type(parts).__name__}")
+    if not parts:
+        raise InvalidOption("Mix has no datasets: give {name: (dataset, share)}")
+    for name, part in parts.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name {name!r} of a dataset is no string")
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise TypeError(f"{name!r} is given as {type(part).__name__}: (dataset, share) is needed")
+        dataset, _ = part
+        if isinstance(dataset, IterableDataset):
+            raise InvalidOption(f"dataset {name!r} is an IterableDataset, which has no sample at a position")
+        if isinstance(dataset, Mix):
+            raise InvalidOption(
+                f"dataset {name!r} is itself a Mix, whose shares would not count: give its datasets, with their shares "
+                f"multiplied by that of {name!r}"
+            )
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(f"dataset {name!r} ({type(dataset).__name__}) has no length")
+        if not len(dataset):
+            raise InvalidOption(f"dataset {name!r} is empty: no share can be drawn from it")
+    return dict(parts)
+
+
+def _fraction(name: str, share: object) -> Fraction:
+    if isinstance(share, bool) or not isinstance(share, Real):
+        raise TypeError(f"the share of {name!r} is {share!r}, which is no number")
+    exact = isinstance(share, Rational)
+    if not (exact or math.isfinite(share)) or share <= 0:
+        raise InvalidOption(f"the share of {name!r} is {share}: shares are positive and finite")
+    if isinstance(share, Rational):
+        return Fraction(int(share.numerator), int(share.denominator))
+    return Fraction(str(float(share)))
+
+
+def _units(shares: Mapping[str, object]) -> list[int]:
+    """Return the shares as whole numbers, with a sum of at most _PARTS."""
+    exact = [_fraction(name, share) for name, share in shares.items()]
+    denominator = math.lcm(*(share.denominator for share in exact))
+    units = [share.numerator * (denominator // share.denominator) for share in exact]
+    common = math.gcd(*units)
+    units = [unit // common for unit in units]
+    total = sum(units)
+    if total <= _PARTS:
+        return units
+    # The method of largest remainders keeps the sum.
+    divided = [divmod(unit * _PARTS, total) for unit in units]
+    rounded = [whole for whole, _ in divided]
+    by_rest = sorted(range(len(units)), key=lambda i: -divided[i][1])
+    for i in by_rest[: _PARTS - sum(rounded)]:
+        rounded[i] += 1
+    for name, unit in zip(shares, rounded, strict=True):
+        if unit == 0:
+            raise InvalidOption(f"the share of {name!r} is too small: {shares[name]}, below 2^-52 of the sum")
+    return rounded

@@ -1,0 +1,144 @@
+"""Which positions of an epoch's order each batch holds, on each rank.
+
+The order is one for all ranks: global batch g is the positions from g x (batch size x ranks) on, and is cut among the
+ranks. What comes after a position does not depend on how what came before it was cut, so that an epoch can go on with
+other ranks and another batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.distributed
+
+from penstock.errors import InvalidOption
+from penstock.order.permutations import Indices, Order
+from penstock.system.launched import launched_as
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of every global batch."""
+
+    rank: int = 0
+    world: int = 1
+
+
+Shard = str | tuple[int, int] | None
+
+
+def share_of(shard: Shard) -> Share | None:
+    """Return what shard= means now: "auto" asks torch.distributed, or, before that runs, torchrun.
+
+    Raises:
+        InvalidOption: anything else than None, "auto" or (rank, world) with 0 <= rank < world; "auto" where processes
+            were launched and nothing says which this one is.
+    """
+    if shard is None:
+        return None
+    if shard == "auto":
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Share(*(launched_as() or (0, 1)))
+    pair: Any = shard
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(number) is int for number in pair):
+        raise InvalidOption(f"shard={shard!r}: 'auto', or (rank, number of ranks)")
+    rank_, world_ = pair
+    if not 0 <= rank_ < world_:
+        raise InvalidOption(f"shard={shard!r}: the rank is 0 or more, and less than the number of ranks")
+    return Share(rank_, world_)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of one global batch."""
+
+    begin: int
+    """Its first position."""
+    count: int
+    """Samples in it, padding included."""
+    padding: int
+    """Of these, at its end, how many repeat samples of the same global batch so that all ranks have as many."""
+    turn: int
+    """Positions of the global batch, from `start` on, among which a padded part goes round."""
+    start: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The batches of one rank in one epoch, from a position on.
+
+    Args:
+        size: samples of the epoch.
+        batch_size: of each rank.
+        drop_last: the last global batch is left out where it is not full. Else its samples are shared out evenly, and
+            repeated from its beginning where they do not go round.
+        share: this rank.
+        start: the position to begin at, of the whole epoch: what comes before it was handed out before.
+    """
+
+    size: int
+    batch_size: int
+    drop_last: bool
+    share: Share = Share()
+    start: int = 0
+
+    @property
+    def step_size(self) -> int:
+        """Return the number of positions of a full global batch."""
+        return self.batch_size * self.share.world
+
+    @property
+    def steps(self) -> int:
+        """Return the number of batches, the same on every rank."""
+        left = max(0, self.size - self.start)
+        return left // self.step_size if self.drop_last else -(-left // self.step_size)
+
+    def position_after(self, steps: int) -> int:
+        """Return the position behind so many steps, which all ranks have taken."""
+        return min(self.start + steps * self.step_size, max(self.size, self.start))
+
+    def part(self, step: int) -> Part:
+        """Return this rank's part of a step. Raises IndexError where there is no such step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of {self.steps}")
+        rank, world = self.share.rank, self.share.world
+        start = self.start + step * self.step_size
+        left = self.size - start
+        if left >= self.step_size:
+            return Part(start + rank * self.batch_size, self.batch_size, 0, self.step_size, start)
+        count = -(-left // world)
+        real = min(count, max(0, left - rank * count))
+        return Part(start + rank * count, count, count - real, left, start)
+
+
+def indices_of(order: Order, part: Part) -> Indices:
+    """Return the dataset indices of a part."""
+    if not part.padding:
+        return order.take(part.begin, part.count)
+    real = part.count - part.padding
+    taken = order.take(part.begin, real) if real else np.empty(0, dtype=np.int64)
+    first = part.begin + real - part.start
+    rounds = [order.take(part.start + (first + i) % part.turn, 1) for i in range(part.padding)]
+    return np.concatenate([taken, *rounds])
+
+
+def positions_of(part: Part) -> range:
+    """Return the positions of a part. Padding stands behind the end of the epoch, where nothing else does."""
+    return range(part.begin, part.begin + part.count)
+
+
+def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
+    """Yield indices and positions of each batch; the order is drawn when the first is asked for, as torch does."""
+    positions = order()
+    size, step_size = schedule.batch_size, schedule.step_size
+    full = max(0, schedule.size - schedule.start) // step_size
+    first = schedule.start + schedule.share.rank * size
+    for begin in range(first, first + full * step_size, step_size):
+        yield positions.take(begin, size), range(begin, begin + size)
+    for step in range(full, schedule.steps):  # the last one
+        part = schedule.part(step)
+        yield indices_of(positions, part), positions_of(part)

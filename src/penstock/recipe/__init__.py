@@ -1,0 +1,1 @@
+"""What is done to a sample's bytes: torchvision's transforms, read into native steps."""

@@ -1,0 +1,384 @@
+"""Which functions that a native plan stands for are still the ones that their packages define.
+
+A program, or a test of one, may put a function of its own in the place of any method or function. The native core then
+does not do what the program asked for, so that a plan asks here first, and Python is left to read where anything was
+replaced. No function is compared with what was there before: a function is its package's own where its globals and its
+code come from that package, so that it does not matter who came first, and a mock is never one.
+
+A hook of Penstock's own passes for the function that it stands for, which it names as `__penstock_original__` (or
+wraps, by functools.wraps).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import eq, itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+
+from penstock.recipe.steps import Refusal
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+# By module, or class in a module after a colon: the functions that torchvision's transforms come to on images. What a
+# release does not have is not asked for. "a=b": b, under the name of a.
+_DRAWING = {"torch": "rand randint empty log exp tensor"}
+_CALLING = {"torch.nn.modules.module:Module": "__call__ _call_impl __getattr__ __getattribute__"}
+_PICTURES = {
+    "PIL.Image:Image": (
+        "__array_interface__ __arrow_c_array__ __getattr__ __getattribute__ _copy_info _crop _ensure_mutable _new "
+        "convert copy crop frombytes getbands height im load mode paste resize size tobytes transpose width"
+    ),
+    "PIL.Image": "fromarray frombuffer frombytes new",
+    "PIL.ImageOps": "_border _color expand",
+}
+_OPENING = {
+    "builtins": "open",
+    "PIL.Image:Image": "convert copy load _new _copy_info __getattr__ __getattribute__",
+    "PIL.Image": "open preinit init _getdecoder _decompression_bomb_check",
+    "PIL.ImageFile:ImageFile": "__init__ load load_end load_prepare __getattr__ __getattribute__ convert",
+    "PIL.JpegImagePlugin:JpegImageFile": "__init__ _open load load_read load_end load_prepare convert __getattr__",
+    "PIL.JpegImagePlugin": "APP COM DQT SOF Skip _accept jpeg_factory",
+}
+_TENSORS = "convert_image_dtype crop get_dimensions hflip pad resize rgb_to_grayscale vflip"
+_FIRST = {
+    "torchvision.transforms.functional": (
+        "_compute_resized_output_size _is_numpy _is_pil_image center_crop crop convert_image_dtype get_dimensions "
+        "hflip normalize pad pil_to_tensor resize resized_crop rgb_to_grayscale to_tensor vflip"
+    ),
+    "torchvision.transforms._functional_pil": (
+        "_is_pil_image _parse_fill crop get_dimensions get_image_num_channels hflip pad resize to_grayscale vflip"
+    ),
+    "torchvision.transforms._functional_tensor": f"{_TENSORS} normalize _cast_squeeze_in _cast_squeeze_out _max_value",
+    "torch.nn.functional": "interpolate",
+}
+_SECOND = {
+    "torchvision.transforms.v2.functional": (
+        "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale "
+        "pil_to_tensor to_image to_dtype get_size"
+    ),
+    "torchvision.transforms.v2._transform": "_get_kernel tree_flatten tree_unflatten check_type has_any is_pure_tensor",
+    "torchvision.transforms.v2._utils": "_get_fill check_type has_any query_size",
+    "torchvision.transforms.v2.functional._color": (
+        "_rgb_to_grayscale_image _rgb_to_grayscale_image_pil rgb_to_grayscale_image"
+    ),
+    "torchvision.transforms.v2.functional._geometry": (
+        "_center_crop_compute_crop_anchor _center_crop_compute_padding _center_crop_image_pil "
+        "_center_crop_parse_output_size _compute_resized_output_size _do_native_uint8_resize_on_cpu "
+        "_horizontal_flip_image_pil _pad_with_scalar_fill _parse_pad_padding _resize_image_pil _resized_crop_image_pil "
+        "_resized_crop_image_pil_dispatch _vertical_flip_image_pil center_crop_image crop_image horizontal_flip_image "
+        "interpolate pad_image resize_image resized_crop_image vertical_flip_image"
+    ),
+    "torchvision.transforms.v2.functional._meta": "_get_size_image_pil get_size get_size_image",
+    "torchvision.transforms.v2.functional._misc": "normalize_image to_dtype_image",
+    "torchvision.transforms.v2.functional._type_conversion": "to_image",
+    "torchvision.transforms.v2.functional._utils": "_get_kernel is_pure_tensor",
+}
+_KERNELS = "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype"
+_KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
+
+_LOADING = _OPENING | {"torchvision.datasets.folder": "pil_loader", "torchvision": "get_image_backend"}
+_TABLES = {
+    "transforms": _DRAWING | _CALLING | _PICTURES | _FIRST | _SECOND,
+    "first": _DRAWING | _CALLING | _PICTURES | _FIRST,
+    "opening": _LOADING,
+}
+#: (what it is called in messages, what is there, whether that is foreign)
+_Seen = tuple[str, Any, bool]
+
+#: By class and names: the attributes of it and its bases, and what they were when none of these methods was replaced.
+_good_classes: dict[tuple[type, str], tuple[list[Mapping[str, Any]], list[dict[str, Any]]]] = {}
+#: What a table's functions were when none of them was replaced.
+_good: dict[str, list[Any]] = {}
+
+#: Methods that tell how an object reads, and nothing of what it does to an image.
+_HARMLESS = {"__init__", "__init_subclass__", "__repr__", "extra_repr", "__class_getitem__"}
+#: The methods of a dataset that its samples come from, and those that its other parts are found with.
+READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ read label path"
+
+
+def replaced_in_transforms() -> Refusal | None:
+    """Return which function that torchvision's transforms come to was replaced, or None."""
+    if hooked():
+        return Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
+    return _replaced_in_table("transforms") or _replaced_in_kernels()
+
+
+def hooked() -> bool:
+    """Return whether hooks are called with every torch.nn.Module."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def replaced_in_opening() -> Refusal | None:
+    """Return which function that opens and decodes image files was replaced, or None."""
+    found = _replaced_in_table("opening")
+    image = sys.modules.get("PIL.Image")
+    plugin = sys.modules.get("PIL.JpegImagePlugin")
+    if found is None and image is not None and plugin is not None:
+        given = image.OPEN.get("JPEG")
+        if "jpeg" in image.DECODERS or (given is not None and given[0] is not plugin.jpeg_factory):
+            return _refusal("PIL's reader of JPEG", image.DECODERS.get("jpeg") or given[0])
+    return found
+
+
+def replaced_in(module: str, names: str) -> Refusal | None:
+    """Return which of these functions of a module (or class in it, after a colon) was replaced, or None."""
+    return _replaced_in(f"{module} {names}", {module: names})
+
+
+def replaced_in_class(kind: type, names: str = "") -> Refusal | None:
+    """Return which of these methods (default: any) of a class of a package's own was replaced, or None."""
+    known = _good_classes.get((kind, names))
+    try:
+        if known is not None and all(map(eq, *known)):
+            return None
+    except Exception:  # of a comparison with something that is no function
+        pass
+    bases = [base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch")]
+    found = _first(_of_class(kind, names))
+    if found is None:
+        _good_classes[kind, names] = list(map(vars, bases)), [dict(vars(base)) for base in bases]
+    return found
+
+
+def own_class(module: str, name: str) -> Any:
+    """Return a class of a package's own by its name in a module; None: there is none, or one of a program's."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) and _root(kind.__module__) == _root(module) else None
+
+
+def is_original(value: object, module: str, name: str) -> bool:
+    """Return whether a function is the one that a module defines under a name."""
+    known = _good.get(f"{module}.{name}")
+    if known is not None and known[0] is value:
+        return True
+    if _is_foreign(value, module, "", name):
+        return False
+    _good[f"{module}.{name}"] = [value]
+    return True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The functions that known transforms come to, as they were: looking at them again takes microseconds."""
+
+    replaced: Refusal | None
+    """What was replaced by then."""
+    names: tuple[tuple[Mapping[Any, Any], dict[Any, Any]], ...]
+    """The attributes of each class and the kernels of each function, and what they were."""
+    functions: tuple[tuple[Callable[[Any], Any], Any, Any], ...]
+    """What takes the functions out of each module, the module's names, and what was taken."""
+
+    def same(self) -> bool:
+        """Return whether they still are what they were."""
+        try:
+            return all(now == before for now, before in self.names) and all(
+                take(now) == before for take, now, before in self.functions
+            )
+        except Exception:  # one was deleted; or attributes of a class cannot be compared
+            return False
+
+
+def snapshot(kinds: Iterable[type]) -> Snapshot:
+    """Return what the functions are that transforms of these classes come to."""
+    bases = {base: None for kind in kinds for base in kind.__mro__ if base is not object}
+    own = [base for base in bases if _root(base.__module__) != "torch"]
+    second = any(base.__module__.startswith("torchvision.transforms.v2") for base in own)
+    _, functions = _looked_at(_TABLES["transforms" if second else "first"])
+    replaced = _replaced_in_table("transforms") or _replaced_in_kernels()
+    replaced = replaced or next(filter(None, map(replaced_in_class, own)), None)
+    tables: list[Mapping[Any, Any]] = [*map(vars, own), *(_kernels() if second else ())]
+    return Snapshot(replaced, tuple((now, dict(now)) for now in tables), tuple(functions))
+
+
+# --- what is looked at ------------------------------------------------------------------------------------------------
+
+
+#: By a table's name: its modules that were absent, and of all others what takes the functions out and what was taken.
+_looks: dict[str, tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]] = {}
+
+
+def _replaced_in_table(name: str) -> Refusal | None:
+    return _replaced_in(name, _TABLES[name])
+
+
+def _replaced_in(name: str, table: Mapping[str, str]) -> Refusal | None:
+    """Return which function of a table was replaced, or None: looking closer only where one is another than it was."""
+    absent, looks = _looks.get(name, ((), ()))
+    try:
+        if looks and not any(map(_holder, absent)) and all(take(now) == before for take, now, before in looks):
+            return None
+    except Exception:  # one was deleted; or a comparison with something that is no function
+        pass
+    absent, looks = _looked_at(table)
+    found = _first(_of_table(table))
+    if found is None:
+        _looks[name] = absent, looks
+    else:
+        _looks.pop(name, None)
+    return found
+
+
+def _looked_at(table: Mapping[str, str]) -> tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]:
+    absent, looks = [], []
+    for where, names in table.items():
+        holder = _holder(where)
+        if holder is None:
+            absent.append(where)
+            continue
+        present = [name for name in names.split() if name in vars(holder)]
+        if present:
+            take: Callable[[Any], Any] = itemgetter(*present)
+            looks.append((take, vars(holder), take(vars(holder))))
+    return absent, looks
+
+
+def _replaced_in_kernels() -> Refusal | None:
+    """Look at the kernels that version 2 has registered for images."""
+    inputs = [_holder(given) for given in _KERNEL_INPUTS]
+    values = [[registered.get(given) for given in inputs] for registered in _kernels()]
+    return _unless_good("kernels", values, lambda: _of_kernels(values))
+
+
+def _kernels() -> list[dict[type, Any]]:
+    """Return what is registered for each function, by the type of the input."""
+    registry = getattr(sys.modules.get("torchvision.transforms.v2.functional._utils"), "_KERNEL_REGISTRY", {})
+    functional = sys.modules.get("torchvision.transforms.v2.functional")
+    return [registry.get(getattr(functional, name, None), {}) for name in _KERNELS.split()]
+
+
+def _of_kernels(values: list[list[Any]]) -> Iterator[_Seen]:
+    for name, kernels in zip(_KERNELS.split(), values, strict=True):
+        for kernel in kernels:
+            if kernel is not None:
+                # The wrapper of a kernel is the package's, too.
+                both = (kernel, getattr(kernel, "__wrapped__", kernel))
+                foreign = any(_is_foreign(one, "torchvision", "", "") for one in both)
+                yield f"the kernel of v2.functional.{name}", kernel, foreign
+
+
+def _unless_good(what: str, values: list[Any], seen: Callable[[], Iterator[_Seen]]) -> Refusal | None:
+    """Return what was replaced, looking only where the values are others than when nothing was."""
+    try:
+        if values == _good.get(what):
+            return None
+    except Exception:  # of a comparison with something that is no function
+        pass
+    found = _first(seen())
+    if found is None:
+        _good[what] = values
+    return found
+
+
+def _first(seen: Iterator[_Seen]) -> Refusal | None:
+    return next((_refusal(name, value) for name, value, foreign in seen if foreign), None)
+
+
+def _refusal(name: str, value: object) -> Refusal:
+    return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
+
+
+def _of_table(table: Mapping[str, str]) -> Iterator[_Seen]:
+    for where, names in table.items():
+        holder = _holder(where)
+        if holder is None:
+            continue
+        if isinstance(holder, type):
+            yield from _of_class(holder, names)
+            continue
+        for name in names.split():
+            if name in vars(holder):
+                value = vars(holder)[name]
+                yield f"{where}.{name}", value, _is_foreign(value, where, "", name)
+
+
+def _holder(where: str) -> Any:
+    """Return a module, or a class in one, where it is imported."""
+    module, _, kind = where.partition(":")
+    found = sys.modules.get(module)
+    return vars(found).get(kind) if kind and found is not None else found
+
+
+def _of_class(kind: type, names: str) -> Iterator[_Seen]:
+    """Yield the methods of a class and its bases; where names are given, only those."""
+    for base in kind.__mro__:
+        if base is object or base.__module__ == "typing":
+            continue
+        for name in names.split() or (vars(base).keys() - _HARMLESS if _root(base.__module__) != "torch" else ()):
+            if name in vars(base):
+                value = vars(base)[name]
+                yield f"{base.__qualname__}.{name}", value, _is_foreign(value, base.__module__, base.__qualname__, name)
+
+
+# --- whose a function is ----------------------------------------------------------------------------------------------
+
+_PLAIN = (type, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+
+
+def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
+    """Return whether what is found under a name is a function, or acts as one, of another package.
+
+    Args:
+        value: what is there.
+        module: the module that should have defined it, or another one of its package.
+        kind: the qualified name of the class that it is found in; empty: it is found in a module.
+        name: what it is called there; empty: by any name.
+    """
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        return any(_is_foreign(part, module, kind, name) for part in (value.fget, value.fset) if part is not None)
+    if isinstance(value, cached_property):
+        value = value.func
+    if type(value) is FunctionType:
+        original = _stood_for(value)
+        if original is not None:
+            return _is_foreign(original, module, kind, name)
+        home = value.__globals__.get("__name__", "")
+        if not isinstance(home, str) or not _may_define(home, module) or not _is_code_of(value, home):
+            return True
+        inside, _, called = value.__code__.co_qualname.rpartition(".")
+        if kind:  # methods have other names for themselves, such as __copy__
+            return bool(inside) and inside.rpartition(".")[2] != kind.rpartition(".")[2]
+        return bool(name) and called != name
+    if isinstance(value, _PLAIN):
+        return isinstance(value, BuiltinFunctionType) and bool(name) and value.__name__ != name
+    return callable(value) or (hasattr(type(value), "__get__") and _root(type(value).__module__) not in _STANDARD)
+
+
+_STANDARD = {"builtins", "abc", "_abc"}
+
+
+def _stood_for(function: FunctionType) -> Any:
+    """Return what a hook of Penstock's own stands for, or None where the function is none."""
+    # By its code: a function of a program's that wraps a hook carries all its attributes.
+    if not function.__code__.co_filename.startswith(_PACKAGE):
+        return None
+    return getattr(function, "__penstock_original__", getattr(function, "__wrapped__", None))
+
+
+def _is_code_of(function: FunctionType, module: str) -> bool:
+    path = module.replace(".", os.sep)
+    return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
+
+
+def _may_define(home: str, module: str) -> bool:
+    """Return whether a module is of the package of another, or of one that this package imports functions from."""
+    return _root(home) == _root(module) or (_root(module), _root(home)) == ("torchvision", "torch")
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _described(value: Any) -> str:
+    value = getattr(value, "__func__", value)
+    if type(value) is FunctionType:
+        return f"{value.__globals__.get('__name__', '?')}.{value.__code__.co_qualname}"
+    return f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,153 @@
+"""What a loader's seed does not reach in code of the user's: looked for, and told once."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.system.randomness import drawn_from, states
+from penstock.system.warn_user import warn_user
+
+#: How many objects of a dataset are looked at, and how deep in one another.
+_OBJECTS, _DEPTH = 2_000, 6
+#: Of a list or a dictionary, its first entries.
+_ENTRIES = 32
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray, type, types.ModuleType)
+_END = object()
+
+
+class Reach:
+    """What was told of a loader's seed: each thing once. Held by what the loader's iterators hold."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
+        """Warn of a dataset's draws that do not follow the seed.
+
+        draws: where threads read it: returns the global generators that it draws from. None: the loader owns them.
+        shared: these threads share the dataset.
+        """
+        if "dataset" in self._told:
+            return
+        self._told.add("dataset")
+        theirs = missed(dataset, shared=shared)
+        if theirs:
+            also = " and others" if len(theirs) > 3 else ""
+            warn_user(
+                f"seed= does not reach generators that the dataset keeps ({', '.join(theirs[:3])}{also}): their draws "
+                "depend on which worker reads what before. Draw from random, numpy.random or torch in worker "
+                "processes, or from torch.utils.data.get_worker_info().rng in threads"
+            )
+        drawn = draws() if draws is not None else ()
+        if drawn:
+            warn_user(
+                f"seed= does not reach what the dataset draws from the global generators of {' and '.join(drawn)}: "
+                "threads share them, and the draws depend on timing. Give worker_method=None for worker processes, or "
+                "draw from torch.random.thread_safe_generator() or torch.utils.data.get_worker_info().rng"
+            )
+
+    def watched(self, batches: Iterator[Any], sampler: object) -> Iterator[Any]:
+        """Yield what a sampler gives; warn where its first batch is drawn from a global generator."""
+        if "sampler" in self._told:
+            yield from batches
+            return
+        self._told.add("sampler")
+        before = states()
+        first = next(batches, _END)
+        if drawn := drawn_from(before):
+            warn_user(
+                f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
+                f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "
+                "generator is set before each pass. Give the sampler one of its own, set in its set_epoch()"
+            )
+        if first is not _END:
+            yield first
+            yield from batches
+
+
+def held_generators(root: object) -> list[tuple[str, Any]]:
+    """Return the generators that an object keeps, in it or in what it holds, and how they are reached.
+
+    Generators under a seed of their own that Albumentations' pipelines keep are told by the pipeline.
+    """
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    waiting: deque[tuple[str, Any, int]] = deque([("dataset", root, 0)])
+    while waiting and len(seen) < _OBJECTS:
+        path, value, depth = waiting.popleft()
+        if isinstance(value, _CLOSED) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _GENERATORS) or _is_seedable(value):
+            found.append((path, value))
+        elif depth < _DEPTH:
+            waiting.extend((path + name, part, depth + 1) for name, part in _parts(value))
+    return found
+
+
+def missed(dataset: object, *, shared: bool) -> list[str]:
+    """Return the generators that a dataset keeps and a loader's seed does not set, as they are written.
+
+    shared: threads share it; each would set what all of them draw from.
+    """
+    return [path for path, value in held_generators(dataset) if shared or not _is_seedable(value)]
+
+
+def seedable(root: object) -> list[Any]:
+    """Return the pipelines of Albumentations that an object keeps, which take a seed before each sample."""
+    return [value for _, value in held_generators(root) if _is_seedable(value)]
+
+
+def reseed(pipeline: Any, key: bytes) -> None:
+    """Set the generators of one of Albumentations' pipelines to a function of the key, of at least 32 bytes."""
+    give = getattr(pipeline, "set_random_state", None)
+    if give is None:
+        pipeline.set_random_seed(int.from_bytes(key[16:20], "little"))
+    else:  # one pair for all its transforms, in place of a pair for each
+        give(
+            np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"))),
+            random.Random(int.from_bytes(key[16:32], "little")),
+        )
+
+
+def _is_seedable(value: Any) -> bool:
+    """Return whether an object is one of Albumentations' pipelines, by what they show."""
+    if not callable(getattr(type(value), "set_random_seed", None)):
+        return False
+    held = getattr(value, "__dict__", {})
+    return isinstance(held.get("random_generator"), np.random.Generator) and isinstance(
+        held.get("py_random"), random.Random
+    )
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, and how it is written."""
+    if isinstance(value, (list, tuple)):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value[:_ENTRIES]))
+    elif isinstance(value, dict):
+        for i, (key, part) in enumerate(value.items()):
+            if i == _ENTRIES:
+                break
+            yield f"[{key!r}]", part
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                yield f".<{name}>", cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+    elif isinstance(getattr(value, "__dict__", None), dict):
+        yield from ((f".{name}", part) for name, part in list(vars(value).items()))

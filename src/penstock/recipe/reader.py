@@ -1,0 +1,415 @@
+"""Reads torchvision transforms and makes native recipes of them, or says why not.
+
+A recipe gives what the transform followed by torch's default_collate gives, bit for bit; random parameters
+follow torchvision's distributions but are drawn by (seed, epoch, sample, position). Nothing is computed by formula
+that torchvision can be asked: the table from pixel values to elements and the colours of padding are made by
+running the very transform objects on the 256 values of a pixel.
+
+torchvision is not imported: whoever holds one of its transforms has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import default_collate
+
+from penstock import _native
+from penstock.recipe.inverse import Inverse
+from penstock.recipe.originals import replaced_in_transforms
+from penstock.recipe.resampling import FILTERS, reproduced
+from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.torchvision import (
+    V2,
+    Refused,
+    changed,
+    classes,
+    flatten,
+    is_int,
+    is_v1,
+    low_high,
+    margins,
+    names_interpolations,
+    pair,
+    refuse,
+    run,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to each image."""
+
+    native: _native.Recipe
+    """The same for the native core."""
+    dtype: torch.dtype
+    """Of the result."""
+    shape: tuple[int, int, int] | None
+    """(channels, height, width) of the result; None when it depends on the image's size."""
+    steps: tuple[Step, ...]
+    """For explain()."""
+    table: torch.Tensor | None = None
+    """The result is pixels: what each value of them is yet to become, (channels, 256); None: nothing else."""
+    operations: tuple[dict[str, Any], ...] = ()
+    """What moves the pixels, in order, as the native core is told."""
+    fills: tuple[bytes, ...] | None = None
+    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
+
+
+def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
+    """Return the native recipe of a torchvision transform, or why there is none.
+
+    Args:
+        transform: a transform of torchvision.transforms or torchvision.transforms.v2, or a Compose of them.
+        mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
+        size: (height, width), where all images have the same.
+        raw: leave the conversion of the pixels to whoever takes the result, where nothing is lost by that.
+
+    Raises:
+        ValueError: another mode.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
+    if transform is None:
+        why = "PIL images cannot be collated into a batch"
+        return Refusal("transform=None", why, "a transform that ends in a tensor")
+    replaced = replaced_in_transforms()
+    if replaced is not None:
+        return replaced
+    try:
+        reader = Reader(mode)
+        for step in flatten(transform):
+            reader.add(step)
+        return reader.finish(size, raw=raw)
+    except Refused as refused:
+        return refused.refusal
+
+
+class Reader:
+    """Follows one pipeline from the PIL image to its end."""
+
+    def __init__(self, mode: str) -> None:
+        self.source_channels = _channels(mode)
+        self.operations: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        # What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest).
+        self.values: list[Any] = [_ramp(mode)]
+        self.fill_pixels: list[bytes] = []
+        self.pointwise_names: list[str] = []
+        self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
+
+    def add(self, transform: Any) -> None:
+        handler = handlers().get(type(transform))
+        if handler is None:
+            raise Refused(unknown(transform))
+        why = changed(transform)
+        if why is not None:
+            refuse(transform, why, "the class as it is")
+        handler(self, transform)
+
+    def add_to_picture(self, transform: Any) -> None:
+        """Add a step that makes a PIL image of a PIL image."""
+        if handlers().get(type(transform)) is Reader.pointwise:
+            refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
+        self.add(transform)
+
+    def finish_picture(self) -> tuple[_native.Recipe, str]:
+        """Return the recipe of the pixels of the picture, interleaved, and its mode."""
+        colours = [(pixel, _bytes(value)) for pixel, value in zip(self.fill_pixels, self.values[1:], strict=True)]
+        native = _native.Recipe(self.source_channels, self.operations, "uint8", "hwc", None, colours)
+        return native, self.values[0].mode
+
+    def finish(self, size: tuple[int, int] | None, layout: str = "chw", raw: bool = False) -> Recipe:
+        ramp = self.values[0]
+        if not isinstance(ramp, torch.Tensor):
+            why = "the pipeline ends in a PIL image, which cannot be collated into a batch"
+            raise Refused(Refusal("transform", why, "ToTensor(), or another conversion to a tensor, at its end"))
+        batch = default_collate([ramp, ramp])
+        if type(batch) is not torch.Tensor or ramp.requires_grad:
+            why = f"its results collate to {type(batch).__name__}, not to a plain tensor without gradient"
+            raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
+        table, values = self._unconverted() if raw else (None, self.values)
+        name, sent = (str(tensor.dtype).removeprefix("torch.") for tensor in (ramp, values[0]))
+        elements = [_bytes(value) for value in values]
+        try:
+            native = _native.Recipe(
+                self.source_channels,
+                self.operations,
+                sent,
+                layout,
+                None if _means_itself(values[0]) else elements[0],
+                list(zip(self.fill_pixels, elements[1:], strict=True)),
+            )
+        except ValueError as error:
+            raise Refused(Refusal("transform", str(error), "another one")) from error
+        if table is not None:
+            self.steps.append(Step(f"send    uint8, 1 byte in place of {name}'s {ramp.element_size()}", "native"))
+        if self.pointwise_names:
+            how = "bytes as they are" if self._raw() else f"one table of 256 {name} a channel"
+            what = f"convert {', '.join(self.pointwise_names)}: {how}"
+            self.steps.append(Step(what, "native" if table is None else "device"))
+        height, width = size or (0, 0)
+        shape = _native.output_spec(native, width, height)[0]
+        pixels = _means_itself(values[0])
+        fills = tuple(pixel or element for pixel, element in zip(self.fill_pixels, elements[1:], strict=True))
+        steps, operations = tuple(self.steps), tuple(self.operations)
+        return Recipe(native, values[0].dtype, shape, steps, table, operations, fills if pixels else None)
+
+    def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
+        """Return what pixel values become, and all values before that; no table where that loses any of them."""
+        table = _plain(self.values[0]).reshape(-1, 256)
+        try:
+            inverse = Inverse(table)
+            return table, [inverse(value) for value in self.values]
+        except ValueError:
+            return None, self.values
+
+    # ---- what the picture is at this point ----
+
+    def _pil(self) -> bool:
+        return isinstance(self.values[0], Image.Image)
+
+    def _raw(self) -> bool:  # still 8-bit, each value meaning itself
+        return self._pil() or _means_itself(self.values[0])
+
+    def _channels(self) -> int:
+        ramp = self.values[0]
+        return _channels(ramp.mode) if self._pil() else int(ramp.shape[0])
+
+    # ---- transforms that act on each value by itself ----
+
+    def pointwise(self, transform: Any) -> None:
+        statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
+        if any(run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
+            refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
+        if isinstance(getattr(transform, "dtype", None), dict):
+            refuse(transform, "a dtype for each type of input", "one dtype")
+        values = [run(transform, transform, value) for value in self.values]
+        for before, after in zip(self.values, values, strict=True):
+            same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
+            if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == _shape(before)):
+                refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
+        self.values = values
+        self.pointwise_names.append(repr(transform))
+
+    # ---- transforms that move pixels ----
+
+    def random_resized_crop(self, transform: Any) -> None:
+        scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
+        if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
+            refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
+        size = pair(transform, transform.size)
+        sampling = self._sampling(transform)
+        self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
+
+    def resize(self, transform: Any) -> None:
+        given, longest = transform.size, transform.max_size
+        sizes = [given] if isinstance(given, int) else [] if given is None else list(given)
+        if not all(is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
+            refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
+        if longest is not None and (len(sizes) == 2 or longest <= max(sizes, default=0)):
+            refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
+        size = tuple(sizes) if len(sizes) == 2 else None
+        shorter = sizes[0] if len(sizes) == 1 else 0
+        sampling = self._sampling(transform)
+        self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
+
+    def center_crop(self, transform: Any) -> None:
+        size = pair(transform, transform.size)
+        corner = run(transform, type(transform)((4, 4)), self._dot())
+        self._operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
+
+    def random_crop(self, transform: Any) -> None:
+        second = not is_v1(transform)
+        padding = transform.padding
+        if second and padding is not None:
+            left, right, top, bottom = padding  # transforms.v2 keeps them in this order
+            padding = [left, top, right, bottom]
+        pads = padding is not None or transform.pad_if_needed
+        self._operation(
+            transform,
+            "crop",
+            op="RandomCrop",
+            size=pair(transform, transform.size),
+            padding=margins(transform, padding) if padding is not None else (0, 0, 0, 0),
+            mode=transform.padding_mode if pads else "constant",
+            fill=self._fill(self._padded(transform) if pads else self._dot()),
+            pad_if_needed=bool(transform.pad_if_needed),
+            pad_once=second,
+        )
+        self.keeps_info &= second or padding is None  # the first generation pads by 0, too
+
+    def pad(self, transform: Any) -> None:
+        padding, mode = margins(transform, transform.padding), transform.padding_mode
+        fill = self._fill(self._padded(transform))
+        self._operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
+        self.keeps_info = False
+
+    def flip(self, transform: Any) -> None:
+        if not isinstance(transform.p, int | float):
+            refuse(transform, f"p={transform.p!r} is not a number", "a number")
+        horizontal = type(transform) in classes("RandomHorizontalFlip")
+        self._operation(transform, "flip", op="RandomFlip", horizontal=horizontal, p=float(transform.p))
+
+    def grayscale(self, transform: Any) -> None:
+        wanted = transform.num_output_channels
+        if self._channels() == 1 and (wanted == 1 or not self._pil()):
+            self.pointwise(transform)
+            return
+        if not self._pil() or wanted not in (1, 3):
+            refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
+        self._operation(transform, "grey", op="Grayscale", channels=wanted)
+        # From here on a value of the grey picture means itself; paddings so far are in the picture.
+        mode = "L" if wanted == 1 else "RGB"
+        self.keeps_info &= wanted == 1
+        self.values = [_ramp(mode), *(Image.new(mode, (1, 1)) for _ in self.values[1:])]
+
+    def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
+        try:
+            _native.Recipe(self.source_channels, [operation], "uint8", "chw", None, [(b"", b"")] * len(self.values))
+        except (ValueError, TypeError, RuntimeError) as error:
+            refuse(transform, str(error), "other parameters")
+        self.operations.append(operation)
+        self.steps.append(Step(f"{verb:<7} {transform!r}", "native"))
+
+    def _sampling(self, transform: Any) -> dict[str, Any]:
+        given = transform.interpolation
+        name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
+        named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
+        if named or name not in {*FILTERS.values(), "nearest-exact"}:
+            refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
+        antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
+        if self._pil():
+            # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
+            name, antialias = ("nearest" if name == "nearest-exact" else name), True
+            arithmetic = "pillow" if reproduced("pillow", name, antialias) else "pillow_12"
+        elif self._raw():
+            # torch's own vector code is reproduced, not what it does on other processors.
+            if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+                why = "torch's resize is not reproduced on this processor"
+                refuse(transform, why, "the resize before the conversion")
+            arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
+        else:
+            refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
+        if not reproduced(arithmetic, name, antialias):
+            what = "Pillow" if self._pil() else "torch"
+            why = f"the {name} resize of this {what} is not reproduced natively"
+            refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
+        return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
+
+    def _resizes_bytes(self, transform: Any, name: str) -> bool:
+        """Return whether torchvision resizes uint8 tensors as such, rather than through float32, on this machine."""
+        if name not in ("bilinear", "bicubic") or is_v1(transform):
+            return False
+        geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
+        decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
+        if decide is None:
+            refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
+        return bool(decide(geometry.InterpolationMode(name)))
+
+    # ---- the colour of padding ----
+
+    def _dot(self) -> Any:
+        """Return a picture of 2 x 2 pixels as the pipeline has it at this point."""
+        ramp = self.values[0]
+        return Image.new(ramp.mode, (2, 2)) if self._pil() else ramp[..., :1].repeat(1, 2, 2)
+
+    def _padded(self, transform: Any) -> Any:
+        fill, mode = transform.fill, transform.padding_mode
+        if isinstance(fill, dict):
+            refuse(transform, "a fill for each type of input", "one fill")
+        if not self._pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
+            refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
+        if is_v1(transform):
+            functional = sys.modules["torchvision.transforms.functional"]
+            return run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self._dot())
+        (padder,) = classes("Pad", V2)
+        return run(transform, padder(1, fill, mode), self._dot())
+
+    def _fill(self, picture: Any) -> int:
+        """Add the upper left pixel as a colour of padding and return its number."""
+        corner = picture.crop((0, 0, 1, 1)) if self._pil() else picture[..., :1, :1].clone()
+        self.values.append(corner)
+        self.fill_pixels.append(_bytes(corner) if self._raw() else b"")
+        return len(self.fill_pixels) - 1
+
+
+#: The operations of a recipe that draw, by the names that the native core knows.
+DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
+
+_Handler = Callable[[Reader, Any], None]
+_HANDLERS: dict[str, _Handler] = {
+    "RandomResizedCrop": Reader.random_resized_crop,
+    "Resize": Reader.resize,
+    "CenterCrop": Reader.center_crop,
+    "RandomCrop": Reader.random_crop,
+    "Pad": Reader.pad,
+    "RandomHorizontalFlip": Reader.flip,
+    "RandomVerticalFlip": Reader.flip,
+    "Grayscale": Reader.grayscale,
+    "ToTensor": Reader.pointwise,
+    "PILToTensor": Reader.pointwise,
+    "ToImage": Reader.pointwise,
+    "ToPureTensor": Reader.pointwise,
+    "ToDtype": Reader.pointwise,
+    "ConvertImageDtype": Reader.pointwise,
+    "Normalize": Reader.pointwise,
+    "Identity": Reader.pointwise,
+}
+
+
+def handlers() -> dict[type, _Handler]:
+    """Return what reads each class of transform that is known and imported."""
+    return {kind: handler for name, handler in _HANDLERS.items() for kind in classes(name)}
+
+
+def unknown(transform: object) -> Refusal:
+    """Return why a transform of another class is left to Python."""
+    name = type(transform).__name__
+    if type(transform) in classes("Compose"):
+        why = changed(transform) or "its transforms are no list of them"
+        return Refusal(name, why, "the class as it is")
+    for base in type(transform).__mro__[1:]:
+        if base in handlers() or base in classes("Compose"):
+            return Refusal(name, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
+    known = ", ".join(_HANDLERS)
+    remedy = f"torchvision's {known}, on their own or in a Compose"
+    return Refusal(name, "the native core does not know it", remedy)
+
+
+def _channels(mode: str) -> int:
+    return 3 if mode == "RGB" else 1
+
+
+def _ramp(mode: str) -> Image.Image:
+    """Return the picture of 1 x 256 pixels whose every channel counts 0 .. 255."""
+    values: NDArray[np.uint8] = np.arange(256, dtype=np.uint8)[None, :]
+    return Image.fromarray(np.repeat(values[..., None], 3, axis=2) if mode == "RGB" else values)
+
+
+def _shape(picture: Any) -> tuple[int, ...]:
+    if isinstance(picture, Image.Image):
+        return (_channels(picture.mode), picture.height, picture.width)
+    return tuple(picture.shape)
+
+
+def _bytes(picture: Any) -> bytes:
+    """Return the elements of a picture, channel by channel."""
+    if isinstance(picture, Image.Image):
+        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
+    return _plain(picture).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(picture: torch.Tensor) -> torch.Tensor:
+    return picture.detach().as_subclass(torch.Tensor).contiguous()
+
+
+def _means_itself(ramp: torch.Tensor) -> bool:
+    return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())

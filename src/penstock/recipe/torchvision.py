@@ -1,0 +1,127 @@
+"""torchvision's transform objects: their classes, their parts and their parameters, as far as these are as expected.
+
+torchvision is not imported: whoever holds one of its transforms has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+
+from penstock.recipe.originals import replaced_in_class
+from penstock.recipe.steps import Refusal
+
+V1 = "torchvision.transforms.transforms"
+V2 = "torchvision.transforms.v2"
+# Methods that a transform object may carry as attributes of its own, over those of its class.
+_OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
+
+
+class Refused(Exception):
+    """Ends the reading of a transform; carries why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def flatten(transform: object) -> Iterator[object]:
+    """Yield the parts of a transform in turn; a Compose is its parts."""
+    if _is_plain_compose(transform):
+        for step in transform.transforms:  # type: ignore[attr-defined]
+            yield from flatten(step)
+    else:
+        yield transform
+
+
+def _is_plain_compose(transform: object) -> bool:
+    """Return whether calling a transform is calling its parts in turn."""
+    if type(transform) not in classes("Compose") or changed(transform) is not None:
+        return False
+    parts = transform.transforms  # type: ignore[attr-defined]
+    return isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0
+
+
+def changed(transform: object) -> str | None:
+    """Return what makes a transform object do otherwise than its class, or None."""
+    if isinstance(transform, torch.nn.Module):
+        if transform._forward_hooks or transform._forward_pre_hooks:
+            return "it carries forward hooks"
+        if transform._compiled_call_impl is not None:
+            return "it was compiled"
+    if _OVERRIDES & getattr(transform, "__dict__", {}).keys():
+        return "a method was replaced on the object"
+    replaced = replaced_in_class(type(transform))
+    return None if replaced is None else f"{replaced.what}: {replaced.why}"
+
+
+@cache
+def names_interpolations() -> bool:
+    """Return whether version 2 takes "bilinear" for InterpolationMode.BILINEAR, as torchvision 0.25 does not."""
+    resize = vars(sys.modules[f"{V2}.functional"])["resize"]
+    try:
+        resize(torch.zeros(1, 2, 2), [1, 1], interpolation="bilinear", antialias=True)
+    except ValueError:
+        return False
+    return True
+
+
+def classes(name: str, *modules: str) -> list[type]:
+    """Return torchvision's classes of this name in these modules (both generations), as far as they are imported."""
+    found = (vars(module).get(name) for where in modules or (V1, V2) if (module := sys.modules.get(where)) is not None)
+    # A program may have put a class of its own there.
+    return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith("torchvision.")]
+
+
+def is_v1(transform: object) -> bool:
+    """Return whether a transform is one of the first generation."""
+    return type(transform).__module__ == V1
+
+
+def refuse(transform: object, why: str, remedy: str) -> NoReturn:
+    """Raise Refused for a transform."""
+    raise Refused(Refusal(type(transform).__name__, why, remedy))
+
+
+def run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
+    """Return function(value), where torchvision's own errors become refusals of the transform."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user sees them where the transform is made or run
+            return function(value)
+    except Exception as error:
+        why = f"torchvision itself raises {type(error).__name__}: {error}"
+        refuse(transform, why, "a pipeline that torchvision can run")
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def pair(transform: Any, size: Sequence[int]) -> tuple[int, int]:
+    """Return (height, width)."""
+    if len(size) != 2 or not all(is_int(n) and n > 0 for n in size):
+        refuse(transform, f"size={size!r}", "size=(height, width) in whole pixels")
+    return (size[0], size[1])
+
+
+def low_high(transform: Any, name: str) -> tuple[float, float]:
+    """Return the two numbers that an attribute of a transform holds."""
+    values = getattr(transform, name)
+    if len(values) != 2 or not all(isinstance(value, int | float) for value in values):
+        refuse(transform, f"{name}={values!r}", f"{name}=(low, high)")
+    return (float(values[0]), float(values[1]))
+
+
+def margins(transform: Any, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """Return left, top, right, bottom of a torchvision padding."""
+    given = [padding] if isinstance(padding, int) else list(padding) if isinstance(padding, list | tuple) else []
+    if len(given) not in (1, 2, 4) or not all(is_int(n) and n >= 0 for n in given):
+        refuse(transform, f"padding={padding!r}", "one, two or four whole numbers that are not negative")
+    left, top, right, bottom = given if len(given) == 4 else given * (4 // len(given))
+    return (left, top, right, bottom)

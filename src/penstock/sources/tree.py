@@ -1,0 +1,207 @@
+"""Subset and ConcatDataset: from an index into the dataset to a leaf and an index into that leaf."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock import _native
+from penstock.order.mix import Mix
+from penstock.order.permutations import Indices
+from penstock.recipe.steps import Refusal
+from penstock.sources.premises import attributes, items
+from penstock.sources.recognise import Leaf, recognise, replaced
+
+LeafNumbers = NDArray[np.int32]
+
+
+class Unresolved(Exception):
+    """What a Subset holds at an index is no whole number: the dataset itself must be asked."""
+
+
+class Node(Protocol):
+    """A part of the dataset."""
+
+    size: int
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        """Return the leaf of each index, None when it is leaf 0 for all, and the index into it.
+
+        Negative indices count from the end. Raises IndexError, Unresolved.
+        """
+
+    def still(self) -> bool:
+        """Return whether the dataset is made up as it was."""
+
+
+class LeafNode:
+    """One recognised dataset."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        inside = _from_start(indices, self.size)
+        if self.number == 0:
+            return None, inside
+        return np.full(len(inside), self.number, dtype=np.int32), inside
+
+    def still(self) -> bool:
+        return True  # of the leaf itself its Leaf knows
+
+
+class SubsetNode:
+    """torch.utils.data.Subset: sample i is sample indices[i] of its dataset."""
+
+    def __init__(self, subset: Subset[Any], child: Node) -> None:
+        self._chosen: Any = subset.indices  # looked at anew for each batch: its elements may be exchanged at any time
+        self._child = child
+        self._still = attributes(subset, "indices", "dataset")
+        self.size = len(self._chosen)
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        positions = _from_start(indices, len(self._chosen))
+        if isinstance(self._chosen, np.ndarray):
+            chosen: Indices = self._chosen[positions].astype(np.int64)
+        elif isinstance(self._chosen, torch.Tensor):
+            chosen = self._chosen[torch.from_numpy(positions)].numpy(force=True).astype(np.int64, copy=False)
+        else:  # a list may hold millions of objects: only those of this batch are looked at
+            chosen = _whole_numbers([self._chosen[i] for i in positions.tolist()])
+        return self._child.resolve(chosen)
+
+    def still(self) -> bool:
+        return self._still() and self._child.still()
+
+
+class ConcatNode:
+    """torch.utils.data.ConcatDataset: the samples of each dataset after those of the one before."""
+
+    def __init__(self, dataset: ConcatDataset[Any], children: Sequence[Node]) -> None:
+        self._dataset = dataset
+        self._cumulative = list(dataset.cumulative_sizes)
+        self._ends = np.asarray(self._cumulative, dtype=np.int64)
+        self._children = children
+        self._still = attributes(dataset, "datasets"), items(dataset.datasets)
+        self.size = int(self._ends[-1])
+
+    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        if int(indices.min(initial=0)) < -self.size:
+            raise ValueError("absolute value of index should not exceed dataset length")  # as ConcatDataset does
+        positions = _from_start(indices, self.size)
+        part = np.searchsorted(self._ends, positions, side="right")
+        leaves = np.zeros(len(positions), dtype=np.int32)
+        local = np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(part).tolist():
+            here = part == number
+            begin = int(self._ends[number - 1]) if number else 0
+            inner, local[here] = self._children[number].resolve(positions[here] - begin)
+            if inner is not None:
+                leaves[here] = inner
+        return leaves, local
+
+    def still(self) -> bool:
+        return (
+            all(same() for same in self._still)
+            and self._dataset.cumulative_sizes == self._cumulative
+            and all(child.still() for child in self._children)
+        )
+
+
+def build(dataset: object, raw: bool = False) -> tuple[Node, list[Leaf]] | Refusal:
+    """Return the tree of a dataset and its leaves, or why Python must read it.
+
+    raw: images stay pixels, where every leaf has the same table of what they become.
+    """
+    leaves: list[Leaf] = []
+    root = _build(dataset, leaves, raw)
+    if isinstance(root, Refusal):
+        return root
+    if not all(same_table(leaf.table, leaves[0].table) for leaf in leaves):
+        return build(dataset)
+    if not leaves:
+        return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
+    first = leaves[0]
+    if any(leaf.pair != first.pair or len(leaf.fillers) != len(first.fillers) for leaf in leaves):
+        return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
+    for specs in zip(*(leaf.specs for leaf in leaves), strict=True):
+        if len({spec.dtype for spec in specs if spec is not None}) > 1:
+            return Refusal("ConcatDataset", "its datasets give different dtypes, which torch promotes", "one dtype")
+    if any((leaf.labels is None) != (first.labels is None) for leaf in leaves):
+        return Refusal("ConcatDataset", "only some of its datasets have labels", "labels for all of them")
+    return root, leaves
+
+
+def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Return whether two tables are equal bit for bit."""
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _build(dataset: object, leaves: list[Leaf], raw: bool) -> Node | Refusal:
+    if type(dataset) in (Subset, ConcatDataset, Mix):
+        refusal = replaced(dataset)
+        if refusal is not None:
+            return refusal
+    if type(dataset) is Subset:
+        chosen: Any = dataset.indices
+        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _counts(chosen)):
+            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
+        # A look ahead: those behind are looked at when they are asked for, and raise Unresolved.
+        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
+            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
+        child = _build(dataset.dataset, leaves, raw)
+        return child if isinstance(child, Refusal) else SubsetNode(dataset, child)
+    if isinstance(dataset, ConcatDataset) and type(dataset) in (ConcatDataset, Mix):
+        children: list[Node] = []
+        for part in dataset.datasets:
+            node = _build(part, leaves, raw)
+            if isinstance(node, Refusal):
+                return node
+            children.append(node)
+        return ConcatNode(dataset, children)
+    leaf = recognise(dataset, raw)
+    if isinstance(leaf, Refusal):
+        return leaf
+    leaves.append(leaf)
+    return LeafNode(len(leaves) - 1, leaf.size)
+
+
+def _counts(chosen: NDArray[Any] | torch.Tensor) -> bool:
+    """Return whether an array holds whole numbers."""
+    if isinstance(chosen, np.ndarray):
+        return chosen.dtype.kind in "iu"
+    return not (chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool)
+
+
+def _whole_numbers(values: list[Any]) -> Indices:
+    """Return what a Subset holds at some indices. Raises Unresolved."""
+    try:
+        if set(map(type, values)) <= {int}:
+            return np.array(values, dtype=np.int64)
+        return np.array([operator.index(_plain(value)) for value in values], dtype=np.int64)
+    except (TypeError, OverflowError):
+        raise Unresolved from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that indexes as the number that it is. Raises Unresolved for others, such as a mask."""
+    if isinstance(value, bool | np.bool_):
+        raise Unresolved
+    if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):
+        raise Unresolved
+    return value
+
+
+def _from_start(indices: Indices, size: int) -> Indices:
+    """Return the indices with negative ones counted from the end. Raises IndexError."""
+    if _native.count_from_start(indices, size):
+        return np.where(indices < 0, indices + size, indices)
+    return indices

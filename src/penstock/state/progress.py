@@ -1,0 +1,196 @@
+"""How far a pass has come, as its user sees it; and the state of a loader, for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from penstock.errors import InvalidOption, WorkerStuck
+from penstock.order.permutations import Indices, Order
+from penstock.order.schedule import Schedule
+from penstock.state.ahead import NONE_AHEAD, Ahead, Arrivals
+from penstock.state.sampler_states import SamplerStates
+from penstock.state.streams import Streams
+
+T = TypeVar("T")
+
+
+class Recording(Protocol):
+    """Records what is handed out."""
+
+    def __call__(self, schedule: Schedule, step: int, batch: int) -> None:
+        """Record a step of a pass: which of the batches of its schedule was handed out then."""
+
+    @property
+    def chain(self) -> str:
+        """Return what stands for all that was recorded."""
+
+
+#: Of states that an earlier version reads too.
+FORMAT = 1
+#: Of those that hold what it would pass over: batches handed out ahead, states of samplers and of map-style datasets.
+FORMAT_WITH_OWN = 2
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of an epoch whose dataset has changed: it begins at a position, and has an order of its own."""
+
+    begin: int
+    indices: Indices
+    """Of the samples that were not handed out, ascending."""
+    past: tuple[Mapping[str, Any], ...]
+    """What the dataset was: "data", its fingerprint, and "to", the position up to which it was that; in turn."""
+
+    @property
+    def end(self) -> int:
+        """Return the number of positions of the epoch."""
+        return self.begin + len(self.indices)
+
+    def order(self, among: Callable[[], Order]) -> Order:
+        """Return the order of the rest: `among` makes one of len(indices) positions."""
+        return _RestOrder(self, among())
+
+
+class _RestOrder:
+    def __init__(self, rest: Rest, among: Order) -> None:
+        self._rest = rest
+        self._among = among
+
+    def take(self, begin: int, count: int) -> Indices:
+        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
+
+
+@dataclass
+class Progress:
+    """One pass: what was handed to the user, not what was read ahead. Changed by the iterator that the user calls."""
+
+    epoch: int
+    start: int = 0
+    """The position of the epoch that the pass began at."""
+    skipped: int = 0
+    """Samples, or batches, of a user's sampler that the pass began behind."""
+    drawn: dict[str, int] = field(default_factory=dict)
+    """Without a seed: what was drawn for the pass, "order" and "base"."""
+    chain: bytes | None = None
+    """Of the ledger, in the state that the pass goes on from."""
+    streams: Streams | None = None
+    """Where the dataset is, in each worker, where it says so itself."""
+    samplers: SamplerStates | None = None
+    """Where a user's sampler is that says so itself."""
+    ahead: Ahead = NONE_AHEAD
+    """What was handed out behind the beginning of the pass, in the state that it goes on from."""
+    unit: int = 1
+    """What a batch counts of `skipped` and `ahead` where a sampler says what comes: its samples; 1: batches."""
+    arrivals: Arrivals | None = None
+    """Which batches came; None: they come in order."""
+    rest: Rest | None = None
+    """None: the dataset is what it was when the epoch began."""
+    schedule: Schedule | None = None
+    """None: a sampler of the user's says what comes."""
+    taken: int = 0
+    """Batches that came, or failed."""
+    handed: int = 0
+    """The number of the last batch that came, from 1 on."""
+    record: Recording | None = None
+    """Writes a batch that came to the ledger."""
+    done: bool = False
+    """The pass was gone through to its end."""
+
+    @property
+    def latest(self) -> int:
+        """Return which batch of the schedule was handed out last, -1 before the first."""
+        return self.handed - 1 if self.arrivals is None else self.arrivals.latest
+
+    @property
+    def position(self) -> int:
+        """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
+        return self.start if self.schedule is None else self.ahead.number(self.schedule.position_after(self._prefix))
+
+    @property
+    def given(self) -> int:
+        """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
+        return 0 if self.schedule is not None else self.ahead.number(self._before(self._prefix))
+
+    def handed_ahead(self) -> Ahead:
+        """Return what was handed out behind the first that is missing: positions, or as `given`."""
+        if self.arrivals is None and not self.ahead.ranges:
+            return self.ahead
+        ranges = list(self.ahead.ranges)
+        for batch in () if self.arrivals is None else self.arrivals.ahead():
+            ranges += self.ahead.spans(*map(self._before, (batch, batch + 1)))
+        first = self.given if self.schedule is None else self.position
+        return Ahead.of(one for one in ranges if one[0] >= first)
+
+    @property
+    def _prefix(self) -> int:
+        """Return how many batches of the pass lie before the first that is missing."""
+        return self.handed if self.arrivals is None else self.arrivals.prefix
+
+    def _before(self, batch: int) -> int:
+        """Return what lies before a batch, of what was left as the pass began."""
+        return self.skipped + batch * self.unit if self.schedule is None else self.schedule.position_after(batch)
+
+    def took(self, *, handed: bool) -> None:
+        """Count a batch that came, or whose error was raised."""
+        self.taken += 1
+        if self.streams is not None:
+            self.streams.taken()
+        if self.arrivals is not None:
+            self.arrivals.took(handed=handed)
+        if handed:
+            self.handed = self.taken
+            if self.samplers is not None:
+                self.samplers.handed(self._prefix)
+            if self.record is not None and self.schedule is not None:
+                self.record(self.schedule, self.handed - 1, self.latest)
+
+    def ended(self) -> None:
+        """Note that the pass was gone through to its end."""
+        self.done = True
+        if self.streams is not None:
+            self.streams.finish()
+
+
+def counted(progress: Progress | None, take: Callable[[], T]) -> T:
+    """Return what take() returns, counted."""
+    if progress is None:
+        return take()
+    try:
+        batch = take()
+    except StopIteration:
+        progress.ended()
+        raise
+    except WorkerStuck:
+        raise  # the next call waits for the same batch
+    except Exception:
+        progress.took(handed=False)
+        raise
+    progress.took(handed=True)
+    return batch
+
+
+def checked_state(state: Any) -> Mapping[str, Any]:
+    """Return a state that state_dict() has made. Raises TypeError, InvalidOption."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
+    if state.get("format") not in (FORMAT, FORMAT_WITH_OWN):
+        raise InvalidOption(
+            f"a state of format {state.get('format')!r}: this version reads formats {FORMAT} and {FORMAT_WITH_OWN}"
+        )
+    wrong = [name for name in ("epoch", "position", "batches") if not is_count(state.get(name))]
+    wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
+    past = state.get("past")
+    if not isinstance(past, list | tuple) or not all(
+        isinstance(one, Mapping) and isinstance(one.get("data"), Mapping) and is_count(one.get("to")) for one in past
+    ):
+        wrong.append("past")
+    if wrong:
+        raise InvalidOption(f"a state whose {wrong[0]!r} is not what state_dict() writes")
+    return state
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is an int of 0 or more."""
+    return type(value) is int and value >= 0

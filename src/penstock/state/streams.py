@@ -1,0 +1,308 @@
+"""Where a dataset is that says so itself, by state_dict() and load_state_dict(), or whose iterator does.
+
+A worker process adds the dataset's state to each batch that it makes (`Stating`), so that what is known in the end is
+the state behind the batch that was handed out last, however far the workers have read ahead. The rules are torchdata's:
+the iterator is asked; the dataset too, where it is not its own iterator. When a pass goes on, the dataset is told
+first, then iter() is called, then the iterator is told.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from torch.utils.data import IterableDataset, IterDataPipe
+
+from penstock.errors import InvalidOption
+from penstock.state.delivery import Delivered
+from penstock.state.sampler_states import is_stateful
+
+Entry = Mapping[str, Any]
+"""Where one worker is. "dataset", "iterator": what their state_dict() said; "state": of a version that knew of the
+dataset alone; "ended": the worker has come to its end; "between": it has, and what it says is of the next pass."""
+
+
+def says_where_it_is(dataset: Any) -> bool:
+    """Return whether a dataset says where it is, and can be told; an iterator of an iterable one may do so too."""
+    if isinstance(dataset, IterDataPipe):
+        return False
+    return is_stateful(dataset)
+
+
+class Streams:
+    """The states of a dataset's workers behind what was handed out. Read by one thread, handed out by another.
+
+    Args:
+        workers: how many; 0: the caller's thread.
+        given: what as_state() returned, of the state that the pass goes on from.
+        resumed: it goes on from one, be it of the start.
+        before: of the pass before, whose workers this one keeps.
+        kept: the next pass has the same workers, with the dataset as they leave it.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        given: Mapping[str, Any] | None = None,
+        *,
+        resumed: bool = False,
+        before: Streams | None = None,
+        kept: bool = True,
+    ) -> None:
+        count = max(1, workers)
+        self.resumed = resumed
+        self._kept = kept
+        self.done = False
+        self._states: list[Entry | None] = [None] * count
+        self.counts = [0] * count
+        """Batches of the epoch that each worker's part of it had and that were handed out."""
+        self.following = 0
+        if given is not None:
+            given = spread(given, count)
+            self._states = list(given["states"])
+            self.counts = list(given.get("counts", self.counts))
+            self.following = given["next"]
+        elif before is not None and before.done:
+            self._states = before._between()
+        self.given = given is not None and any(state is not None for state in self._states)
+        self.to_drop = [0] * count if self.given else list(self.counts)
+        """Batches that each worker makes again, because nobody says where it was."""
+        self._read: deque[tuple[int, Entry | None, bool] | None] = deque()
+        self.now: Callable[[], Entry | None] | None = None
+        """Returns the state of the one there is, where nothing is read ahead of the user."""
+
+    def states(self) -> list[Any]:
+        """Return the state of each worker, None at the start."""
+        return list(self._states)
+
+    def tell_between(self, dataset: Any) -> None:
+        """Tell the dataset of the caller's thread a state that was taken between two passes, before this one draws."""
+        given = self._states[0]
+        if given is not None and given.get("between") and "dataset" in given:
+            tell_dataset(dataset, given)
+            self._states[0] = {name: value for name, value in given.items() if name != "dataset"}
+
+    def begin_with(self, state: Entry | None) -> None:
+        """Note the state of the caller's thread before the first batch."""
+        self._states[0] = state
+
+    def read(self, worker: int, state: Entry | None) -> None:
+        """Note a batch that was taken from a worker, and its state behind it."""
+        self._read.append((worker, state, False))
+
+    def dropped(self, worker: int, state: Entry | None) -> None:
+        """Note a batch that a worker has made again, and that was handed out in the pass that this one goes on from."""
+        self.to_drop[worker] -= 1
+        self._states[worker] = state
+
+    def ended(self, worker: int, state: Entry | None) -> None:
+        """Note that a worker has come to its end, behind the batches that were taken before."""
+        self._read.append((worker, state, True))
+
+    def failed(self) -> None:
+        """Note that an error came in the place of a batch."""
+        self._read.append(None)
+
+    def taken(self) -> None:
+        """Note that the user has been given the next of these."""
+        self._take_ends()
+        noted = self._read.popleft() if self._read else None
+        if self.now is not None:
+            self.counts[0] += 1
+        elif noted is not None:
+            worker, self._states[noted[0]], _ = noted
+            self.counts[worker] += 1
+            self.following = (worker + 1) % len(self._states)
+
+    def finish(self) -> None:
+        """Note that the user has come to the end of the pass."""
+        self._take_ends()
+        self.done = True
+
+    def _take_ends(self) -> None:
+        while self._read and (noted := self._read[0]) is not None and noted[2]:
+            self._read.popleft()
+            self._states[noted[0]] = noted[1]
+
+    def _between(self) -> list[Entry | None]:
+        """Return the states that the next pass begins with."""
+        if not self._kept:
+            return [None] * len(self._states)
+        states = self._states if self.now is None else [self.now()]
+        return [None if state is None else {**state, "between": True} for state in states]
+
+    def as_state(self) -> dict[str, Any] | None:
+        """Return what a loader's state holds of them; None: nothing is known."""
+        if self.now is not None:
+            self._states[0] = self.now()
+        if self.done:
+            states, counts, following = self._between(), [0] * len(self._states), 0
+        else:
+            states, counts, following = self.states(), list(self.counts), self.following
+        if not any(counts) and all(state is None for state in states):
+            return None
+        return {"states": states, "next": following, "counts": counts}
+
+
+def check_streams(given: Any, workers: int) -> None:
+    """Raise InvalidOption for what as_state() has not made, or not of as many workers."""
+    states = given.get("states") if isinstance(given, Mapping) else None
+    if not isinstance(states, list) or type(given.get("next")) is not int or not 0 <= given["next"] < len(states):
+        raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
+    if len(states) != max(1, workers) and not _alike(states):
+        raise InvalidOption(
+            f"a state of a dataset that {len(states)} workers have read, each at a place of its own, cannot go on with "
+            f"num_workers={workers}: give num_workers={len(states)}{' or 0' if len(states) == 1 else ''}"
+        )
+
+
+def spread(given: Mapping[str, Any], workers: int) -> Mapping[str, Any]:
+    """Return the states of another number of workers, which are all alike."""
+    if len(given["states"]) == workers:
+        return given
+    return {"states": [given["states"][0]] * workers, "next": 0}
+
+
+def _alike(states: list[Any]) -> bool:
+    """Return whether all workers of a map-style dataset, or between two passes, said the same."""
+    if len(states) == 1 or any(state is None or "iterator" in state or "ended" in state for state in states):
+        return False
+    try:
+        return len({pickle.dumps(state) for state in states}) == 1
+    except Exception:  # of a state that only its dataset can make sense of
+        return False
+
+
+def tell_dataset(dataset: Any, given: Entry | None) -> None:
+    """Let a dataset go on where a state says, before iter() is called."""
+    if given is None:
+        return
+    if "dataset" in given:
+        _load(dataset, given["dataset"])
+    elif "state" in given and not isinstance(dataset, Iterator):
+        try:
+            _load(dataset, given["state"])
+        except Exception:  # it needs what its __iter__ sets, as told_iterator() will know
+            iter(dataset)
+            _load(dataset, given["state"])
+
+
+def go_on(fetcher: Any, given: Entry) -> None:
+    """Let a fetcher of torch's, of an iterable dataset, go on where a state says."""
+    iterator = told_iterator(fetcher.dataset, fetcher.dataset_iter, given)
+    fetcher.ended = bool(given.get("ended")) and not given.get("between")
+    if not fetcher.ended:
+        fetcher.dataset_iter = iterator
+
+
+def told_iterator(dataset: Any, iterator: Any, given: Entry | None) -> Any:
+    """Return the iterator of a pass that goes on where a state says, of what iter() has returned."""
+    if given is None:
+        return iterator
+    if "iterator" in given:
+        _load(iterator, given["iterator"])
+    elif "state" in given and iterator is dataset:
+        _load(iterator, given["state"])
+    if given.get("between"):
+        return iter(dataset) if "iterator" in given else iterator
+    return iter(()) if given.get("ended") else iterator
+
+
+def _load(one: Any, state: Any) -> None:
+    if not is_stateful(one):
+        raise InvalidOption(
+            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
+        )
+    one.load_state_dict(deepcopy(state))
+
+
+def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict[str, Any] | None:
+    """Return where a dataset and its iterator are, None where they do not say. The copy is the caller's own."""
+    state: dict[str, Any] = {}
+    if iterator is not dataset and is_stateful(dataset):
+        state["dataset"] = deepcopy(dataset.state_dict())
+    if iterator is not None and is_stateful(iterator):
+        state["iterator"] = deepcopy(iterator.state_dict())
+    if not state:
+        return None
+    return {**state, "ended": True} if ended else state
+
+
+class Stating(IterableDataset[Any]):
+    """What a worker process takes for an iterable dataset, and for its collate_fn.
+
+    Args:
+        dataset: the user's.
+        collate_fn: the user's.
+        streams: the states that the workers begin with.
+        keep: the fewest samples that are a batch; fewer are left out at the end. 0: samples are not batched.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], streams: Streams, keep: int) -> None:
+        self.dataset = dataset
+        self.worker = 0
+        self._collate_fn = collate_fn
+        self._given = streams.states()
+        self._keep = keep
+        self._samples: _Samples | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
+        tell_dataset(self.dataset, given)
+        iterator = iter(self.dataset)
+        told = told_iterator(self.dataset, iterator, given)
+        over = given is not None and bool(given.get("ended")) and not given.get("between")
+        self._samples = _Samples(self.dataset, told, iterator if over else told, max(1, self._keep))
+        return self._samples
+
+    def collate(self, samples: Any) -> Any:
+        """Return the user's batch with the state of the dataset behind it."""
+        assert self._samples is not None
+        if isinstance(samples[-1] if self._keep else samples, End):
+            samples = [sample for sample in samples if not isinstance(sample, End)] if self._keep else []
+            if len(samples) < max(1, self._keep):
+                return Delivered(End(), state=self._samples.state(ended=True))
+        batch = self._collate_fn(samples)
+        state = self._samples.state(ended=self._samples.ended)
+        return batch if state is None else Delivered(batch, state=state)
+
+
+class End:
+    """Comes behind a worker's last sample, so that what the dataset says at its end reaches the loader."""
+
+
+class _Samples(Iterator[Any]):
+    """A dataset's iterator that gives an End behind its samples, where the dataset or the iterator has a state.
+
+    Args:
+        dataset: the user's.
+        samples: gives the samples.
+        iterator: the dataset's iterator, which is asked for its state.
+        ends: how many End it gives: as many as make a batch that torch's fetcher does not leave out.
+    """
+
+    def __init__(self, dataset: Any, samples: Iterator[Any], iterator: Any, ends: int) -> None:
+        self._dataset, self._iterator = dataset, iterator
+        self._samples = samples
+        self._ends = ends
+        self.ended = False
+
+    def __next__(self) -> Any:
+        if not self.ended:
+            try:
+                return next(self._samples)
+            except StopIteration:
+                self.ended = True
+                if not (is_stateful(self._iterator) or is_stateful(self._dataset)):
+                    self._ends = 0
+        if not self._ends:
+            raise StopIteration
+        self._ends -= 1
+        return End()
+
+    def state(self, *, ended: bool) -> dict[str, Any] | None:
+        """Return where the dataset is."""
+        return state_of(self._dataset, self._iterator, ended=ended)

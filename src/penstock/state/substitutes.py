@@ -1,0 +1,182 @@
+"""Bad samples and those that stand in for them: what a worker needs to know, wherever it works."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from penstock.errors import InvalidOption
+from penstock.order.keyed import KeyedSampler
+from penstock.sources.naming import name_of
+from penstock.state.delivery import Delivered, Task
+from penstock.state.manifest import BadSample
+from penstock.state.quarantine import Quarantine, Replace
+from penstock.system.randomness import digest, sample_number
+
+#: How many samples are tried in the place of a bad one, before its error is raised.
+TRIES = 100
+
+
+class Substitutes:
+    """Which samples are bad, and which stand in for them.
+
+    A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may
+    call any method; picklable, and a copy in a worker process learns on its own.
+
+    Args:
+        dataset: for the names of the samples.
+        bad: indices of samples that are known as bad.
+
+    Attributes:
+        population: indices to draw from; None: the other ones of the same batch.
+    """
+
+    def __init__(self, dataset: Any, bad: Iterable[Any]) -> None:
+        self.population: Sequence[Any] | None = None
+        self._dataset = dataset
+        self._bad = set(bad)
+        self._news: list[BadSample] = []
+        self._lock = threading.Lock()
+
+    def is_bad(self, index: Any) -> bool:
+        """Return whether a sample is known as bad."""
+        return bool(self._bad) and _key(index) in self._bad
+
+    def learn(self, bad: BadSample) -> None:
+        """Take note of what was found by another copy of this."""
+        if bad.index is not None:
+            with self._lock:
+                self._bad.add(bad.index)
+
+    def found_bad(self, index: Any, error: BaseException) -> None:
+        """Take note of a bad sample."""
+        name, path = name_of(self._dataset, index)
+        if path is None and isinstance(getattr(error, "filename", None), str):
+            path = error.filename  # type: ignore[attr-defined]
+        with self._lock:
+            if _key(index) not in self._bad:
+                self._bad.add(_key(index))
+                self._news.append(BadSample.of(name, path, error, _whole(index)))
+
+    def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
+        """Yield the indices of samples that may stand in for one, at its position in the epoch's order."""
+        others = self.population
+        if others is None:
+            given = task.given if isinstance(task.given, (list, tuple)) else ()  # one index, with batch_size=None
+            others = [other for other in given if _key(other) != _key(index)]
+        for attempt in range(TRIES if others else 0):
+            key = digest(task.seed, task.epoch, sample_number(index), position, attempt)
+            yield others[int.from_bytes(key[:8], "little") % len(others)]
+
+    def take_news(self) -> list[BadSample]:
+        """Return what was found bad since the last call."""
+        with self._lock:
+            news, self._news = self._news, []
+        return news
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+class Register:
+    """What a loader knows of its bad samples: the quarantine that counts and keeps them, and what stands in.
+
+    Raises (when made) what Quarantine raises.
+    """
+
+    def __init__(self, how: Replace, dataset: Any) -> None:
+        try:
+            size = len(dataset)
+        except TypeError:
+            raise InvalidOption(
+                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and what "
+                "share of its samples is bad cannot be told"
+            ) from None
+        self.quarantine = Quarantine(how, size)
+        bad = places(dataset, self.quarantine.entries())
+        self.quarantine.take_up(bad.values())
+        self.substitutes = Substitutes(dataset, bad)
+
+    def deliver(self, batch: Any) -> Any:
+        """Take the news out of a batch, and return it as the user gets it. Raises TooManyBadSamples."""
+        news = self.substitutes.take_news()
+        if type(batch) is Delivered:
+            batch, news = batch.batch, batch.bad + news
+        for bad in news:
+            self.substitutes.learn(bad)
+        self.quarantine.report(*news)
+        return batch
+
+    def explain(self) -> str:
+        """Return its state in a line."""
+        known, limit = len(self.quarantine.known), self.quarantine.limit
+        return f"bad      {known:,} bad samples, good ones stand in for them; more than {limit:,} end the run"
+
+
+def register_of(on_error: object, dataset: Any) -> Register | None:
+    """Return the bookkeeping of an on_error= argument, None for "raise". Raises InvalidOption."""
+    if on_error == "raise":
+        return None
+    how = Replace() if on_error == "replace" else on_error
+    if not isinstance(how, Replace):
+        raise InvalidOption(f"on_error={on_error!r}: it is 'raise', 'replace' or a penstock.Replace")
+    if isinstance(dataset, IterableDataset):
+        raise InvalidOption("on_error='replace' needs a map-style dataset: in an iterable one no sample can stand in")
+    return Register(how, dataset)
+
+
+def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | None:
+    """Return the indices that a loader's sampler draws from, as far as it is torch's or ours; None: only it knows."""
+    if type(batch_sampler) is BatchSampler:
+        sampler = batch_sampler.sampler
+    elif batch_sampler is not None:
+        return None
+    if type(sampler) is SubsetRandomSampler:
+        return sampler.indices
+    if isinstance(sampler, KeyedSampler):
+        return sampler.drawn_from()
+    if type(sampler) not in (SequentialSampler, RandomSampler, DistributedSampler):
+        return None
+    source: Any = sampler.dataset if type(sampler) is DistributedSampler else sampler.data_source
+    return range(min(size, len(source)))  # a sampler of fewer must not be given what it never draws
+
+
+def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
+    """Return index and ID of those samples of a dataset that a manifest names.
+
+    Where the manifest's own indices do not hold any more, the whole dataset is gone through.
+    """
+    hinted = {bad.index: bad.id for bad in entries.values() if bad.index is not None}
+    found = {index: name for index, name in hinted.items() if name_of(dataset, index)[0] == name}
+    if len(set(found.values())) < len(entries):
+        names = ((index, name_of(dataset, index)[0]) for index in range(len(dataset)))
+        found |= {index: name for index, name in names if name in entries}
+    return found
+
+
+def _whole(index: Any) -> int | None:
+    """Return an index as an int: NumPy's integers and tensors too."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
+
+
+def _key(index: Any) -> Any:
+    """Return what stands for an index in a set."""
+    return index if isinstance(index, (int, str, tuple)) else sample_number(index)

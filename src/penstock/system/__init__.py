@@ -1,0 +1,1 @@
+"""What this process may use: CPUs, memory, the cache folder, random generators."""

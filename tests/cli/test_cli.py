@@ -1,0 +1,439 @@
+"""The command line: what it prints, its exit codes, and one line on stderr for each mistake."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import penstock
+from penstock.cli import main, terminal
+from penstock.errors import CorruptSample
+from penstock.state.manifest import BadSample, Manifest
+
+Captured = pytest.CaptureFixture[str]
+
+WHEN = "2025-11-20T13:03:00Z"
+ODD = os.fsdecode(b'a "\xff"\n\x1b[31m,b')
+
+
+def write(path: Path, *entries: BadSample) -> str:
+    path.write_bytes(b"".join(entry.line() for entry in entries))
+    return str(path)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> str:
+    return write(
+        tmp_path / "bad.jsonl",
+        BadSample("id-1", "/data/id-1.pt", "CorruptSample: torn", 12_345, WHEN, 1),
+        BadSample("id-22", None, "ValueError: no", None, WHEN),
+        BadSample("/data/x.jpg", "/data/x.jpg", "CorruptSample: é", 0, WHEN, 3),
+    )
+
+
+def fails(capsys: Captured, *arguments: str) -> str:
+    """Assert exit code 2, nothing on stdout, one line on stderr; return that."""
+    try:
+        code: Any = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
+    return err.rstrip("\n")
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------
+
+
+def test_help_and_version(capsys: Captured) -> None:
+    for arguments, words in (
+        (["--help"], "quarantine"),
+        (["quarantine", "--help"], "retry"),
+        (["quarantine", "list", "--help"], "--json"),
+        (["quarantine", "retry", "--help"], "--dry-run"),
+        (["quarantine", "export", "--help"], "--null"),
+        (["--version"], f"penstock {penstock.__version__}\n"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert (stop.value.code, err) == (0, "") and words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "required: VERB"),
+        (["sort"], "invalid choice: 'sort'"),
+        (["quarantine"], "required: ACTION"),
+        (["quarantine", "list"], "required: MANIFEST"),
+        (["quarantine", "list", "m", "--jso"], "unrecognized arguments: --jso"),
+        (["quarantine", "export", "m", "--format", "xml"], "invalid choice: 'xml'"),
+        (["quarantine", "export", "m", "a\nb"], r"unrecognized arguments: a\nb"),
+        (["quarantine", "export", "m", "--null"], "--null ends each of ids or paths; --format csv has none"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, capsys: Captured) -> None:
+    line = fails(capsys, *arguments)
+    assert line.startswith("penstock") and words in line
+
+
+@pytest.mark.parametrize("action", ["list", "retry", "export"])
+def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
+    picture, half = tmp_path / "a.png", tmp_path / "half.jsonl"
+    Image.new("RGB", (4, 4)).save(picture)
+    half.write_text('{"id": "a", "pa')
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in {
+        "none.jsonl": "No such file or directory",
+        "": "no regular file",
+        "a.png": "is no manifest of bad samples",
+        "pipe": "no regular file",
+        "half.jsonl": "holds no bad sample that can be read: .* line 1 ",
+        "a.png/bad.jsonl": "Not a directory",
+        "n" * 300: "File name too long",
+        "a\nb": r"a\\nb: No such file",
+    }.items():
+        line = fails(capsys, "quarantine", action, str(tmp_path / name))
+        assert re.search(words, line), line
+        assert str(tmp_path) in line
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "half.jsonl", "pipe"]
+
+
+def test_no_permission(manifest: str, capsys: Captured) -> None:
+    os.chmod(manifest, 0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        assert fails(capsys, "quarantine", "list", manifest) == f"penstock: {manifest}: Permission denied"
+    finally:
+        os.seteuid(before)
+
+
+# --- list --------------------------------------------------------------------------------------------------------
+
+
+def test_list(manifest: str, capsys: Captured) -> None:
+    assert main(["quarantine", "list", manifest]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines() == [
+        "ID             SIZE  TIME                  PATH           ERROR",
+        "id-1         12,345  2025-11-20T13:03:00Z  /data/id-1.pt  CorruptSample: torn",
+        "id-22             -  2025-11-20T13:03:00Z  -              ValueError: no",
+        "/data/x.jpg       0  2025-11-20T13:03:00Z                 CorruptSample: é",
+        "",
+        f"3 bad samples in {manifest}",
+    ]
+
+
+def test_list_without_paths_of_their_own(tmp_path: Path, capsys: Captured) -> None:
+    path = write(tmp_path / "m", BadSample("/a", "/a", "E: x", 1, WHEN), BadSample("b", None, "E: y", 1, WHEN))
+    assert main(["quarantine", "list", path]) == 0
+    out = capsys.readouterr().out
+    assert "PATH" not in out and "2 bad samples in" in out
+
+
+def test_list_empty(tmp_path: Path, capsys: Captured) -> None:
+    path = write(tmp_path / "m")
+    assert main(["quarantine", "list", path]) == 0
+    assert capsys.readouterr().out == f"no bad samples in {path}\n"
+    assert main(["quarantine", "list", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_list_odd_names(tmp_path: Path, capsys: Captured) -> None:
+    path = write(tmp_path / "m", BadSample(ODD, None, f"E: {ODD}", 1, WHEN))
+    assert main(["quarantine", "list", path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    escaped = r'a "\udcff"\n\x1b[31m,b'
+    assert lines[1].startswith(escaped + "  ") and lines[1].endswith("E: " + escaped)
+    assert lines[2:] == ["", f"1 bad sample in {path}"]
+
+
+def test_list_fits_a_terminal(manifest: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((66, 24)))
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1)
+    Manifest(manifest).add(BadSample("long", None, "E: " + "x" * 100, 1, WHEN))
+    assert main(["quarantine", "list", manifest]) == 0
+    longest = max(capsys.readouterr().out.splitlines()[:-1], key=len)
+    assert longest.endswith("E: " + "x" * 16 + "…")  # 20 columns at least: here the terminal is too narrow for more
+
+
+def test_list_json(manifest: str, capsys: Captured) -> None:
+    assert main(["quarantine", "list", manifest, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [asdict(entry) for entry in Manifest(manifest).read().values()]
+
+
+def test_damaged_line_is_a_warning(manifest: str, capsys: Captured) -> None:
+    before = Path(manifest).read_bytes() + b"torn\n"
+    Path(manifest).write_bytes(before)
+    for action, extra in (("list", []), ("export", []), ("retry", ["--dry-run"])):
+        assert main(["quarantine", action, manifest, *extra]) == (action == "retry")
+        out, err = capsys.readouterr()
+        assert "id-22" in out
+        assert err.startswith(f"penstock: warning: the manifest '{manifest}'") and "line 4 (no JSON)" in err
+        assert err.count("\n") == 1
+    assert Path(manifest).read_bytes() == before
+
+
+def test_ascii_output(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, encoding="ascii"))
+    assert main(["quarantine", "list", manifest]) == 0
+    assert rb"CorruptSample: \xe9" in buffer.getvalue()
+
+
+def test_unbuffered_output(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unbuffered(io.StringIO):
+        taken = b""
+
+        @property
+        def buffer(self) -> Any:
+            return self
+
+        def write(self, data: Any) -> int:
+            self.taken += bytes(data[:7])
+            return len(data[:7])
+
+    stdout = Unbuffered()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["quarantine", "export", manifest, "--format", "ids"]) == 0
+    assert stdout.taken == b"id-1\nid-22\n/data/x.jpg\n"
+
+
+def test_output_that_is_no_file(manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", text)
+    assert main(["quarantine", "list", manifest]) == 0
+    assert "3 bad samples in" in text.getvalue()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["quarantine", "list", manifest]) == 2
+    assert capsys.readouterr().err == "penstock: stdout is closed\n"
+
+
+# --- retry -------------------------------------------------------------------------------------------------------
+
+
+def samples(folder: Path) -> dict[str, str | None]:
+    """Make files, good and bad; return the path of each by ID."""
+    folder.mkdir()
+    torch.save(torch.zeros(3), folder / "good.pt")
+    torch.save(torch.zeros(3), folder / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save(torch.zeros(3), folder / "other.tensor")
+    np.save(folder / "good.npy", np.zeros(3))
+    np.save(folder / "good.column", np.zeros(3))
+    (folder / "good.column.npy").rename(folder / "good.column")
+    Image.new("RGB", (9, 9)).save(folder / "good.jpg")
+    Image.new("P", (9, 9)).save(folder / "palette.PNG", "png")
+    Image.new("L", (9, 9)).save(folder / "unnamed", "png")
+    torch.save(torch.zeros(3), folder / "no-image.jpg")
+    (folder / "empty.pt").write_bytes(b"")
+    (folder / "torn.jpg").write_bytes((folder / "good.jpg").read_bytes()[:-40])
+    (folder / "code.pt").write_bytes(pickle.dumps(os.getcwd, protocol=2))
+    np.save(folder / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (folder / "words.txt").write_text("words")
+    (folder / "folder.jpg").mkdir()
+    os.mkfifo(folder / "pipe.pt")
+    paths: dict[str, str | None] = {name: str(folder / name) for name in sorted(os.listdir(folder))}
+    return paths | {"gone.pt": str(folder / "gone.pt"), "nul": "a\0b", "nowhere": None}
+
+
+GOOD = {"good.pt", "old.pth", "other.tensor", "good.npy", "good.column", "good.jpg", "palette.PNG", "unnamed"}
+
+
+def test_retry(tmp_path: Path, capsys: Captured) -> None:
+    paths = samples(tmp_path / "data")
+    bad = [BadSample(id, path, "CorruptSample: once", 1, WHEN) for id, path in paths.items()]
+    bad.append(BadSample("outside", paths["good.pt"], "OutsideRoot: it leads out", 1, WHEN))
+    manifest = write(tmp_path / "bad.jsonl", *bad)
+    before = Path(manifest).read_bytes()
+    assert main(["quarantine", "retry", "--dry-run", manifest]) == 1
+    dry = capsys.readouterr().out.splitlines()
+    assert Path(manifest).read_bytes() == before
+    assert main(["quarantine", "retry", manifest]) == 1
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == "" and lines[:-1] == dry[:-1]
+    said = {line[12:].split(": ")[0]: line for line in lines[:-1]}
+    assert {id for id, line in said.items() if line.startswith("good again  ")} == GOOD
+    assert said["good.pt"].endswith(": was CorruptSample: once")
+    for id, words in {
+        "no-image.jpg": "CorruptSample: image .* is not an image of a format",
+        "empty.pt": "CorruptSample: sample 'empty.pt' .* is an empty file",
+        "torn.jpg": "CorruptSample: image .* cannot be decoded: .*[Tt]runcated",
+        "code.pt": "CorruptSample: .* cannot be read as a tensor",
+        "objects.npy": "CorruptSample: .* cannot be read as a tensor",
+        "words.txt": "CorruptSample: image .* is not an image",
+        "folder.jpg": "UnreadableSample: .* is no regular file",
+        "pipe.pt": "UnreadableSample: .* is no regular file",
+        "gone.pt": "MissingSample: .* No such file",
+        "nul": "ValueError: ",
+    }.items():
+        assert re.match(f"still bad   {id}: {words}", said[id]), said[id]
+    assert said["nowhere"] == "left        nowhere: no file is known"
+    assert said["outside"].startswith("left        outside: it led out of its root")
+    counts = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
+    assert (lines[-1], dry[-1]) == (
+        counts.format(f"{len(GOOD)} taken out"),
+        counts.format("they stay: a dry run"),
+    )
+    kept = Manifest(manifest).read()
+    assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
+
+
+def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured) -> None:
+    torch.save(torch.zeros(3), tmp_path / "a.pt")
+    manifest = write(tmp_path / "m", BadSample.of("a", tmp_path / "a.pt", CorruptSample("torn")))
+    assert main(["quarantine", "retry", manifest]) == 0
+    assert capsys.readouterr().out.startswith("good again  a: was CorruptSample: torn\n1 good again (1 taken out), 0 ")
+    assert Path(manifest).read_bytes() == b""
+    assert main(["quarantine", "retry", manifest]) == 0
+
+
+def test_retry_warns_of_nothing(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's warnings of a file that it reads are none of a run's errors."""
+    Image.new("RGB", (40, 40)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    manifest = write(tmp_path / "m", BadSample.of("a", tmp_path / "large.png", CorruptSample("torn")))
+    assert main(["quarantine", "retry", manifest]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_retry_that_could_not_write(manifest: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "its folder cannot be written" in fails(capsys, "quarantine", "retry", manifest)
+    assert main(["quarantine", "retry", "--dry-run", manifest]) == 1
+
+
+@pytest.mark.parametrize("with_tqdm", [False, True])
+def test_progress_on_a_terminal(with_tqdm: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def bar(items: list[int], **_: Any) -> list[int]:
+        seen.append(len(items))
+        return items
+
+    monkeypatch.setattr(terminal, "tqdm", bar if with_tqdm else None)
+    assert list(terminal.progress([1, 2, 3], "reading")) == [1, 2, 3]
+    assert capsys.readouterr().err == "" and seen == []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(terminal.progress([1, 2, 3], "reading")) == [1, 2, 3]
+    err = capsys.readouterr().err
+    assert seen == ([3] if with_tqdm else [])
+    assert err.startswith("" if with_tqdm else "\rreading: 0 of 3")
+
+
+# --- export ------------------------------------------------------------------------------------------------------
+
+
+def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    entries = [BadSample(ODD, "/d/" + ODD, "E: x", 1, WHEN, 5), BadSample("b", None, "E", None, WHEN)]
+    manifest = write(tmp_path / "m", *entries)
+    assert main(["quarantine", "export", manifest]) == 0
+    out = capsysbinary.readouterr().out
+    rows = list(csv.reader(io.StringIO(out.decode("utf-8", "surrogateescape"), newline="")))
+    assert rows == [
+        ["id", "path", "error", "size", "time", "index"],
+        [ODD, "/d/" + ODD, "E: x", "1", WHEN, "5"],
+        ["b", "", "E", "", WHEN, ""],
+    ]
+    assert b'"a ""\xff""\n' in out  # the bytes of the name as they are on the disk
+
+
+def test_export_json(manifest: str, capsys: Captured) -> None:
+    assert main(["quarantine", "export", manifest, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [asdict(entry) for entry in Manifest(manifest).read().values()]
+
+
+def test_export_names(manifest: str, capsys: Captured) -> None:
+    assert main(["quarantine", "export", manifest, "--format", "ids"]) == 0
+    assert capsys.readouterr() == ("id-1\nid-22\n/data/x.jpg\n", "")
+    assert main(["quarantine", "export", manifest, "--format", "paths", "--null"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "/data/id-1.pt\0/data/x.jpg\0"
+    assert err == "penstock: note: 1 of 3 bad samples have no path and are left out\n"
+
+
+def test_export_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    manifest = write(tmp_path / "m", BadSample(ODD, None, "E", 1, WHEN), BadSample("\ud800", None, "E", 1, WHEN))
+    assert main(["quarantine", "export", manifest, "--format", "ids", "--null"]) == 0
+    assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
+
+
+def test_export_names_that_cannot_be_told_apart(tmp_path: Path, capsys: Captured) -> None:
+    manifest = write(tmp_path / "m", BadSample("a\nb", None, "E", 1, WHEN), BadSample("a\0b", None, "E", 1, WHEN))
+    line = fails(capsys, "quarantine", "export", manifest, "--format", "ids")
+    assert "'a\\nb' holds the character that ends each name; use --null" in line
+    line = fails(capsys, "quarantine", "export", manifest, "--format", "ids", "--null")
+    assert "'a\\x00b' holds the character that ends each name; use --format json" in line
+
+
+def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> None:
+    output = tmp_path / "out.txt"
+    command = ["quarantine", "export", manifest, "--format", "ids", "--output", str(output)]
+    assert main(command) == 0
+    assert output.read_text() == "id-1\nid-22\n/data/x.jpg\n"
+    Manifest(manifest).remove(["id-1"])
+    assert f"{output} exists; give --force to overwrite it" in fails(capsys, *command)
+    assert output.read_text().startswith("id-1")
+    assert main([*command, "--force"]) == 0
+    assert output.read_text() == "id-22\n/data/x.jpg\n"
+    assert main([*command[:-1], "/dev/null"]) == 0
+    before = Path(manifest).read_bytes()
+    for wrong, words in {
+        manifest: "is the manifest itself",
+        str(tmp_path): "Is a directory",
+        str(tmp_path / "none" / "x"): "No such file",
+    }.items():
+        assert words in fails(capsys, *command[:-1], wrong, "--force")
+    assert Path(manifest).read_bytes() == before
+
+
+# --- as a program ------------------------------------------------------------------------------------------------
+
+
+def program(*arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60, check=False
+    )
+
+
+def test_program(manifest: str) -> None:
+    done = program("quarantine", "export", manifest, "--format", "ids")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"id-1\nid-22\n/data/x.jpg\n", b"")
+    done = program("quarantine", "list", manifest + "-not")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == f"penstock: {manifest}-not: No such file or directory\n"
+
+
+def test_output_that_nobody_reads(manifest: str) -> None:
+    for arguments in (["quarantine", "list", manifest], ["--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = program(*arguments, stdout=writer)
+        os.close(writer)
+        # Where Python does not buffer (PYTHONUNBUFFERED), argparse itself passes over it.
+        assert done.returncode in ((1,) if arguments[-1] == manifest else (0, 1)) and done.stderr == b""
+
+
+def test_output_to_a_full_disk(manifest: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = program("quarantine", "list", manifest, stdout=full)
+    assert (done.returncode, done.stderr) == (2, b"penstock: No space left on device\n")

@@ -1,0 +1,725 @@
+"""Decoding on a device, by Pillow in the place of a GPU: the same draws, labels, order and errors as the host's pass.
+
+What is left to differ are the resizes, whose rounding is torch's: how far is asserted recipe by recipe.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import os
+import threading
+import weakref
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from torch.utils.data import ConcatDataset, Subset, default_collate
+from torchvision import datasets
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+
+import penstock
+from penstock.device import decoders, reading
+from penstock.device.arithmetic import Arithmetic
+from penstock.device.bottleneck import Meter, judge
+from penstock.device.decoders import OnHost, decoder_for, read_header
+from penstock.device.decoding import GpuDecoding, refusal
+from penstock.device.feed import Feed
+from penstock.device.feeding import Feeding
+from penstock.device.moving import finish
+from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
+from penstock.executors.buffers import Buffers
+from penstock.executors.native import Filling
+from penstock.executors.passing import Course, Means
+from penstock.order.batches import as_indices, placed
+from penstock.plan import NativePlan, plan
+from penstock.state.quarantine import Replace
+from penstock.state.substitutes import register_of
+from penstock.stats import Counters
+from tests.waiting import wait_until
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+END = (v1.ToTensor(), v1.Normalize(MEAN, STD))
+SIZES = [(120, 160), (160, 120), (90, 90), (131, 77), (64, 200), (100, 100), (75, 101), (180, 60)]
+
+
+def photo(number: int, size: tuple[int, int]) -> Image.Image:
+    """Return a picture of smooth areas, edges and some noise, (height, width)."""
+    rng = np.random.default_rng(number)
+    height, width = size
+    coarse = rng.integers(0, 256, (height // 12 + 2, width // 12 + 2, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    for _ in range(6):
+        y, x = int(rng.integers(0, height - 8)), int(rng.integers(0, width - 8))
+        image.paste(tuple(int(n) for n in rng.integers(0, 256, 3)), (x, y, x + 8 + x % 20, y + 8 + y % 20))
+    noise = rng.normal(0, 4, (height, width, 3))
+    blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(0.6)), dtype=np.float64)
+    return Image.fromarray(np.clip(blurred + noise, 0, 255).astype(np.uint8))
+
+
+def jpeg(image: Image.Image, **options) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "JPEG", **{"quality": 90, **options})
+    return out.getvalue()
+
+
+def fill_folder(root, sizes=SIZES):
+    for number, size in enumerate(sizes):
+        folder = root / f"class{number % 2}"
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / f"{number:02}.jpg").write_bytes(jpeg(photo(number, size), progressive=number % 3 == 2))
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return fill_folder(tmp_path_factory.mktemp("photos"))
+
+
+def planned(dataset) -> NativePlan:
+    found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
+    assert isinstance(found, NativePlan) and refusal(found) is None
+    return found
+
+
+def course(batches, seed=3, epoch=1):
+    batches = list(batches)
+    return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
+
+
+def means(workers=2, **options) -> Means:
+    return Means(workers, None, Buffers(pinned=False, keep=8), Counters(), options.pop("deliver", _as_is), **options)
+
+
+def _as_is(batch):
+    return batch
+
+
+def on_device(dataset, batches, workers=2, substitutes=None, deliver=_as_is, decoder=None, **key):
+    chosen = decoder or decoder_for(CPU)
+    given = means(workers, deliver=deliver)
+    return GpuDecoding(planned(dataset), course(batches, **key), given, chosen, CPU, substitutes=substitutes)
+
+
+def on_host(dataset, batches, **key):
+    return list(Filling(planned(dataset), course(batches, **key), means()))
+
+
+def folder(root, *transform, kind=penstock.ImageFolder):
+    return kind(root, v1.Compose([*transform, *END]))
+
+
+def differences(dataset, batches):
+    """Return mean and greatest absolute difference of pixels; all else must be equal."""
+    ours, theirs = list(on_device(dataset, batches)), on_host(dataset, batches)
+    assert len(ours) == len(theirs) == len(batches)
+    gaps = []
+    for (pixels, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
+        assert pixels.dtype == expected.dtype == torch.uint8 and pixels.is_contiguous()
+        assert pixels.shape == expected.shape
+        assert torch.equal(labels, expected_labels)
+        gaps.append((pixels.int() - expected.int()).abs().flatten())
+    gap = torch.cat(gaps)
+    return float(gap.float().mean()), int(gap.max())
+
+
+BATCHES = [[0, 3, 5, 2], [7, 1, 4], [6], [6, -1, 6, 0]]
+
+# ---- pixels ----
+
+EXACT = [
+    [v1.RandomCrop(50), v1.RandomHorizontalFlip()],
+    [v1.RandomCrop(64, padding=(3, 5, 7, 2), fill=(10, 200, 30)), v1.RandomVerticalFlip()],
+    [v1.RandomCrop(150, pad_if_needed=True, padding_mode="symmetric", padding=20)],
+    [v2.RandomCrop(110, pad_if_needed=True, padding_mode="reflect", padding=9)],
+    [v2.RandomCrop(230, pad_if_needed=True, padding_mode="edge")],
+    [v1.CenterCrop(101), v1.RandomHorizontalFlip(1.0)],
+    [v1.CenterCrop((170, 40)), v1.Pad((1, 2, 3, 4), fill=9), v1.Grayscale(3)],
+    [v1.Pad(5, padding_mode="reflect"), v1.CenterCrop(70), v1.Grayscale(3), v1.Pad(2, fill=77)],
+    [v2.CenterCrop(90), v2.Resize(90)],
+    [v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.CenterCrop(33)],
+    [v1.Resize((50, 60), InterpolationMode.NEAREST)],
+    [v1.Resize((50, 60), InterpolationMode.NEAREST_EXACT)],
+]
+
+
+@pytest.mark.parametrize("transform", EXACT, ids=str)
+def test_what_resizes_nothing_is_exact(root, transform):
+    assert differences(folder(root, *transform), BATCHES) == (0.0, 0)
+
+
+# (mean, greatest) absolute difference, of 255 steps
+RESIZED = [
+    ([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip()], 0.20, 1),
+    ([v2.RandomResizedCrop((40, 56), antialias=True), v2.RandomHorizontalFlip()], 0.20, 1),
+    ([v1.RandomResizedCrop(48, interpolation=InterpolationMode.BICUBIC)], 0.25, 1),
+    ([v1.Resize(64), v1.CenterCrop(56)], 0.20, 1),
+    ([v1.Resize(40, InterpolationMode.BICUBIC, max_size=90), v1.CenterCrop(56), v1.RandomVerticalFlip()], 0.15, 1),
+    ([v1.Resize(200), v1.RandomCrop(128)], 0.25, 1),
+    ([v1.Resize((32, 48)), v1.Grayscale(3), v1.Resize((40, 40))], 0.35, 2),
+    ([v1.RandomResizedCrop(48), v1.Pad(4, fill=(1, 2, 3)), v1.RandomCrop(48)], 0.20, 1),
+    ([v1.Resize(3)], 0.30, 2),  # steep: averaged down first
+]
+
+
+@pytest.mark.parametrize(("transform", "mean", "greatest"), RESIZED, ids=str)
+def test_resizes_are_close_to_the_hosts(root, transform, mean, greatest):
+    size = 2 if transform[0].__class__ is v1.Resize and transform[0].size == 3 else None
+    batches = [[n] for n in range(8)] if size else BATCHES
+    found_mean, found_greatest = differences(folder(root, *transform), batches)
+    assert found_mean <= mean and found_greatest <= greatest
+
+
+TENSORS = [
+    ([v2.PILToTensor(), v2.Resize((40, 50), antialias=True), v2.RandomHorizontalFlip()], 1),
+    ([v2.PILToTensor(), v2.RandomResizedCrop(30, interpolation=InterpolationMode.BICUBIC, antialias=False)], 2),
+    ([v2.PILToTensor(), v2.Resize((40, 50), interpolation=InterpolationMode.NEAREST)], 1),
+]
+
+
+@pytest.mark.parametrize(("transform", "greatest"), TENSORS, ids=str)
+def test_a_recipe_that_ends_in_pixels_needs_no_table(root, transform, greatest):
+    dataset = penstock.ImageFolder(root, v2.Compose(transform))
+    assert planned(dataset).table is None
+    mean, found = differences(dataset, BATCHES)
+    assert mean < 0.21 and found <= greatest
+
+
+def test_the_key_of_the_draws_is_the_hosts(root):
+    dataset = folder(root, v1.RandomCrop(40), v1.RandomHorizontalFlip())
+    seen = []
+    for key in ({"seed": -5, "epoch": 0}, {"seed": 2**63 + 1, "epoch": 4}):
+        (ours, _), (theirs, _) = next(on_device(dataset, [[0, 1, 2]], **key)), on_host(dataset, [[0, 1, 2]], **key)[0]
+        assert torch.equal(ours, theirs)
+        seen.append(ours)
+    assert not torch.equal(*seen)
+
+
+def test_parts_of_several_folders_with_other_transforms_and_labels(root, tmp_path):
+    other = fill_folder(tmp_path, SIZES[:3])
+    one = folder(root, v1.RandomCrop(40))
+    transform = v1.Compose([v1.CenterCrop(40), v1.RandomHorizontalFlip(), *END])
+    two = penstock.ImageFolder(other, transform, lambda label: label + 5)
+    whole: Any = ConcatDataset([Subset(one, [5, 1, 3]), two])
+    assert differences(whole, [[0, 4, 2], [3, 5, 1, -1]]) == (0.0, 0)
+
+
+def test_torchvisions_folder_beside_ours(root, tmp_path):
+    transform = v1.Compose([v1.CenterCrop(40), v1.PILToTensor()])
+    ours, theirs = penstock.ImageFolder(root, transform), datasets.ImageFolder(fill_folder(tmp_path), transform)
+    whole: Any = ConcatDataset([theirs, Subset(ours, [6, 2])])
+    ((pixels, labels),) = list(on_device(whole, [[9, 3, 8]]))
+    expected, expected_labels = default_collate([whole[9], whole[3], whole[8]])
+    assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+
+
+# ---- order and the rest of a pass ----
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_batches_come_in_order_for_any_number_of_threads(root, workers):
+    dataset = folder(root, v1.RandomCrop(20))
+    batches = [[n % 8, (3 * n) % 8] for n in range(40)]
+    with_two, ours = list(on_device(dataset, batches)), on_device(dataset, batches, workers)
+    assert len(ours) == 40
+    for (pixels, labels), (expected, expected_labels) in zip(ours, with_two, strict=True):
+        assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+
+
+def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
+    dataset = folder(root, v1.CenterCrop(20))
+    taken = GpuDecoding(
+        planned(dataset),
+        Course(iter([([0, 1], range(2)), (np.array([2]), range(2, 3))]), 2, 0, 0),
+        means(),
+        OnHost(CPU),
+        CPU,
+    )  # a list is what as_indices gives for other things than indices
+    first, second = list(taken)
+    assert first[0].dtype == torch.float32 and torch.equal(first[0][1], dataset[1][0])
+    assert second[0].dtype == torch.uint8
+
+
+def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
+    fill_folder(tmp_path, SIZES[:3])
+    photo(9, (50, 60)).save(tmp_path / "class0" / "a.png")
+    (tmp_path / "class0" / "b.jpg").write_bytes(jpeg(photo(8, (60, 50)).convert("L")))
+    (tmp_path / "class0" / "c.jpg").write_bytes(jpeg(photo(7, (60, 50)).convert("CMYK")))
+    dataset = folder(tmp_path, v1.RandomCrop(30), v1.RandomHorizontalFlip())
+    everything = [list(range(len(dataset)))]
+    assert differences(dataset, everything) == (0.0, 0)
+    given = means()
+    batches = GpuDecoding(planned(dataset), course(everything), given, OnHost(CPU), CPU)
+    next(batches)
+    told = given.counters.snapshot((0, 0, 0))
+    assert told.samples == len(dataset) == 6
+    assert told.read_by_python == {
+        "not a JPEG": 1,
+        "JPEG: grey, which this decoder does not take": 1,
+        "JPEG: CMYK, or not 8 bits a sample": 1,
+    }
+
+
+class Refusing:
+    """A decoder that leaves out some files, and turns others round, as EXIF might ask."""
+
+    name, grey = "picky", True
+
+    def __init__(self, leave_out):
+        self.leave_out = leave_out
+        self.asked = []
+
+    def decode(self, encoded):
+        self.asked.append(len(encoded))
+        decoded: list[Any] = OnHost(CPU).decode(encoded)
+        out: list[Any] = [None if n in self.leave_out else picture for n, picture in enumerate(decoded)]
+        return [*out[:-1], out[-1].transpose(1, 2)]
+
+
+def test_pillow_reads_what_the_decoder_does_not(root):
+    dataset = folder(root, v1.RandomCrop(40))
+    decoder = Refusing({1})
+    ((ours, _),) = list(on_device(dataset, [[0, 1, 3, 4]], decoder=decoder))
+    assert decoder.asked == [4]
+    assert torch.equal(ours, on_host(dataset, [[0, 1, 3, 4]])[0][0])
+
+
+def test_orientation_is_not_applied(tmp_path):
+    fill_folder(tmp_path, SIZES[:2])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    (tmp_path / "class0" / "x.jpg").write_bytes(jpeg(photo(5, (60, 40)), exif=turned))
+    assert differences(folder(tmp_path, v1.CenterCrop((60, 40))), [[0, 1, 2]]) == (0.0, 0)
+
+
+class Beside:
+    """A lane of the CPU that counts what is done on it."""
+
+    device = CPU
+
+    def __init__(self):
+        self.copied, self.worked, self.received = 0, 0, 0
+
+    def current(self):
+        return nullcontext()
+
+    def working(self):
+        self.worked += 1
+        return nullcontext()
+
+    def copy(self, tensor):
+        self.copied += 1
+        return tensor.clone()
+
+    def pin(self, value):
+        return value
+
+    def mark(self):
+        return None
+
+    def receive(self, mark, tensors):
+        self.received += 1
+
+
+def test_a_loaders_pass_goes_on_from_here(root):
+    dataset = folder(root, v1.CenterCrop(50))
+    table = planned(dataset).table
+    assert table is not None
+    lane: Any = Beside()
+    source = GpuDecoding(planned(dataset), course(BATCHES), means(), OnHost(CPU), CPU, lane)
+    arithmetic = partial(finish, Arithmetic(table))
+    batches = list(Feeding(source, Feed("cpu"), CPU, lane, finish=arithmetic, end_source=source.close))
+    for (images, labels), numbers in zip(batches, BATCHES, strict=True):
+        expected, expected_labels = default_collate([dataset[n] for n in numbers])
+        assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
+    # Decoding and the rest of the way are on the lane; pixels that are on the device are not copied.
+    assert (lane.worked, lane.received) == (2 * len(BATCHES), len(BATCHES))
+    wait_until(lambda: not reading_threads())
+
+
+# ---- errors ----
+
+
+def damaged(tmp_path):
+    """Return a folder of six images: 1 is cut off, 2 empty, 4 missing."""
+    dataset = folder(fill_folder(tmp_path, SIZES[:6]), v1.CenterCrop(30))
+    files = [path for path, _ in dataset.samples]
+    os.truncate(files[1], 700)
+    os.truncate(files[2], 0)
+    os.unlink(files[4])
+    return dataset
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
+    dataset = damaged(tmp_path)
+    batches = [[0], [1], [2, 0], [0, 4, 1], [3, 5]]
+    kinds: list[Any] = []
+    ours = on_device(dataset, batches, workers)
+    theirs = Filling(planned(dataset), course(batches), means())
+    for _ in batches:
+        found = []
+        for taken in (ours, theirs):
+            try:
+                found.append(next(taken))
+            except penstock.SampleError as error:
+                found.append(error)
+        if isinstance(found[0], Exception):
+            assert type(found[0]) is type(found[1]) and str(found[0]) == str(found[1])
+            assert "of a batch of" in found[0].__notes__[0]
+            kinds.append(next(kind for kind in (CorruptSample, MissingSample) if isinstance(found[0], kind)))
+        else:
+            assert torch.equal(found[0][0], found[1][0])
+            kinds.append(None)
+    assert kinds == [None, CorruptSample, CorruptSample, MissingSample, None]
+    with pytest.raises(StopIteration):
+        next(ours)
+
+
+def test_pictures_of_other_shapes_are_named(root):
+    ours = on_device(folder(root, v1.Pad(1)), [[0, 1], [5, 5]])
+    with pytest.raises(ShapeMismatch, match=r"has shape \(3, .*as sample"):
+        next(ours)
+    assert next(ours)[0].shape[0] == 2
+
+
+def test_a_bomb_is_pillows_to_refuse(root, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
+    with pytest.raises(ImageTooLarge):
+        next(on_device(folder(root, v1.CenterCrop(10)), [[0]]))
+
+
+def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
+    dataset = folder(fill_folder(tmp_path), v1.RandomCrop(30))
+    file = dataset.samples[3][0]
+    with open(file, "r+b") as damaged_file:
+        damaged_file.truncate(900)
+    batches, outcomes = [[0, 3, 1], [3, 5]], []
+    for make in (on_device, None):
+        register: Any = register_of(Replace(max_share=0.5), dataset)
+        register.substitutes.population = range(8)
+        if make is not None:
+            taken = make(dataset, batches, substitutes=register.substitutes, deliver=register.deliver)
+        else:
+            given = means(deliver=register.deliver)
+            taken = Filling(planned(dataset), course(batches), given, substitutes=register.substitutes)
+        outcomes.append([*taken, sorted(register.quarantine.known)])
+    *ours, known = outcomes[0]
+    *theirs, known_there = outcomes[1]
+    assert known == known_there == [file]
+    for (pixels, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
+        assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+
+
+def test_what_the_users_own_transform_decides(tmp_path):
+    dataset = folder(fill_folder(tmp_path, [(40, 40), (12, 40)]), v1.RandomCrop(20))
+    with pytest.raises(ValueError, match="larger than"):
+        list(on_device(dataset, [[0, 1]]))
+
+
+# ---- threads ----
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-reading")]
+
+
+@pytest.mark.parametrize("way", ["exhausted", "closed", "dropped", "raised"])
+def test_threads_end_with_the_pass(root, way):
+    batches = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]] * 30)
+    next(batches)
+    assert len(reading_threads()) == 2
+    if way == "exhausted":
+        assert len(list(batches)) == 29
+    elif way == "closed":
+        batches.close()
+        with pytest.raises(StopIteration):
+            next(batches)
+    elif way == "dropped":
+        gone = weakref.ref(batches)
+        del batches
+        assert gone() is None  # no thread and no cycle holds it
+    else:
+        batches._decoder = Refusing({0, 1})
+        batches._decoder.decode = None
+        with pytest.raises(TypeError):
+            next(batches)
+        batches.close()
+    wait_until(lambda: not reading_threads())
+
+
+def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(self, leaf, local):
+        begun.set()
+        go_on.wait(30)
+        return "late"
+
+    monkeypatch.setattr(reading.Readers, "_encoded", slow)
+    monkeypatch.setattr("penstock.executors.workers.leaving.JOIN_SECONDS", 0.1)
+    batches, raised = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]]), []
+
+    def take():
+        try:
+            next(batches)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert begun.wait(30)
+    batches.close()
+    thread.join(30)
+    go_on.set()
+    assert raised == ["the loader's iterator was closed while a batch was waited for"]
+    wait_until(lambda: not reading_threads())
+
+
+def test_waiting_ends_after_the_timeout(root, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, leaf, local: str(go_on.wait(30)))
+    dataset = folder(root, v1.CenterCrop(20))
+    batches = GpuDecoding(planned(dataset), course([[0]]), means(timeout=0.05), OnHost(CPU), CPU)
+    with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):
+        next(batches)
+    go_on.set()
+    batches.close()
+
+
+def test_another_pass_with_the_same_iterator(root):
+    dataset = folder(root, v1.RandomCrop(20))
+    batches = on_device(dataset, [[0, 1]])
+    first = list(batches)
+    batches.begin(planned(dataset), course([[0, 1], [2]]))
+    again = list(batches)
+    assert len(again) == 2 and torch.equal(again[0][0], first[0][0])
+    wait_until(lambda: not reading_threads())
+
+
+def test_an_error_keeps_no_memory(tmp_path):
+    batches = on_device(damaged(tmp_path), [[0, 1]])
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(CorruptSample) as caught:
+            next(batches)
+        gone = weakref.ref(caught.value)
+        del caught
+        batches.close()
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("transform", "why"),
+    [
+        ([v1.Resize(20, InterpolationMode.LANCZOS), *END], "torch has no lanczos resize"),
+        ([v1.Resize(20), v1.ToTensor(), v1.ConvertImageDtype(torch.int16)], "converted in a way"),
+    ],
+)
+def test_recipes_that_stay_on_the_host(root, transform, why):
+    found = plan(
+        penstock.ImageFolder(root, v1.Compose(transform)), batched=True, collate_fn=None, worker_init_fn=None, raw=True
+    )
+    refused = refusal(found)
+    assert refused is not None and why in refused.why
+
+
+def test_datasets_that_stay_on_the_host(root):
+    arrays = penstock.Arrays(torch.arange(4), torch.arange(4))
+    python = folder(root, v1.RandomRotation(3))
+    for dataset, why in ((arrays, "no folder of image files"), (python, "Python reads")):
+        refused = refusal(plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True))
+        assert refused is not None and why in refused.why
+
+
+# ---- decoders ----
+
+
+def test_without_any_decoder_the_error_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(InvalidOption, match=r"tried NVIDIA nvImageCodec \(ModuleNotFoundError.*penstock\[gpu\]"):
+        decoder_for(torch.device("cuda", 0))
+    with pytest.raises(InvalidOption, match=r"there is none for xpu"):
+        decoder_for(torch.device("xpu", 0))
+
+
+def test_a_decoder_whose_pixels_are_wrong_is_passed_over(monkeypatch):
+    class Wrong(OnHost):
+        name = "wrong"
+
+        def __init__(self, device):
+            pass
+
+        def decode(self, encoded):
+            return [255 - picture for picture in super().decode(encoded) if picture is not None]
+
+    class Colour(Wrong):
+        name = "colour"
+
+        def decode(self, encoded):
+            pictures: list[Any] = OnHost.decode(self, encoded)
+            return [None if torch.equal(picture[0], picture[1]) else picture for picture in pictures]
+
+    monkeypatch.setattr(decoders, "NvImageCodec", Wrong)
+    monkeypatch.setattr(decoders, "TorchCodec", Colour)
+    found = decoder_for(torch.device("cuda", 0))
+    assert found.name == "colour" and not found.grey
+    monkeypatch.setattr(decoders, "TorchCodec", type("Both", (Wrong,), {"decode": OnHost.decode}))
+    assert decoder_for(torch.device("cuda", 0)).grey
+
+
+def test_one_bad_file_costs_its_batch_nothing_else():
+    asked = []
+
+    def decode(encoded):
+        asked.append(len(encoded))
+        if any(data[0] == 1 for data in encoded):
+            raise RuntimeError("nvjpeg says no")
+        return encoded
+
+    decoder = decoders._AllOrNothing(decode)
+    files = [torch.tensor([n], dtype=torch.uint8) for n in (0, 1, 2)]
+    assert [None if picture is None else int(picture) for picture in decoder.decode(files)] == [0, None, 2]
+    assert asked == [3, 1, 1, 1]
+
+
+class Codec:
+    """As much of nvidia.nvimgcodec as is used, with images in host memory."""
+
+    def __init__(self):
+        self.made = {}
+        self.decoded = []
+
+    class BackendKind:
+        HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU = range(3)
+
+    class ColorSpec:
+        SRGB = "srgb"
+
+    def Backend(self, kind):
+        return kind
+
+    def CodeStream(self, data):
+        return bytes(data)
+
+    def DecodeParams(self, **options):
+        return options
+
+    def Decoder(self, **options):
+        self.made = options
+        return self
+
+    def decode(self, streams, *, params, cuda_stream):
+        assert params == {"apply_exif_orientation": False, "color_spec": "srgb"} and cuda_stream == 77
+        self.decoded.append(len(streams))
+        return [None if data[:1] != b"\xff" else np.array(Image.open(io.BytesIO(data))) for data in streams]
+
+
+def test_nvimagecodec_is_asked_as_its_documentation_has_it(monkeypatch):
+    codec = Codec()
+    monkeypatch.setattr(importlib, "import_module", {"nvidia.nvimgcodec": codec}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: type("Stream", (), {"cuda_stream": 77}))
+    decoder: Any = decoders.NvImageCodec(torch.device("cuda", 1))
+    assert codec.made["device_id"] == 1 and codec.made["options"] == ":fancy_upsampling=1"
+    image = photo(1, (20, 30))
+    data = [torch.from_numpy(np.frombuffer(d, np.uint8).copy()) for d in (jpeg(image), b"nothing")]
+    (alone,) = decoder.decode(data[:1])
+    first, nothing = decoder.decode(data)
+    assert nothing is None and first.shape == alone.shape == (3, 20, 30) and torch.equal(first, alone)
+    expected: Any = OnHost(CPU).decode(data[:1])[0]
+    assert torch.equal(first, expected)
+    assert codec.decoded == [2, 2]  # one file alone is given twice
+
+
+# ---- headers ----
+
+PHOTO = photo(1, (40, 56))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (jpeg(PHOTO), (56, 40, 3)),
+        (jpeg(PHOTO, progressive=True, optimize=True), (56, 40, 3)),
+        (jpeg(PHOTO, subsampling=0, quality=100), (56, 40, 3)),
+        (jpeg(PHOTO, restart_marker_blocks=2), (56, 40, 3)),
+        (jpeg(PHOTO.convert("L")), (56, 40, 1)),
+        (jpeg(PHOTO) + b"trailing", (56, 40, 3)),
+        (jpeg(PHOTO, comment=b"\xff\xd9" * 9), (56, 40, 3)),
+        (jpeg(PHOTO.convert("CMYK")), "JPEG: CMYK, or not 8 bits a sample"),
+        (jpeg(PHOTO, keep_rgb=True), "JPEG: RGB, or unusual components"),
+        (jpeg(PHOTO)[:-2], "JPEG: no end-of-image marker"),
+        (jpeg(PHOTO)[:400], "JPEG: ends in its header"),
+        (jpeg(PHOTO)[:30], "JPEG: ends in its header"),
+        (b"\xff\xd8\xff", "not a JPEG"),
+        (b"", "not a JPEG"),
+        (b"\x89PNG\r\n", "not a JPEG"),
+        (b"\xff\xd8\xff\xd9", "JPEG: ends in its header"),
+        (b"\xff\xd8\xff\xd9\0\0", "JPEG: unexpected marker"),
+        (b"\xff\xd8\xff\xe0\0\1", "JPEG: ends in its header"),
+        (b"\xff\xd8\xff\xda\0\2\xff\xd9", "JPEG: no frame before the first scan"),
+        (b"\xff\xd8\xff\xc3\0\2\xff\xda", "JPEG: lossless, hierarchical or arithmetic coding"),
+        (b"\xff\xd8\xff\xc0\0\5\x08\0\1\xff\xda\0\2\xff\xd9", "JPEG: no frame before the first scan"),
+    ],
+)
+def test_what_a_header_says(data, expected):
+    assert read_header(np.frombuffer(data, dtype=np.uint8)) == expected
+
+
+def test_no_prefix_of_a_file_and_no_changed_byte_of_its_header_breaks_the_reader():
+    data = np.frombuffer(jpeg(PHOTO), dtype=np.uint8)
+    for end in range(len(data)):
+        assert isinstance(read_header(data[:end]), str)
+    for at in range(640):
+        for value in (0, 1, 0xDA, 0xFF):
+            changed = data.copy()
+            changed[at] = value
+            read_header(changed)
+
+
+# ---- auto ----
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waited", "cpu", "gpu", "settled", "words"),
+    [
+        (0.5, 0.5, 4.0, False, False, "too short to measure"),
+        (
+            100.0,
+            2.0,
+            400.0,
+            False,
+            True,
+            "which keeps up: the loop waited 2% of the time for batches, with 4 CPUs 100%",
+        ),
+        (100.0, 60.0, 90.0, False, True, "does not hold batches up (files may)"),
+        (100.0, 60.0, 390.0, True, True, "the GPU, for the CPU was the bottleneck"),
+        (100.0, 60.0, 450.0, True, True, "4 CPUs 100% busy"),
+    ],
+)
+def test_the_gpu_is_taken_where_a_saturated_cpu_is_waited_for(seconds, waited, cpu, gpu, settled, words):
+    verdict = judge(seconds, waited, cpu, 4)
+    assert (verdict.gpu, verdict.settled) == (gpu, settled) and words in verdict.why
+
+
+def test_a_meter_measures_from_when_it_is_made():
+    clock, cpu_clock = iter([10.0, 30.0]), iter([100.0, 138.0])
+    meter = Meter(2, clock.__next__, cpu_clock.__next__)
+    assert meter.judge(15.0) == judge(20.0, 15.0, 38.0, 2)
+    assert judge(20.0, 15.0, 38.0, 2).gpu

@@ -1,0 +1,655 @@
+"""Batches on their way to a device, with a device whose copies are done as late as they may be."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import pickle
+import threading
+from collections import namedtuple
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.test_arithmetic import cifar
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import TensorDataset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+import penstock
+from penstock.device import feeding as feeding_module
+from penstock.device.bottleneck import Meter, Verdict
+from penstock.device.decoders import decoder_for
+from penstock.device.decoding import GpuDecoding
+from penstock.device.feed import Feed
+from penstock.device.feeding import Feeding, prefetch
+from penstock.device.moving import tensors_in
+from penstock.device.resident import Resident
+from penstock.errors import InvalidOption
+from tests.same import assert_same
+from tests.waiting import wait_until
+
+DEVICE = torch.device("cuda", 0)
+GARBAGE = -99
+
+
+class LateLane:
+    """A device that begins a copy only when somebody waits for it: what is read too early is garbage."""
+
+    device = DEVICE
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.handed_over: list[list[torch.Tensor]] = []
+        self.lock = threading.Lock()
+
+    def current(self) -> Any:
+        return contextlib.nullcontext()
+
+    def working(self) -> Any:
+        return contextlib.nullcontext()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        there = torch.full_like(tensor, GARBAGE) if tensor.dtype != torch.bool else torch.zeros_like(tensor)
+        with self.lock:
+            self.waiting.append((there, tensor))
+        return there
+
+    def pin(self, value: Any) -> Any:
+        return value
+
+    def mark(self) -> int:
+        with self.lock:
+            return len(self.waiting)
+
+    def receive(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
+        with self.lock:
+            for there, tensor in self.waiting[:mark]:
+                if tensor.numel() and there.dtype != torch.bool:
+                    assert (there == GARBAGE).all() or torch.equal(there, tensor)
+                there.copy_(tensor)
+        self.handed_over.append(list(tensors))
+
+
+class PromptLane(LateLane):
+    """A device that copies at once: for what is done to a batch after its copy."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+def feed_through(source: Iterable[Any], lane: Any = None, **options: Any) -> Feeding[Any]:
+    iterator = iter(source)
+    end = getattr(iterator, "close", None)
+    return Feeding(iterator, Feed("cuda", **options), DEVICE, lane or LateLane(), end_source=end)
+
+
+def feeds() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-feed"]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_until(lambda: not feeds())
+
+
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+class Mine:
+    """A type with a .to() of its own, as users' batch types have."""
+
+    def __init__(self, data: torch.Tensor, moved: tuple[Any, ...] = ()) -> None:
+        self.data = data
+        self.moved = moved
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Mine:
+        return Mine(self.data.clone(), (device, non_blocking))
+
+
+class Hidden:
+    """One that hides its tensors."""
+
+    __slots__ = ("get",)
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.get = lambda: data
+
+    def to(self, device: Any) -> Hidden:
+        return Hidden(self.get() + 1000)
+
+
+def nested(number: int) -> Any:
+    x = torch.full((4, 3), float(number))
+    return {
+        "pair": Pair(x, torch.arange(4) + number),
+        "list": [x.half(), (x > 0), None, "text"],
+        "sample": Sample(x.double(), "a name"),
+        "array": np.arange(3),
+        "number": number,
+    }
+
+
+def test_any_structure_arrives_whole() -> None:
+    lane = LateLane()
+    found = list(feed_through([nested(number) for number in range(20)], lane))
+    for number, batch in enumerate(found):
+        wanted = nested(number)
+        assert_same([batch["pair"], batch["list"]], [wanted["pair"], wanted["list"]])
+        assert type(batch["pair"]) is Pair and type(batch["sample"]) is Sample
+        assert torch.equal(batch["sample"].image, wanted["sample"].image) and batch["sample"].name == "a name"
+        assert batch["number"] == number and (batch["array"] == wanted["array"]).all()
+    assert all(len(tensors) == 5 for tensors in lane.handed_over)
+
+
+def test_kept_batches_are_never_overwritten() -> None:
+    source = [torch.full((64,), number) for number in range(50)]
+    kept = list(feed_through(source, depth=3))
+    for number, batch in enumerate(kept):
+        assert (batch == number).all()
+        assert batch is not source[number]
+
+
+def counts(some: list[Any], number: int) -> bool:
+    return len(some) == number
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_no_more_than_depth_batches_are_sent_ahead(depth: int) -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[torch.Tensor]:
+        for number in range(40):
+            taken.append(number)
+            yield torch.tensor([number])
+
+    lane = LateLane()
+    feeding = feed_through(source(), lane, depth=depth)
+    for number in range(10):
+        assert next(feeding).item() == number
+        wait_until(partial(counts, lane.waiting, number + 1 + depth))
+        wait_until(partial(counts, taken, number + 2 + depth))  # one more is at hand
+    assert len(lane.waiting) == 10 + depth
+    feeding.close()
+
+
+def test_errors_are_raised_at_their_batch_and_the_pass_goes_on() -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.number = -1
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            self.number += 1
+            if self.number == 8:
+                raise StopIteration
+            if self.number == 2:
+                raise KeyError("of the source")
+            return torch.tensor([self.number])
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        if batch.item() == 5:
+            raise ValueError("of the transform")
+        return batch * 10
+
+    feeding = feed_through(Source(), PromptLane(), transform=transform)
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(feeding).item())
+        except StopIteration:
+            break
+        except Exception as error:
+            found.append((type(error), getattr(error, "__notes__", [])))
+    note = "while batch 5 of this pass went to its device"
+    assert found == [0, 10, (KeyError, []), 30, 40, (ValueError, [note]), 60, 70]
+    assert list(feeding) == []
+
+
+def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = PromptLane()
+    copy = lane.copy
+
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor[0] == 1:
+            raise torch.OutOfMemoryError("no memory left")
+        return copy(tensor)
+
+    monkeypatch.setattr(lane, "copy", full)
+    feeding = feed_through([torch.tensor([number]) for number in range(4)], lane)
+    assert next(feeding).item() == 0
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        next(feeding)
+    assert [batch.item() for batch in feeding] == [2, 3]
+
+
+def test_a_device_that_cannot_be_used_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = LateLane()
+
+    def current() -> Any:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(lane, "current", current)
+    feeding = feed_through([torch.zeros(1)], lane)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        next(feeding)
+    assert list(feeding) == []
+
+
+def test_leaving_early_ends_thread_and_source() -> None:
+    ended = threading.Event()
+
+    def source() -> Iterator[torch.Tensor]:
+        try:
+            while True:
+                yield torch.zeros(1)
+        finally:
+            ended.set()
+
+    for batch in feed_through(source()):
+        assert batch is not None
+        break
+    gc.collect()
+    assert ended.wait(10)
+    wait_until(lambda: not feeds())
+
+
+def test_a_source_that_gives_nothing_does_not_keep_the_program() -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    class Source:
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> None:
+            asked.set()
+            release.wait(30)
+            raise StopIteration
+
+    feeding = feed_through(Source())
+    assert asked.wait(10)
+    feeding_module.JOIN_SECONDS, before = 0.05, feeding_module.JOIN_SECONDS
+    try:
+        feeding.close()
+    finally:
+        feeding_module.JOIN_SECONDS = before
+    assert list(feeding) == []
+    release.set()
+
+
+def test_several_at_once() -> None:
+    feedings = [feed_through([torch.tensor([10 * lane + n]) for n in range(30)], depth=lane + 1) for lane in range(4)]
+    for number in range(30):
+        assert [next(feeding).item() for feeding in feedings] == [10 * lane + number for lane in range(4)]
+
+
+def test_types_that_move_themselves() -> None:
+    mine, plain = next(feed_through([(Mine(torch.ones(3)), torch.zeros(2))], PromptLane()))
+    assert type(mine) is Mine and mine.moved == (DEVICE, True) and (plain == 0).all()
+    packed = pack_padded_sequence(torch.arange(6.0).view(3, 2), torch.tensor([3, 2]))
+    assert len(list(tensors_in(packed))) == 2
+    (sequence,) = prefetch([packed], "cpu", dtype=torch.float64)
+    assert type(sequence) is PackedSequence
+
+
+def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = PromptLane()
+    threads: list[int] = []
+
+    def to(self: Hidden, device: Any) -> Hidden:
+        threads.append(threading.get_ident())
+        return self
+
+    monkeypatch.setattr(Hidden, "to", to)
+    hidden = next(feed_through([Hidden(torch.ones(2))], lane))
+    assert (hidden.get() == 1).all() and lane.handed_over == []
+    assert threads == [threading.get_ident()]
+
+
+def test_tensors_in_objects() -> None:
+    one, two, three = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+    loop: list[Any] = [one, {"a": Mine(two)}, (three, one), "text", 5, None]
+    loop.append(loop)
+    assert {id(tensor) for tensor in tensors_in(loop)} == {id(one), id(two), id(three)}
+    assert list(tensors_in(Hidden(one))) == []
+
+
+def test_what_the_feed_asks_is_done_on_the_device() -> None:
+    image, label = torch.rand(2, 3, 4, 5), torch.arange(2)
+    (out, labels) = next(feed_through([(image, label)], PromptLane(), dtype=torch.bfloat16, channels_last=True))
+    assert out.dtype == torch.bfloat16 and out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out, image.bfloat16()) and torch.equal(labels, label)
+
+
+# --- prefetch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
+    """Make cuda:0 a LateLane; returns those that were made."""
+    lanes: list[LateLane] = []
+
+    def lane_to(device: torch.device) -> LateLane:
+        lanes.append(LateLane())
+        return lanes[-1]
+
+    monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
+    for module in ("penstock.device.feeding", "penstock.device.station"):
+        monkeypatch.setattr(f"{module}.lane_to", lane_to)
+    monkeypatch.setattr(penstock.DataLoader, "_can_pin", lambda self: False)
+    return lanes
+
+
+DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_prefetch_around_torchs_loader(late: list[LateLane], workers: int, persistent: bool) -> None:
+    loader = TorchDataLoader(DATA, batch_size=4, num_workers=workers, persistent_workers=persistent)
+    batches = prefetch(loader, "cuda")
+    assert len(batches) == 5 and batches.sampler is loader.sampler
+    for _ in range(2):
+        assert_same(list(batches), list(TorchDataLoader(DATA, batch_size=4)))
+    first = iter(batches)
+    assert_same(next(first), next(iter(TorchDataLoader(DATA, batch_size=4))))
+    assert_same(list(batches), list(TorchDataLoader(DATA, batch_size=4)))  # while the first one is held
+    if persistent:
+        assert list(first) == []
+    del first
+    assert len(feeds()) == 0
+
+
+def test_prefetch_reads_loaders_without_workers_in_the_callers_thread(late: list[LateLane]) -> None:
+    threads: set[int] = set()
+
+    class Here(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            threads.add(threading.get_ident())
+            return super().__getitem__(index)
+
+    data = Here(*DATA.tensors)
+    assert len(list(prefetch(TorchDataLoader(data, batch_size=4), "cuda"))) == 5
+    assert threads == {threading.get_ident()}
+
+
+def test_prefetch_on_the_cpu_changes_nothing() -> None:
+    source = [nested(number) for number in range(3)]
+    for found, given in zip(prefetch(source, "cpu"), source, strict=True):
+        assert found is given
+    assert not feeds()
+    doubled = prefetch((torch.ones(1, 3, 2, 2) for _ in range(2)), "cpu", transform=lambda x: 2 * x, channels_last=True)
+    for batch in doubled:
+        assert (batch == 2).all() and batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    with pytest.warns(UserWarning, match="no cuda device is available, so that batches stay on the CPU"):
+        (batch,) = prefetch([torch.ones(2)], "cuda:3")
+    assert batch.is_cpu
+
+
+@pytest.mark.parametrize(("rank", "index"), [(None, 1), ("3", 3), ("9", 1), ("x", 1)])
+def test_cuda_is_the_ranks_own(monkeypatch: pytest.MonkeyPatch, rank: str | None, index: int) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert Feed("cuda").resolve() == torch.device("cuda", index)
+    assert Feed("cuda:2").resolve() == torch.device("cuda", 2)
+    with pytest.raises(InvalidOption, match=r"cuda:7.*sees 4 of them, cuda:0 to cuda:3"):
+        Feed("cuda:7").resolve()
+
+
+ANY_FEED: Any = Feed
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Feed("gpu"), "device='gpu'"),
+        (lambda: Feed("meta"), "batches can be fed to cpu, cuda"),
+        (lambda: Feed(True), "a name such as 'cuda'"),
+        (lambda: ANY_FEED(None), "a name such as 'cuda'"),
+        (lambda: Feed("cpu", depth=0), "depth=0"),
+        (lambda: ANY_FEED("cpu", depth=1.5), "depth=1.5"),
+        (lambda: Feed("cpu", dtype=torch.int8), "a floating-point dtype"),
+        (lambda: ANY_FEED("cpu", dtype="half"), "a floating-point dtype"),
+        (lambda: ANY_FEED("cpu", transform=3), "transform=3"),
+        (lambda: ANY_FEED("cpu", decode="fpga"), "decode='fpga'"),
+        (lambda: ANY_FEED("cpu", cache="host"), "cache='host'"),
+        (lambda: penstock.DataLoader(DATA, device="gpu"), "device='gpu'"),
+        (lambda: prefetch([], "gpu"), "device='gpu'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        make()
+
+
+def test_prefetch_takes_iterables_only() -> None:
+    with pytest.raises(TypeError, match="an iterable of batches, not int"):
+        prefetch(3, "cpu")  # type: ignore[arg-type]
+
+
+# --- the loader's device= ---------------------------------------------------------------------------------------------
+
+
+class Squares(torch.utils.data.Dataset[Any]):
+    """Read by Python."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 13:
+            raise ValueError("thirteen")
+        return torch.full((2,), float(index * index)), index
+
+
+@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(Squares(), range(12))], ids=["native", "python"])
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 2}, {}, {"num_workers": 2, "persistent_workers": True}],
+    ids=["0", "2", "default", "persistent"],
+)
+@pytest.mark.parametrize("method", [None, "thread"])
+def test_loaders_bring_batches_to_their_device(late: list[LateLane], dataset: Any, options: Any, method: Any) -> None:
+    arguments = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
+    loader = penstock.DataLoader(dataset, device="cuda", worker_method=method, **arguments)
+    plain = penstock.DataLoader(dataset, worker_method=method, **arguments)
+    for _ in range(2):
+        assert_same(list(loader), list(plain))
+    iterator = iter(loader)
+    assert_same(next(iterator), next(iter(plain)))
+    assert len(iterator) == len(plain)
+    assert_same(list(loader), list(plain))
+    assert len(late) == 4
+    del iterator
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    sent: list[torch.dtype] = []
+
+    class Spy(PromptLane):
+        def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+            sent.append(tensor.dtype)
+            return super().copy(tensor)
+
+    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: Spy())
+    photos = cifar(
+        v1.RandomCrop(32, padding=4),
+        v1.RandomHorizontalFlip(),
+        v1.ToTensor(),
+        v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3),
+    )
+    options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
+    loader = penstock.DataLoader(photos, device="cuda", **options)
+    plain = penstock.DataLoader(photos, **options)
+    for _ in range(2):
+        assert_same(list(loader), list(plain))
+    assert set(sent) == {torch.uint8, torch.int64}
+    half = penstock.DataLoader(photos, device=Feed("cuda", dtype=torch.bfloat16, channels_last=True), **options)
+    for (image, label), (wanted, wanted_label) in zip(half, penstock.DataLoader(photos, **options), strict=True):
+        assert image.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(image, wanted.bfloat16()) and torch.equal(label, wanted_label)
+    assert "device   convert" in loader.explain()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_data_that_lives_on_the_device(
+    late: list[LateLane], monkeypatch: pytest.MonkeyPatch, workers: int, persistent: bool
+) -> None:
+    monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(torch.device("cpu")))
+    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
+    photos = cifar(v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor())
+    options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
+    options["persistent_workers"] = persistent and workers > 0
+    loader = penstock.DataLoader(photos, device=Feed("cuda", cache="device"), **options)
+    plain = penstock.DataLoader(photos, **options)
+    for _ in range(2):
+        assert_same(list(loader), list(plain))
+    photos.data = photos.data[::-1].copy()
+    assert_same(list(loader), list(plain))
+    assert "of arrays on cpu: batches are cropped, padded, flipped and gathered there" in loader.explain()
+    again = pickle.loads(pickle.dumps(loader))
+    assert_same(list(again), list(plain))
+
+
+@pytest.fixture
+def decodes_on_the_cpu(late: list[LateLane], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make of cuda:0 a device that decodes JPEG files, with Pillow on the CPU."""
+
+    def decoding(plan: Any, course: Any, means: Any, decoder: Any, device: Any, lane: Any, **named: Any) -> GpuDecoding:
+        return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
+
+    monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
+    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: decoder_for(torch.device("cpu")))
+    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> ImageFolder:
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for number in range(6):
+            noise = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+            image = Image.fromarray(noise).resize((80, 60), Image.Resampling.BICUBIC)
+            image.save(tmp_path / kind / f"{number}.jpg")
+    return ImageFolder(str(tmp_path), v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]))
+
+
+def assert_close(found: list[Any], wanted: list[Any]) -> None:
+    for (images, labels), (expected, expected_labels) in zip(found, wanted, strict=True):
+        assert (images - expected).abs().max() <= 2.01 / 255
+        assert torch.equal(labels, expected_labels)
+
+
+def test_images_are_decoded_there(decodes_on_the_cpu: None, photos: ImageFolder) -> None:
+    options: Any = {"batch_size": 4, "shuffle": True, "seed": 1, "num_workers": 2}
+    loader = penstock.DataLoader(photos, device=Feed("cuda", decode="gpu"), **options)
+    plain = penstock.DataLoader(photos, **options)
+    for _ in range(2):
+        assert_close(list(loader), list(plain))
+    assert "decode   on the device" in loader.explain()
+
+
+def test_auto_decodes_there_once_the_cpu_was_the_bottleneck(
+    decodes_on_the_cpu: None, photos: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(meter: Meter, waited: float) -> Verdict:
+        assert waited > 0
+        return Verdict(True, "the GPU, for the CPU was the bottleneck")
+
+    monkeypatch.setattr(Meter, "judge", judge)
+    options: Any = {"batch_size": 4, "shuffle": True, "seed": 1, "num_workers": 2}
+    loader = penstock.DataLoader(photos, device=Feed("cuda", decode="auto"), **options)
+    plain = penstock.DataLoader(photos, **options)
+    assert "until a pass was measured" in loader.explain()
+    assert_same(list(loader), list(plain))
+    assert_close(list(loader), list(plain))
+    assert "decode   on the device" in loader.explain()
+
+
+def test_nothing_that_decodes_there(late: list[LateLane], photos: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(device: torch.device) -> Any:
+        raise InvalidOption("no decoder: pip install penstock[gpu]")
+
+    monkeypatch.setattr("penstock.device.station.decoder_for", none)
+    with pytest.raises(InvalidOption, match=r"penstock\[gpu\]"):
+        iter(penstock.DataLoader(photos, device=Feed("cuda", decode="gpu")))
+
+
+def test_what_is_not_in_memory_stays_on_the_host(late: list[LateLane]) -> None:
+    loader = penstock.DataLoader(Squares(), batch_size=4, device=Feed("cuda", cache="device"))
+    assert_same(next(iter(loader)), next(iter(penstock.DataLoader(Squares(), batch_size=4))))
+    assert "cache    the data stays on the host: Python reads it" in loader.explain()
+
+
+def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateLane]) -> None:
+    loader = penstock.DataLoader(Squares(), batch_size=4, num_workers=2, worker_method="thread", device="cuda")
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    with pytest.raises(ValueError, match="thirteen"):
+        next(iterator)
+    assert next(iterator)[1].tolist() == [16, 17, 18, 19]
+    assert list(iterator) == []
+    assert len(list(zip(range(3), loader, strict=False))) == 3
+
+
+def test_stats_count_what_the_loop_waits(late: list[LateLane]) -> None:
+    loader = penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda")
+    list(loader)
+    stats = loader.stats()
+    assert (stats.batches, stats.samples) == (5, 20) and stats.wait_seconds > 0
+
+
+def test_the_cpu_as_device_is_the_loader_as_it_is() -> None:
+    found = list(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cpu"))
+    assert_same(found, list(TorchDataLoader(DATA, batch_size=4)))
+
+
+def test_a_forked_child_is_told(late: list[LateLane]) -> None:
+    feeding = iter(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda"))
+    next(feeding)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(feeding)
+        except RuntimeError as error:
+            os._exit(0 if "forked off" in str(error) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    feeding.close()
+
+
+def test_lightning_and_accelerate_find_the_device_among_the_arguments() -> None:
+    loader = penstock.DataLoader(DATA, batch_size=4, device=Feed("cpu", depth=3))
+    again: Any = loader.again(DATA, batch_size=2)
+    assert again.device == Feed("cpu", depth=3)

@@ -1,0 +1,295 @@
+"""What a program may do with a batch's memory, which is recycled: all that it may with a batch of torch's loader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.dlpack
+from torch.utils.data import Dataset, TensorDataset
+
+import penstock
+from penstock.executors import buffers
+
+SAMPLES = 64
+BATCH = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_batches_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_RECYCLED", 1)
+
+
+class Rows(Dataset[Any]):
+    """Read by Python: tensors and arrays."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((100,), float(index)), np.full(100, index, np.float32)
+
+
+def arrays() -> TensorDataset:
+    values = torch.arange(float(SAMPLES))[:, None].expand(SAMPLES, 100).contiguous()
+    return TensorDataset(values, values.clone())
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "native": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=2),
+    "native, here": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=0),
+    "threads": lambda: penstock.DataLoader(Rows(), BATCH, num_workers=2, worker_method="thread"),
+    "threads, here": lambda: penstock.DataLoader(Rows(), BATCH, num_workers=0, worker_method="thread"),
+}
+
+
+@pytest.fixture(params=LOADERS, ids=list(LOADERS))
+def loader(request: pytest.FixtureRequest) -> Any:
+    return LOADERS[request.param]()
+
+
+def is_right(batch: Any, number: int) -> bool:
+    expected = torch.arange(number * BATCH, number * BATCH + BATCH, dtype=torch.float32)[:, None].expand(BATCH, 100)
+    return all(torch.equal(torch.as_tensor(field), expected) for field in batch)
+
+
+def grow(tensor: torch.Tensor) -> None:
+    assert tensor.resize_(1000).shape == (1000,)
+    tensor.fill_(-1)
+
+
+def shrink(tensor: torch.Tensor) -> None:
+    tensor.resize_(2)
+
+
+def free(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(0)  # as FSDP does
+    assert tensor.untyped_storage().nbytes() == 0
+
+
+def free_and_make(tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    tensor.fill_(-1)
+
+
+def exchange(tensor: Any) -> None:
+    tensor.set_(torch.full((3,), -1.0))
+
+
+def exchange_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full((3,), -1.0)
+
+
+def differentiate(tensor: torch.Tensor) -> None:
+    tensor.requires_grad_()
+    (tensor * tensor).sum().backward()
+    assert tensor.grad is not None
+
+
+def in_inference_mode(tensor: torch.Tensor) -> None:
+    with torch.inference_mode():
+        tensor.fill_(-1)
+
+
+def overwrite(tensor: torch.Tensor) -> None:
+    tensor.fill_(-1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        grow,
+        shrink,
+        free,
+        free_and_make,
+        exchange,
+        exchange_data,
+        torch.Tensor.share_memory_,
+        differentiate,
+        in_inference_mode,
+        overwrite,
+    ],
+)
+def test_a_batch_may_be_changed_and_the_others_stay_right(loader: Any, change: Callable[[Any], None]) -> None:
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            assert is_right(batch, number)
+            for field in batch:
+                change(field)
+            del field
+
+
+def on_storage(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0).set_(storage, 0, (400,), (1,))
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda tensor: tensor,
+    "view": lambda tensor: tensor.view(2, 200),
+    "row": lambda tensor: tensor[:],
+    "detached": torch.Tensor.detach,
+    "data": lambda tensor: tensor.data,
+    "numpy": torch.Tensor.numpy,
+    "asarray": np.asarray,
+    "memoryview": lambda tensor: memoryview(tensor.numpy()),  # type: ignore[arg-type]
+    "dlpack": torch.Tensor.__dlpack__,
+    "storage": torch.Tensor.untyped_storage,
+    "typed storage": lambda tensor: torch.storage.TypedStorage(
+        wrap_storage=tensor.untyped_storage(), dtype=torch.float32, _internal=True
+    ),
+    "new tensor on the storage": lambda tensor: on_storage(tensor.untyped_storage()),
+    "graph": lambda tensor: (tensor * torch.ones(1, requires_grad=True)).sum(),
+    "parameter": torch.nn.Parameter,
+    "subclass": lambda tensor: tensor.as_subclass(torch.nn.Buffer),
+}
+
+
+def _read(held: Any) -> list[float]:
+    if isinstance(held, torch.UntypedStorage):
+        held = on_storage(held)
+    elif isinstance(held, torch.storage.TypedStorage):
+        held = on_storage(held._untyped_storage)
+    elif isinstance(held, torch.Tensor) and held.grad_fn is not None:
+        saved: Any = held.grad_fn.next_functions[0][0]
+        return [float(value) for value in saved._saved_self.flatten().tolist()]
+    elif type(held).__name__ == "PyCapsule":
+        held = torch.utils.dlpack.from_dlpack(held)
+    return [float(value) for value in np.asarray(held.detach() if isinstance(held, torch.Tensor) else held).flatten()]
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=list(HOLDERS))
+def test_what_anybody_holds_of_a_batch_is_never_overwritten(loader: Any, hold: Callable[[Any], Any]) -> None:
+    held: list[Any] = []
+    for _ in range(2):
+        batches = iter(loader)
+        for batch in batches:
+            held.append(hold(batch[0]))
+            del batch
+    expected = [[float(n * BATCH + i) for i in range(BATCH) for _ in range(100)] for n in range(SAMPLES // BATCH)]
+    assert [_read(one) for one in held] == expected * 2
+
+
+def test_memory_is_used_again(loader: Any) -> None:
+    for _ in range(20):
+        for number, batch in enumerate(loader):
+            assert is_right(batch, number)
+    del batch
+    stats = loader.stats()
+    assert stats.buffers_created <= 40
+    assert stats.buffers_lent == 0
+
+
+def test_a_batch_in_another_thread_is_not_overwritten(loader: Any) -> None:
+    wrong: list[int] = []
+    go = threading.Semaphore(0)
+    box: deque[Any] = deque()
+
+    def check() -> None:
+        for number in range(SAMPLES // BATCH):
+            go.acquire()
+            batch = box.popleft()
+            if not is_right(batch, number):
+                wrong.append(number)
+            del batch
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    for batch in loader:
+        box.append(batch)
+        del batch
+        go.release()
+    thread.join()
+    assert not wrong
+
+
+def _receive(queue: Any, answer: Any) -> None:
+    for number in range(SAMPLES // BATCH):
+        answer.put(is_right(queue.get(), number))
+
+
+@pytest.mark.timeout(120)
+def test_batches_sent_to_another_process_stay_what_they_are(loader: Any) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    queue, answer = context.Queue(), context.Queue()
+    process = context.Process(target=_receive, args=(queue, answer))
+    process.start()
+    kept = []
+    for batch in loader:
+        queue.put(batch)  # which moves it to shared memory
+        kept.append(batch)
+    assert all(is_right(batch, number) for number, batch in enumerate(kept))
+    assert all(answer.get() for _ in kept)
+    process.join()
+    kept.clear()
+    del batch
+    for number, batch in enumerate(loader):
+        assert is_right(batch, number)
+        assert not any(field.is_shared() for field in batch)
+
+
+def test_batches_in_a_forked_child(loader: Any) -> None:
+    batches = iter(loader)
+    first = next(batches)
+    child = os.fork()
+    if child == 0:
+        right = is_right(first, 0)
+        del first
+        right = right and all(is_right(batch, number) for number, batch in enumerate(loader))
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_right(first, 0)
+    assert all(is_right(batch, number) for number, batch in enumerate(batches, 1))
+
+
+def test_a_batch_outlives_its_loader() -> None:
+    for make in LOADERS.values():
+        loader = make()
+        batch = next(iter(loader))
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+        assert is_right(batch, 0)
+
+
+def test_a_pickled_batch_is_no_larger_than_torchs(loader: Any) -> None:
+    (batch, *_) = loader
+    theirs = next(iter(torch.utils.data.DataLoader(loader.dataset, BATCH)))
+    assert len(pickle.dumps(batch)) < len(pickle.dumps(theirs)) + 64  # of its memo
+    for ours, their in zip(batch, theirs, strict=True):
+        assert ours.untyped_storage().nbytes() == their.untyped_storage().nbytes()
+        assert not ours._is_view()
+
+
+class Labelled(Dataset[Any]):
+    """Has the labels of its samples in a tensor, or in a list of tensors."""
+
+    def __init__(self, targets: Any) -> None:
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index)), self.targets[index]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_labels_that_a_state_is_hashed_of_may_be_resized(listed: bool) -> None:
+    targets: Any = [torch.ones(1) for _ in range(SAMPLES)] if listed else torch.arange(SAMPLES)
+    loader = penstock.DataLoader(Labelled(targets), BATCH)
+    next(iter(loader))
+    loader.state_dict()
+    for tensor in targets if listed else [targets]:
+        tensor.resize_(5 * SAMPLES)

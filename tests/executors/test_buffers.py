@@ -1,0 +1,94 @@
+"""Batch memory: lent, taken back when nothing rests on it any more, kept in bounds."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from penstock import _native
+from penstock.executors.buffers import Buffers, Field
+
+pytestmark = pytest.mark.native
+
+
+def test_a_block_comes_back_and_is_used_again() -> None:
+    buffers = Buffers(pinned=False, keep=2)
+    spec = Field(_native.Spec("float32", [3, 4 << 10]))
+    rows = buffers.rows(5, spec)
+    assert rows.tensor.shape == (5, 3, 4 << 10)
+    assert rows.tensor.dtype == torch.float32
+    assert rows.memory.nbytes == 5 * 48 << 10
+    address = rows.tensor.data_ptr()
+    assert address % 64 == 0
+    assert buffers.counts() == (1, 0, 1)
+    view = rows.tensor[2, 1]
+    del rows
+    assert buffers.counts() == (1, 0, 1)  # the view holds it
+    del view
+    assert buffers.counts() == (0, 1, 1)
+    assert buffers.rows(5, spec).tensor.data_ptr() == address
+    assert repr(buffers) == "Buffers(pinned=False, lent=0, free=1, created=1)"
+
+
+def test_no_more_than_keep_are_kept() -> None:
+    buffers = Buffers(pinned=False, keep=2)
+    lent = [buffers.rows(8, Field(_native.Spec("uint8", [10 << 10]))) for _ in range(5)]
+    assert buffers.counts() == (5, 0, 5)
+    lent.clear()
+    assert buffers.counts() == (0, 2, 5)
+
+
+def test_a_much_larger_block_is_not_wasted_on_a_small_batch() -> None:
+    buffers = Buffers(pinned=False, keep=4)
+    large = buffers.rows(1, Field(_native.Spec("uint8", [10 << 20])))
+    del large
+    small = buffers.rows(1, Field(_native.Spec("uint8", [100 << 10])))
+    assert buffers.counts() == (1, 1, 2)
+    assert small.memory.nbytes == 100 << 10
+
+
+def test_small_batches_are_left_to_torchs_allocator() -> None:
+    buffers = Buffers(pinned=False, keep=4)
+    rows = buffers.rows(3, Field(_native.Spec("uint8", [100])))
+    assert rows.tensor.shape == (3, 100) and rows.memory.ctypes.data == rows.tensor.data_ptr()
+    assert rows.tensor.untyped_storage().nbytes() == 300 and rows.tensor.untyped_storage().resizable()
+    assert buffers.counts() == (0, 0, 0)
+
+
+def test_blocks_outlive_their_pool() -> None:
+    buffers = Buffers(pinned=False, keep=4)
+    tensor = buffers.rows(2, Field(_native.Spec("int64", []))).tensor
+    del buffers
+    gc.collect()
+    tensor[:] = 7
+    assert tensor.tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("name", _native.DTYPES)
+def test_every_dtype(name: str) -> None:
+    rows = Buffers(pinned=False, keep=1).rows(3, Field(_native.Spec(name, [2])))
+    assert str(rows.tensor.dtype) == f"torch.{name}"
+    assert rows.tensor.shape == (3, 2)
+
+
+def test_empty_rows() -> None:
+    rows = Buffers(pinned=False, keep=1).rows(3, Field(_native.Spec("float32", [0, 5])))
+    assert rows.tensor.shape == (3, 0, 5)
+    assert Buffers(pinned=False, keep=1).rows(0, Field(_native.Spec("float32", [5]))).tensor.shape == (0, 5)
+
+
+def test_bad_specs() -> None:
+    for dtype, shape in (("float99", [1]), ("uint8", [-1]), ("float32", [2**40, 2**40]), ("uint8", [1] * 9)):
+        with pytest.raises(ValueError, match=r"dtype|dimensions|shape"):
+            _native.Spec(dtype, shape)
+    with pytest.raises(MemoryError):
+        Buffers(pinned=False, keep=1).rows(1, Field(_native.Spec("uint8", [2**62])))
+
+
+def test_pinned_memory_needs_an_accelerator() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: page-locked memory cannot be had")
+    rows = Buffers(pinned=True, keep=1).rows(4, Field(_native.Spec("float32", [8])))
+    assert rows.tensor.is_pinned()

@@ -1,0 +1,266 @@
+"""Ctrl-C in any line, and close() in another thread: no batch is lost without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+
+import penstock
+from penstock.device.gathering import Gathering
+from penstock.executors.native import Filling
+from penstock.executors.threads import Fetching
+
+PACKAGE = str(Path(penstock.__file__).parent)
+#: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
+FILES = ("passing.py", "filling.py", "fetching.py", "asked.py", "gathering.py", "threads.py", "progress.py")
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt at a line of the passes' code that this thread comes to, once."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where: tuple[str, int] | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not (name.startswith(PACKAGE) and name.endswith(FILES)) or frame.f_code.co_name in SPARED:
+            return None
+        # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go.
+        if event == "line" and self.where is None and not source(frame).startswith("with "):
+            self.left -= 1
+            if self.left < 0:
+                self.where = (frame.f_code.co_name, frame.f_lineno)
+                raise KeyboardInterrupt
+        return self
+
+
+def source(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
+#: Ends of passes, where an interrupt ends the pass; and what takes note of it.
+SPARED = ("close", "__init__", "begin", "_hold", "_start", "_take_back", "took", "_stop", "end_crew", "counted")
+
+
+@contextlib.contextmanager
+def tracing(interrupting: Interrupting) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(interrupting)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield, for each line of a pass in turn that an interrupt may come at, where it came and all that was got."""
+    for at in range(0, 100_000, step):
+        interrupting = Interrupting(at)
+        batches = iter(make())
+        got: list[Any] = []
+        ended = False
+        while not ended:
+            try:
+                with tracing(interrupting):
+                    batch = next(batches)
+                got.append(batch)
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                ended = True
+        batches._shutdown_workers()
+        if interrupting.where is None:
+            assert at > 20
+            return
+        yield interrupting.where, got
+
+
+class Squares(tud.Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+def numbers(batch: Any) -> list[int]:
+    """Return a batch of numbers, of one field or in a list, as numbers."""
+    if isinstance(batch, list) and isinstance(batch[0], torch.Tensor):
+        batch = batch[0]
+    return [int(number) for number in batch]
+
+
+def wanted() -> list[list[int]]:
+    return [[i * i for i in range(begin, begin + 3)] for begin in range(0, 12, 3)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [None, list])
+def test_an_interrupt_at_any_line_of_a_pass_of_threads(workers: int, collate: Any) -> None:
+    def make() -> Any:
+        return penstock.DataLoader(Squares(), 3, num_workers=workers, worker_method="thread", collate_fn=collate)
+
+    assert type(iter(make())) is Fetching
+    for where, got in interrupted_everywhere(make, step=3 if workers == 0 else 11):
+        assert list(map(numbers, got)) == wanted(), where
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_at_any_line_of_a_native_pass(workers: int) -> None:
+    values = np.arange(12) ** 2
+    for options in ({}, {"sampler": list(range(12))}):
+
+        def make(options: Any = options) -> Any:
+            return penstock.DataLoader(penstock.Arrays(values), 3, num_workers=workers, **options)
+
+        assert type(iter(make())) is Filling
+        for where, got in interrupted_everywhere(make, step=5):
+            assert list(map(numbers, got)) == wanted(), where
+
+
+def test_an_interrupt_while_rows_of_unknown_shape_are_learnt(tmp_path: Path) -> None:
+    for index in range(12):
+        torch.save(torch.tensor([float(index * index)]), tmp_path / f"{index:02}.pt")
+    folder = penstock.TensorFolder(tmp_path)
+    for where, got in interrupted_everywhere(lambda: penstock.DataLoader(folder, 3, num_workers=1), step=7):
+        assert list(map(numbers, got)) == wanted(), where
+
+
+def test_an_interrupt_at_any_line_of_a_pass_over_data_on_a_device() -> None:
+    feed = penstock.Feed("cpu", cache="device")
+    made: list[type] = []
+
+    class Loader(penstock.DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            batches = super()._get_iterator()
+            made.append(type(batches))
+            return batches
+
+    list(Loader(penstock.Arrays(np.arange(12) ** 2), 3, num_workers=1, device=feed))
+    if made != [Gathering]:
+        pytest.skip("without an accelerator nothing is gathered")
+
+
+def test_an_interrupt_in_a_sample_of_the_callers_thread_loses_no_batch() -> None:
+    interrupts = [4, 8]
+
+    class Interrupted(Squares):
+        def __getitem__(self, index: int) -> int:
+            if index in interrupts:
+                interrupts.remove(index)
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    batches = iter(penstock.DataLoader(Interrupted(), 3, num_workers=0, worker_method="thread"))
+    got = []
+    for _ in range(6):
+        with contextlib.suppress(KeyboardInterrupt):
+            got.append(numbers(next(batches)))
+    assert got == wanted()
+
+
+@pytest.mark.parametrize("method", [None, "thread"])
+def test_a_sampler_that_was_interrupted_is_not_taken_for_one_at_its_end(method: Any) -> None:
+    def given() -> Iterator[list[int]]:
+        yield [0, 1, 2]
+        raise KeyboardInterrupt
+
+    class Sampler:
+        def __iter__(self) -> Iterator[list[int]]:
+            return given()
+
+    dataset: Any = Squares() if method else penstock.Arrays(np.arange(12) ** 2)
+    batches = iter(penstock.DataLoader(dataset, batch_sampler=Sampler(), num_workers=0, worker_method=method))
+    assert numbers(next(batches)) == wanted()[0]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with pytest.raises(RuntimeError, match="the sampler was interrupted"):
+        next(batches)
+
+
+@pytest.mark.parametrize("method", [None, "thread"])
+def test_an_error_of_the_sampler_in_the_last_refill_loses_no_batch(method: Any) -> None:
+    class Sampler:
+        def __iter__(self) -> Iterator[list[int]]:
+            for begin in range(0, 12, 3):
+                yield list(range(begin, begin + 3))
+            raise LookupError("no more")
+
+    dataset: Any = Squares() if method else penstock.Arrays(np.arange(12) ** 2)
+    batches = iter(penstock.DataLoader(dataset, batch_sampler=Sampler(), num_workers=1, worker_method=method))
+    got, errors = [], 0
+    for _ in range(5):
+        try:
+            got.append(numbers(next(batches)))
+        except LookupError:
+            errors += 1
+    assert got == wanted() and errors == 1
+
+
+# --- close() in another thread ----------------------------------------------------------------------------------------
+
+
+def closed_while(batches: Any, inside: threading.Event, *, then: Callable[[], None]) -> BaseException | Any:
+    """Return what next() came to in a thread whose pass was closed by this one meanwhile."""
+    came: list[Any] = []
+
+    def take() -> None:
+        try:
+            came.append(next(batches))
+        except BaseException as error:
+            came.append(error)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert inside.wait(10)
+    closing = threading.Thread(target=batches.close)
+    closing.start()
+    then()
+    taking.join(10)
+    closing.join(10)
+    assert len(came) == 1
+    return came[0]
+
+
+@pytest.mark.parametrize("kind", [Filling, Fetching])
+def test_a_pass_that_is_closed_while_a_thread_is_in_next(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() comes when next() has waited for its batch, and has not handed it out."""
+    method: Any = "thread" if kind is Fetching else None
+    dataset: Any = Squares() if method else penstock.Arrays(np.arange(12) ** 2)
+    loader: Any = penstock.DataLoader(dataset, 3, num_workers=1, worker_method=method)
+    assert isinstance(iter(loader), kind)
+    batches: Any = iter(loader)
+    inside, closed = threading.Event(), threading.Event()
+    wait, close = batches._wait, batches.close
+
+    def waited(batch: Any) -> Any:
+        found = wait(batch)
+        inside.set()
+        assert closed.wait(10)
+        return found
+
+    def closing() -> None:
+        close()
+        closed.set()
+
+    monkeypatch.setattr(batches, "_wait", waited)
+    monkeypatch.setattr(batches, "close", closing)
+    came = closed_while(batches, inside, then=lambda: None)
+    if isinstance(came, BaseException):
+        assert isinstance(came, RuntimeError) and "closed" in str(came)
+    else:
+        assert numbers(came) == wanted()[0]
+    with pytest.raises(StopIteration):
+        next(batches)

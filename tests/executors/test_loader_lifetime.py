@@ -1,0 +1,331 @@
+"""Life cycles: batches that stay, iterators that end early, several at once, forks, Ctrl-C; nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from torchvision import transforms as v1
+
+import penstock
+from penstock.sources.reading import read_image
+from penstock.system.cgroup import cgroup_quota
+from penstock.system.cpus import usable_cpus
+
+pytestmark = pytest.mark.native
+
+
+def threads() -> int:
+    """Return how many threads this process has, native ones too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
+    return penstock.Arrays(np.repeat(np.arange(size, dtype=np.int32)[:, None], width, axis=1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tensors")
+    for i in range(60):
+        torch.save(torch.full((50, 50), float(i)), root / f"{i:02}.pt")
+    return root
+
+
+@pytest.fixture(scope="module")
+def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pngs")
+    (root / "only").mkdir()
+    for i in range(40):
+        Image.new("RGB", (9, 9), (i, i, i)).save(root / "only" / f"{i:02}.png")
+    return root
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_kept_batches_are_never_overwritten(workers: int) -> None:
+    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=workers)
+    kept = [batch for _ in range(3) for (batch,) in loader]
+    for number, batch in enumerate(kept):
+        first = number % 20 * 10
+        assert batch[:, 0].tolist() == list(range(first, first + 10))
+        assert torch.equal(batch, batch[:, :1].expand_as(batch))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda batch: batch[3:4, 5:6],
+        lambda batch: batch.numpy()[3:4, 5:6],
+        lambda batch: memoryview(batch.numpy().reshape(-1))[6000:],
+        lambda batch: batch.view(torch.float32)[3:4].view(torch.int32),
+        lambda batch: batch.untyped_storage(),
+        lambda batch: torch.utils.dlpack.from_dlpack(batch)[3:4],
+    ],
+    ids=["slice", "numpy", "memoryview", "dtype view", "storage", "dlpack"],
+)
+def test_a_view_keeps_its_batch(view: Any) -> None:
+    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=2)
+    iterator = iter(loader)
+    held = view(next(iterator)[0])
+    assert loader.stats().buffers_lent >= 1
+    for _ in iterator:
+        pass
+    for _ in loader:
+        pass
+    del _  # the last batch of the pass
+    if isinstance(held, torch.UntypedStorage):
+        held = torch.tensor([], dtype=torch.int32).set_(held)[3 * 2000 : 3 * 2000 + 1]
+    assert int(held[0] if isinstance(held, memoryview) else held.reshape(-1)[0]) == 3
+    del held
+    gc.collect()
+    assert loader.stats().buffers_lent == 0
+
+
+def test_buffers_are_recycled() -> None:
+    loader = penstock.DataLoader(counting(2000), batch_size=10, num_workers=2)
+    for _ in range(3):
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    assert (stats.batches, stats.samples) == (600, 6000)
+    assert stats.buffers_created <= 12, stats
+    assert stats.buffers_lent <= 1, stats
+
+
+def test_early_break_leaves_nothing(folder: Path) -> None:
+    dataset = penstock.TensorFolder(folder)
+    list(penstock.DataLoader(dataset, num_workers=2))
+    gc.collect()
+    before = threads(), descriptors()
+    for _ in range(20):
+        loader = penstock.DataLoader(dataset, batch_size=4, num_workers=4)
+        for batch in loader:
+            assert batch[0, 0, 0] == 0
+            break
+    del loader, batch
+    gc.collect()
+    assert (threads(), descriptors()) == before
+
+
+def test_python_threads_end_too(pngs: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
+    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=3)
+    before = threading.active_count()
+    iterator = iter(loader)
+    images, _ = next(iterator)
+    assert [round(float(image[0, 0, 0]) * 255) for image in images] == [0, 1, 2, 3]
+    assert threading.active_count() == before + 3
+    del iterator
+    gc.collect()
+    assert threading.active_count() == before
+    assert len(list(loader)) == 10
+    assert threading.active_count() == before
+
+
+def test_several_live_iterators() -> None:
+    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=2)
+    first, second = iter(loader), iter(loader)
+    next(first)
+    pairs = zip(first, second, strict=False)
+    for number, ((a,), (b,)) in enumerate(pairs):
+        assert (int(a[0, 0]), int(b[0, 0])) == (10 * number + 10, 10 * number)
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+def test_iterator_outlives_loader() -> None:
+    iterator = iter(penstock.DataLoader(counting(), batch_size=100, num_workers=2))
+    gc.collect()
+    assert [int(batch[0, 0]) for (batch,) in iterator] == [0, 100]
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_batch_outlives_everything() -> None:
+    (batch,) = next(iter(penstock.DataLoader(counting(), batch_size=100, num_workers=2)))
+    gc.collect()
+    assert batch[:, 0].tolist() == list(range(100))
+
+
+def test_repr_and_close_of_an_iterator() -> None:
+    iterator: Any = iter(penstock.DataLoader(counting(), batch_size=10, num_workers=2))
+    next(iterator)
+    assert repr(iterator).startswith("<Filling: open, 2 threads, ")
+    iterator.close()
+    iterator.close()
+    assert repr(iterator) == "<Filling: closed, 2 threads, 0 batches in flight>"
+    assert list(iterator) == []
+
+
+def test_num_workers_none_uses_the_cpus_allowed() -> None:
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+    assert penstock.DataLoader(counting()).num_workers == usable_cpus()
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "cpus"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        (
+            "0::/job/task\n",
+            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
+            3,
+        ),
+        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
+        (
+            "4:memory:/x\n3:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+        ("", {}, None),
+    ],
+)
+def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cgroup_quota(str(tmp_path / "cgroup"), str(tmp_path)) == cpus
+    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+
+
+def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+PREAMBLE = """
+import os, signal, sys
+import numpy as np, torch, penstock
+dataset = penstock.Arrays(np.arange(1000))
+loader = penstock.DataLoader(dataset, batch_size=10, num_workers=2)
+"""
+
+
+def test_fork_after_use() -> None:
+    script = """
+iterator = iter(loader)
+next(iterator)
+child = os.fork()
+if child == 0:
+    assert sum(int(x.sum()) for (x,) in loader) == 499500  # a new pass works in the child
+    try:
+        next(iterator)
+        os._exit(3)
+    except RuntimeError as error:
+        assert "another process" in str(error), error
+    del iterator
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert sum(int(x.sum()) for (x,) in iterator) == 499500 - 45
+"""
+    done = run(PREAMBLE + script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_child_may_exit_with_an_inherited_iterator() -> None:
+    done = run(PREAMBLE + "it = iter(loader); next(it)\nif os.fork() == 0: sys.exit(0)\nos.wait(); print('fine')")
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+def test_exit_with_a_live_iterator() -> None:
+    done = run(PREAMBLE + "it = iter(loader); next(it); print('fine')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_ctrl_c_while_waiting(tmp_path: Path) -> None:
+    script = """
+import threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
+gate = threading.Event()
+root = sys.argv[1]
+torch.save([torch.zeros(3)], f"{root}/odd.pt")       # Python must read it ...
+folder = penstock.TensorFolder(root)
+folder.read = lambda position: (print("reading", flush=True), gate.wait())[0]   # ... and never ends
+loader = penstock.DataLoader(folder, num_workers=2)
+try:
+    next(iter(loader))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+gate.set()
+"""
+    command = [sys.executable, "-c", PREAMBLE + script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "reading\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_inside_torchs_worker_processes(folder: Path) -> None:
+    """A dataset of ours is a plain dataset too: torch's own loader can read it in forked workers."""
+    dataset = penstock.TensorFolder(folder)
+    list(penstock.DataLoader(dataset, batch_size=8, num_workers=2))  # our threads have run in this process
+    batches = list(tud.DataLoader(dataset, batch_size=8, num_workers=2))
+    assert torch.equal(torch.cat(batches)[:, 0, 0], torch.arange(60.0))
+
+
+def test_timeout(folder: Path) -> None:
+    gate = threading.Event()
+    dataset = penstock.TensorFolder(folder)
+    torch.save([torch.zeros(3)], folder / "zz.pt")
+    try:
+        slow = penstock.TensorFolder(folder, ids=["zz"])
+        slow.read = lambda position: (gate.wait(), torch.zeros(50, 50))[1]  # type: ignore[method-assign]
+        iterator = iter(penstock.DataLoader(slow, num_workers=1, timeout=0.2))
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
+            next(iterator)
+        gate.set()
+        assert next(iterator).shape == (1, 50, 50)
+    finally:
+        (folder / "zz.pt").unlink()
+    assert len(dataset) == 60
+
+
+def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(file: Any, path: str) -> Any:
+        if path.endswith("06.png"):
+            go_on.wait()
+        return read_image(file, path)
+
+    monkeypatch.setattr("penstock.sources.recognise.read_image", slow)
+    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
+    batches = iter(penstock.DataLoader(dataset, batch_size=4, num_workers=2, timeout=0.3))
+    next(batches)
+    with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
+        next(batches)
+    assert "06.png" in str(raised.value) and "by Python" in str(raised.value)
+    go_on.set()
+    x, _ = next(batches)
+    assert len(x) == 4

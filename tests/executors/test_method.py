@@ -1,0 +1,229 @@
+"""worker_method="auto": what it takes for what it measured, and what measuring leaves as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+
+import penstock
+from penstock.executors.fetch import Fetch
+from penstock.executors.measure import Found, Speed, Trial, try_both
+from penstock.executors.method import LIMIT_SECONDS, Choice, Method, choose
+from penstock.system.randomness import drawn_from, states
+from tests.same import assert_same
+from tests.waiting import wait_until
+
+
+def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Found:
+    return Found(draws, 0.5, processes, threads)
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "samples", "wanted"),
+    [
+        (Speed(0, 1e-5), Speed(0.05, 4e-5), 10_000, Method.THREAD),
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), 10_000, Method.PROCESS),
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), 40, Method.THREAD),  # the start of processes does not pay
+        (Speed(0, 2e-3), Speed(0.05, 1e-3), None, Method.PROCESS),
+        (Speed(0, 1e-3), Speed(0, 1e-3), None, Method.THREAD),
+    ],
+)
+def test_the_faster_method_is_taken(threads: Speed, processes: Speed, samples: int | None, wanted: Method) -> None:
+    choice = choose(found(threads, processes), samples, seeded=False)
+    assert choice.method is wanted
+    assert f"threads fetched {1 / threads.sample:,.0f} samples/s" in choice.why
+    assert f"processes {1 / processes.sample:,.0f}" in choice.why
+
+
+def test_samples_too_slow_to_compare_go_to_processes() -> None:
+    choice = choose(found(None, None), 10, seeded=False)
+    assert choice.method is Method.PROCESS and "a sample took 0.5 s" in choice.why
+
+
+def test_with_a_seed_global_draws_need_processes() -> None:
+    facts = found(Speed(0, 1e-5), Speed(0, 4e-5), ("torch", "random", "numpy.random"))
+    assert choose(facts, None, seeded=False).method is Method.THREAD
+    choice = choose(facts, None, seeded=True)
+    assert choice.method is Method.PROCESS
+    assert "torch, random and numpy.random" in choice.why
+
+
+class Drawing(tud.Dataset[Any]):
+    """Samples drawn from all global generators."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        self.threads.add(threading.get_ident())
+        return torch.rand(2) + random.random() + float(np.random.rand())
+
+
+def test_measuring_leaves_the_generators_as_they_were() -> None:
+    before = states()
+    dataset = Drawing()
+    loader = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto", seed=1)
+    text = loader.explain()
+    assert "chosen   processes: with seed= the draws from random, numpy.random and torch must follow" in text
+    assert drawn_from(before) == ()
+    assert not dataset.threads  # a child tried them: what a dataset opens or counts there ends there
+
+
+def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fake(*given: Any, **more: Any) -> Choice:
+        calls.append(given)
+        return choose(found(Speed(0, 1e-5), Speed(0, 4e-5)), None, seeded=False)
+
+    monkeypatch.setattr("penstock.passes.try_out", fake)
+    dataset: Any = list(range(40))
+    loader: Any = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto")
+    assert not calls  # not before somebody iterates or asks
+    assert_same(list(loader), list(tud.DataLoader(dataset, 4)))
+    list(loader)
+    assert (
+        "in 2 threads" in loader.explain()
+        and "chosen   threads: tried for a moment, threads fetched 100,000" in loader.explain()
+    )
+    assert len(calls) == 1
+
+
+class Opening(tud.Dataset[Any]):
+    """Opens its file at the first sample, as is usual; two processes must not share the file's position."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Any:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        sum(range(2000))  # so that processes are chosen
+        return int.from_bytes(self.file.read(8), "little")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_file_that_the_dataset_opens_is_not_shared_by_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(np.arange(2000, dtype="<i8").tobytes())
+    dataset = Opening(tmp_path / "numbers")
+    loader = penstock.DataLoader(dataset, 50, num_workers=2, worker_method="auto")
+    loader.explain()
+    assert dataset.file is None
+    if loader._chosen().method is Method.PROCESS:
+        assert torch.cat(list(loader)).tolist() == list(range(2000))
+
+
+class Waiting(tud.Dataset[Any]):
+    """Has some samples that take for ever."""
+
+    def __init__(self, *slow: int) -> None:
+        self.slow = slow
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.slow:
+            threading.Event().wait()
+        return index
+
+
+@pytest.mark.parametrize("slow", [(5,), (0,), (1,), tuple(range(10))], ids=str)
+def test_a_trial_takes_no_longer_than_its_limit(slow: tuple[int, ...]) -> None:
+    began = time.monotonic()
+    choice = penstock.DataLoader(Waiting(*slow), 2, num_workers=2, worker_method="auto")._chosen()
+    assert time.monotonic() - began < LIMIT_SECONDS + 10  # on a machine that does other things, too
+    assert choice.method is Method.PROCESS
+    assert "a trial of both was not over after 1.0 s" in choice.why
+
+
+def test_what_a_trial_has_started_ends_with_it(tmp_path: Path) -> None:
+    class Noting(Waiting):
+        def __getitem__(self, index: int) -> int:
+            (tmp_path / str(os.getpid())).touch()
+            return super().__getitem__(index)
+
+    penstock.DataLoader(Noting(7), 2, num_workers=2, worker_method="auto")._chosen()
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert pids and os.getpid() not in pids
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Shapes(tud.Dataset[Any]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(10), index
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": None},
+        {"batch_size": 4, "collate_fn": len},
+        {"batch_size": 4, "persistent_workers": True, "prefetch_factor": 3},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"batch_size": 2, "seed": 3, "on_error": "replace"},
+        {"batch_size": 2, "share_dataset": True},
+    ],
+    ids=str,
+)
+def test_both_executors_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+    loader = penstock.DataLoader(Shapes(), num_workers=2, worker_method="auto", **options)
+    why = loader._chosen().why
+    assert "tried for a moment, threads fetched" in why and "ms, processes" in why
+    assert ("an epoch of" in why) == (not options.get("persistent_workers"))
+    assert len(list(loader)) == len(loader)
+    if options.get("persistent_workers"):
+        loader._iterator._shutdown_workers()
+
+
+def test_a_trial_finds_more_and_more() -> None:
+    fetch = Fetch(Shapes(), batched=True, collate_fn=tud.default_collate)
+    found = list(try_both(Trial(fetch, 4, 2)))
+    assert found[0].threads is None and found[0].sample_seconds > 0
+    last = found[-1]
+    assert last.threads is not None and last.processes is not None
+    assert last.threads.sample > 0 and last.processes.sample > 0 and last.processes.start >= 0
+    assert last.draws == ()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "why"),
+    [
+        (list(range(9)), 0, "num_workers=0"),
+        ({"a": 1, "b": 2}, 2, "KeyError"),
+        ([], 2, "empty"),
+    ],
+)
+def test_what_cannot_be_tried_goes_as_torch_would(dataset: Any, workers: int, why: str) -> None:
+    choice: Choice = penstock.DataLoader(dataset, num_workers=workers, worker_method="auto")._chosen()
+    assert why in choice.why
+    assert choice.method is (Method.PROCESS if "Error" in why else Method.THREAD)

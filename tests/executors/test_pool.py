@@ -1,0 +1,121 @@
+"""The native pool by itself: what it says about samples that are being read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import v2
+
+from penstock import _native
+from penstock.recipe.reader import Recipe, read
+
+pytestmark = pytest.mark.native
+
+SECONDS = 60  # no test takes this long
+
+
+def image_filler():
+    recipe = read(v2.Compose([v2.CenterCrop(8), v2.PILToTensor()]), mode="RGB")
+    assert isinstance(recipe, Recipe)
+    return _native.ImageFileFiller(None, recipe.native, 0)
+
+
+def submit(pool, local, names=None, spec=None):
+    spec = spec or _native.Spec("uint8", [3, 8, 8])
+    local = np.asarray(local, dtype=np.int64)
+    rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
+    return pool.submit(
+        0, 0, local, local, np.arange(len(local)), None, names, [(rows, rows.ctypes.data, rows.nbytes, spec)]
+    )
+
+
+def until(condition):
+    """Return what condition() returns once it is true."""
+    end = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < end
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_busy_names_the_sample_that_is_read(tmp_path, threads):
+    small, large = tmp_path / "small.jpg", tmp_path / "large.jpg"
+    Image.new("RGB", (16, 16)).save(small)
+    noise = np.random.default_rng(0).integers(0, 256, (125, 500, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((4000, 3000)).save(large, quality=95, progressive=True)
+    pool = _native.Pool(_native.Program([[image_filler()]]), threads)
+    assert pool.busy() == []
+    quick = os.fsencode(small) + b"\0"
+    first = submit(pool, range(3), quick * 3)
+    assert pool.wait(first, SECONDS) == "done"
+    before = time.monotonic()
+    number = submit(pool, range(3), quick + os.fsencode(large) + b"\0" + quick)
+    found = until(lambda: [one for one in pool.busy() if one[1] == 1])
+    ((batch, position, seconds),) = found
+    assert (batch, position) == (number, 1)
+    assert 0 <= seconds <= time.monotonic() - before
+    assert pool.wait(number, SECONDS) == "done"
+    until(lambda: pool.busy() == [])
+    pool.close()
+    assert pool.busy() == []
+
+
+def test_busy_while_samples_in_memory_are_gathered():
+    rows = np.arange(4096 * 64, dtype=np.uint8).reshape(4096, 64)
+    spec = _native.Spec("uint8", [64])
+    pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), 2)
+    seen = set()
+
+    def look():
+        numbers = [submit(pool, range(4096), spec=spec) for _ in range(20)]
+        for _ in range(200):
+            for batch, position, seconds in pool.busy():
+                assert batch <= numbers[-1] and 0 <= position < 4096 and 0 <= seconds < SECONDS
+                seen.add(batch)
+        for number in numbers:
+            assert pool.wait(number, SECONDS) == "done"
+            pool.retire(number)
+        return seen
+
+    assert until(look)
+    pool.close()
+
+
+def test_busy_without_threads(tmp_path):
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.jpg")
+    pool = _native.Pool(_native.Program([[image_filler()]]), 0)
+    number = submit(pool, [0], os.fsencode(tmp_path / "a.jpg") + b"\0")
+    assert pool.busy() == []
+    pool.run_here(number)
+    assert pool.busy() == [] and pool.wait(number, SECONDS) == "done"
+
+
+def test_a_daemon_thread_that_waits_for_rows_while_the_interpreter_ends():
+    """Before Python 3.14 the end of such a thread unwound a destructor, which ended the process by SIGABRT."""
+    script = """
+import sys, threading, time
+import numpy as np
+from penstock import _native
+
+spec = _native.Spec("uint8", [4])
+rows = np.zeros((8, 4), np.uint8)
+pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), 1)
+for _ in range(4):
+    threading.Thread(target=pool.take_python, args=(True,), daemon=True).start()
+
+class Late:
+    def __del__(self):
+        pool.close()
+        time.sleep(0.2)
+
+sys.late = Late()  # freed while the interpreter ends
+time.sleep(0.1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

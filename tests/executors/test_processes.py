@@ -1,0 +1,709 @@
+"""Worker processes: torch's results and rules; one that dies or is stuck is named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing.connection
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+from torch.utils.data.datapipes.map import SequenceWrapper
+
+from penstock.errors import WorkerDied, WorkerStuck
+from penstock.executors.fetch import Fetch
+from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.progress import Board, Stage
+from penstock.system.cgroup import Memory, memory
+from tests.waiting import wait_until
+
+get_worker_info: Any = tud.get_worker_info
+SIZE = 24
+BAD = 13  # in batch 3 of 4 samples, by worker 1 of 2
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(1)  # it is the stuck sample of the test, and ended by a signal
+
+
+class Numbers(tud.Dataset[torch.Tensor]):
+    """Sample i is the number i; at BAD something happens first."""
+
+    def __init__(self, at_bad: Callable[[], Any] | None = None, bad: int = BAD) -> None:
+        self.at_bad = at_bad
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad and self.at_bad is not None:
+            self.at_bad()
+        return torch.full((100,), index)
+
+
+class Stream(tud.IterableDataset[torch.Tensor]):
+    """The first half of the numbers in each worker; worker 1 does something at its fifth."""
+
+    def __init__(self, at_fifth: Callable[[], Any] | None = None) -> None:
+        self.at_fifth = at_fifth
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(SIZE // 2):
+            if index == 4 and self.at_fifth is not None and get_worker_info().id == 1:
+                self.at_fifth()
+            yield torch.full((100,), index)
+
+
+def identify(index: Any) -> tuple[str, str | None]:
+    return f"id-{index}", f"data/{index}.pt"
+
+
+def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> Processes:
+    mapped = loader._dataset_kind == 0
+    fetch = Fetch(loader.dataset, batched=loader._auto_collation, collate_fn=loader.collate_fn)
+    return Processes(loader, fetch if mapped else None, key=key, identify=identify, **options)
+
+
+def loader_of(dataset: Any, **options: Any) -> tud.DataLoader[Any]:
+    return tud.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
+
+
+def first_column(batches: Any) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def died(iterator: Processes) -> str:
+    with pytest.raises(WorkerDied) as caught:
+        list(iterator)
+    return str(caught.value)
+
+
+def stuck(iterator: Processes, got: list[Any]) -> str:
+    with pytest.raises(WorkerStuck) as caught:
+        got.extend(iterator)
+    assert isinstance(caught.value, RuntimeError)
+    return str(caught.value)
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_") or "penstock" in name}
+
+
+def sockets_folders() -> set[str]:
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("pymp-")}
+
+
+def left_by(pids: list[int]) -> list[str]:
+    """Return what is left of worker processes: themselves, and what they have shared."""
+    alive = [str(pid) for pid in pids if os.path.exists(f"/proc/{pid}")]
+    return alive + [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collection() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "method" in request.fixturenames:  # these stay, with their descriptors
+        multiprocessing.resource_tracker.ensure_running()
+        multiprocessing.forkserver.ensure_running()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count(), shared_memory()
+    yield
+    gc.collect()
+    assert multiprocessing.active_children() == []
+    wait_until(lambda: threading.active_count() <= before[1])  # threads of closed queues
+    assert len(os.listdir("/proc/self/fd")) <= before[0], sorted(os.listdir("/proc/self/fd"))
+    assert shared_memory() == before[2]
+
+
+# What torch's loader does.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": None},
+        {"shuffle": True},
+        {"drop_last": True, "batch_size": 5},
+        {"batch_sampler": [[3, 1], [2]], "batch_size": 1},
+        {"prefetch_factor": 5, "num_workers": 1},
+    ],
+    ids=str,
+)
+def test_batches_and_draws_are_torchs(options: dict[str, Any]) -> None:
+    results = []
+    for make in (iter, processes):
+        torch.manual_seed(7)
+        iterator: Any = make(loader_of(Numbers(), **options))
+        results.append(([batch.tolist() for batch in iterator], len(iterator), torch.rand(1).item()))
+    assert results[0] == results[1]
+
+
+def test_tasks_carry_seed_and_epoch() -> None:
+    passes = iter([(5, 0), (None, 1)])
+    loader = loader_of(Numbers(), persistent_workers=True)
+    fetch = TaskFetch(loader.dataset, batched=True, collate_fn=None)  # type: ignore[arg-type]
+    iterator = Processes(loader, fetch, key=lambda: next(passes))
+    assert {(task.seed, task.epoch) for task in iterator} == {(5, 0)}
+    iterator._reset(loader)
+    tasks = list(iterator)
+    assert {(task.seed, task.epoch) for task in tasks} == {(iterator._base_seed, 1)}
+    assert [task.given for task in tasks] == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+
+
+class TaskFetch(Fetch):
+    def load(self, task: Any) -> Any:
+        return task
+
+
+def test_deliver_has_each_batch_in_its_hands() -> None:
+    iterator = processes(loader_of(Numbers()), deliver=lambda batch: -batch)
+    assert first_column(iterator)[1] == [-4, -5, -6, -7]
+
+
+def note_dataset(worker: int) -> None:
+    info = get_worker_info()
+    assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
+    info.dataset.bad = -worker
+
+
+class Info(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert get_worker_info().dataset is self
+        return torch.tensor([get_worker_info().id, -self.bad])
+
+
+def test_worker_info_shows_the_users_dataset() -> None:
+    batches = list(processes(loader_of(Info(), worker_init_fn=note_dataset)))
+    assert [batch.unique().tolist() for batch in batches] == [[0], [1]] * 3
+
+
+def fail() -> None:
+    raise KeyError("no such sample")
+
+
+def test_errors_are_raised_with_the_workers_traceback_and_the_pass_goes_on() -> None:
+    iterator = processes(loader_of(Numbers(fail)))
+    batches = [next(iterator) for _ in range(3)]
+    with pytest.raises(KeyError, match=r"(?s)Caught KeyError in DataLoader worker process 1.*in __getitem__.*fail"):
+        next(iterator)
+    assert first_column(batches + list(iterator)) == [list(range(i, i + 4)) for i in (0, 4, 8, 16, 20)]
+
+
+def fail_to_start(worker: int) -> None:
+    raise ValueError(f"worker {worker} does not start")
+
+
+def test_errors_of_worker_init_fn() -> None:
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker process 0"):
+        next(processes(loader_of(Numbers(), worker_init_fn=fail_to_start)))
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_hang() -> None:
+    iterator = processes(loader_of(Numbers(), collate_fn=lambda samples: lambda: samples))
+    with pytest.raises(AttributeError, match=r"(?s)Caught AttributeError in DataLoader worker process 0.*pickle"):
+        next(iterator)
+
+
+def test_an_error_that_cannot_be_pickled_is_an_error_too() -> None:
+    class LocalError(Exception):
+        pass
+
+    def raise_it(samples: Any) -> Any:
+        raise LocalError("only known here")
+
+    iterator = processes(loader_of(Numbers(), collate_fn=raise_it))
+    with pytest.raises(RuntimeError, match=r"(?s)in DataLoader worker process 0.*LocalError: only known here"):
+        next(iterator)
+
+
+def big_arrays(samples: list[torch.Tensor]) -> list[np.ndarray]:
+    return [np.full(1 << 20, int(sample[0])) for sample in samples]
+
+
+def test_messages_larger_than_the_pipe() -> None:
+    batches = list(processes(loader_of(Numbers(), collate_fn=big_arrays)))
+    assert [[int(array[-1]) for array in batch] for batch in batches] == [
+        list(range(i, i + 4)) for i in range(0, SIZE, 4)
+    ]
+
+
+def test_map_datapipes_are_sharded_as_torch_does() -> None:
+    pipe = SequenceWrapper(list(range(SIZE)))
+    batches = [batch.tolist() for batch in processes(loader_of(pipe))]
+    assert batches == [batch.tolist() for batch in loader_of(pipe)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_iterable_datasets_stay_torchs(persistent: bool) -> None:
+    loader = loader_of(Stream(), persistent_workers=persistent)
+    iterator = processes(loader)
+    assert first_column(iterator) == first_column(loader)
+    if persistent:
+        pids = [process.pid for process in iterator._workers]
+        iterator._reset(loader)
+        assert first_column(iterator) == first_column(loader)
+        assert [process.pid for process in iterator._workers] == pids
+    loader._iterator = None
+
+
+def test_persistent_workers_after_an_early_break() -> None:
+    loader = loader_of(Numbers(), persistent_workers=True)
+    iterator = processes(loader)
+    pids = [process.pid for process in iterator._workers]
+    next(iterator)
+    iterator._reset(loader)
+    assert len(list(iterator)) == 6
+    assert [process.pid for process in iterator._workers] == pids
+    assert iterator.reusable
+
+
+# A worker that dies.
+
+
+@pytest.mark.parametrize(
+    ("what", "torchs", "ours", "stack"),
+    [
+        (kill, r"DataLoader worker \(pid \d+\) is killed by signal: Killed\.", "SIGKILL", False),
+        (crash, r"DataLoader worker \(pid \d+\) is killed by signal: Segmentation fault\.", "SIGSEGV", True),
+        (os.abort, r"DataLoader worker \(pid \d+\) is killed by signal: Aborted\.", "SIGABRT", True),
+        (leave, r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code 3\.", "exit code 3", False),
+        (sys.exit, r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly\.", "exit code 0", False),
+    ],
+    ids=["SIGKILL", "segmentation fault", "abort", "os._exit", "sys.exit"],
+)
+def test_a_dead_worker_is_named(
+    what: Any,
+    torchs: str,
+    ours: str,
+    stack: bool,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other process makes folders
+    folders = sockets_folders()
+    iterator = processes(loader_of(Numbers(what)))
+    pids = [process.pid or 0 for process in iterator._workers]
+    got: list[Any] = []
+    with pytest.raises(WorkerDied, match=torchs) as caught:
+        got.extend(iterator)
+    assert "segmentation fault encountered in worker" in capfd.readouterr().err or what is not crash  # torch's own
+    text = str(caught.value)
+    assert isinstance(caught.value, RuntimeError)
+    assert f"Worker 1 (pid {pids[1]}) ended" in text and ours in text
+    assert f"in __getitem__ of sample 'id-{BAD}' (data/{BAD}.pt), begun 0." in text
+    assert " MiB of memory in use" in text or " GiB of memory in use" in text
+    assert (
+        f'test_processes.py", line {Numbers.__getitem__.__code__.co_firstlineno + 2} in __getitem__' in text
+    ) == stack
+    assert first_column(got) == [list(range(i, i + 4)) for i in range(0, 4 * len(got), 4)]
+    assert left_by(pids) == []
+    assert sockets_folders() <= folders
+    with pytest.raises(WorkerDied, match="make a new one"):
+        next(iterator)
+    assert not iterator.reusable
+    assert len(list(processes(loader_of(Numbers())))) == 6
+
+
+def die_when_collating(samples: Any) -> Any:
+    if int(samples[0][0]) == 12:
+        kill()
+    return torch.stack(samples)
+
+
+def test_dead_in_collate() -> None:
+    text = died(processes(loader_of(Numbers(), collate_fn=die_when_collating)))
+    assert ", in collate_fn, begun " in text
+
+
+def die_at_start(worker: int) -> None:
+    if worker == 1:
+        leave()
+
+
+def test_dead_at_the_start() -> None:
+    assert ", in worker_init_fn, begun " in died(processes(loader_of(Numbers(), worker_init_fn=die_at_start)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_killed_while_idle(persistent: bool) -> None:
+    """Nothing is raised in the loop's body; next() raises."""
+    loader = loader_of(Numbers(), persistent_workers=persistent)
+    iterator = processes(loader)
+    next(iterator)
+    worker = iterator._workers[0]
+    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
+    text = died(iterator)
+    assert "sending a batch or waiting for work" in text
+    assert str(worker.pid) in text
+
+
+def plain(samples: list[torch.Tensor]) -> list[int]:
+    return [int(sample[0]) for sample in samples]
+
+
+def test_what_is_in_the_queue_already_is_handed_out() -> None:
+    iterator = processes(loader_of(Numbers(), num_workers=1, prefetch_factor=6, collate_fn=plain))
+    worker = iterator._workers[0]
+    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
+    assert list(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool) -> None:
+    endless = iter(lambda: 1, 0)
+    iterator = processes(loader_of(Numbers(), collate_fn=plain, sampler=endless, in_order=in_order))
+    next(iterator)
+    worker = iterator._workers[0]
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
+    got: list[Any] = []
+    with pytest.raises(WorkerDied):
+        got.extend(iterator)
+    assert len(got) <= 4  # prefetch_factor x num_workers
+
+
+SCRIPT = """
+import sys, torch, torch.utils.data as tud
+from penstock.executors.fetch import Fetch
+from penstock.executors.workers.processes import Processes
+loader = tud.DataLoader(torch.arange(10**6), batch_size=1000, num_workers=2)
+fetch = Fetch(loader.dataset, batched=True, collate_fn=loader.collate_fn)
+iterator = Processes(loader, fetch, key=lambda: (None, 0))
+next(iterator)
+print(*(process.pid for process in iterator._workers))
+"""
+
+
+def test_a_program_that_ends_amid_a_pass_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.stderr == ""
+    assert left_by([int(pid) for pid in done.stdout.split()]) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_persistent_worker_killed_between_passes() -> None:
+    loader = loader_of(Numbers(), persistent_workers=True)
+    iterator = processes(loader)
+    list(iterator)
+    os.kill(iterator._workers[1].pid or 0, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=f"{iterator._workers[1].pid}"):
+        iterator._reset(loader)
+    assert not iterator.reusable
+
+
+def test_several_dead_are_all_named() -> None:
+    iterator = processes(loader_of(Numbers()))
+    pids = [process.pid or 0 for process in iterator._workers]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(multiprocessing.connection.wait([p.sentinel for p in iterator._workers], 0)) == 2)
+    text = died(iterator)
+    assert all(f"(pid {pid}) ended by SIGKILL" in text for pid in pids)
+
+
+def test_out_of_order() -> None:
+    text = died(processes(loader_of(Numbers(kill), in_order=False)))
+    assert f"sample 'id-{BAD}'" in text
+
+
+def test_iterable() -> None:
+    text = died(processes(loader_of(Stream(kill))))
+    assert "ended by SIGKILL" in text and "iterating over its copy of the dataset" in text
+    text = died(processes(loader_of(Stream(crash))))
+    assert "in __iter__" in text
+
+
+def half_a_message(samples: Any) -> Any:
+    """Return what ends the worker while its feeder thread writes: it holds the queue's lock."""
+    if int(samples[0][0]) == 4:
+        threading.Timer(0.2, kill).start()
+        return np.zeros(200 << 20, np.uint8)
+    return big_arrays(samples)
+
+
+def test_killed_while_sending() -> None:
+    iterator = processes(loader_of(Numbers(), collate_fn=half_a_message))
+    pid = iterator._workers[1].pid
+    assert iterator._context.results._reader.poll(10)
+    wait_until(lambda: multiprocessing.connection.wait([iterator._workers[1].sentinel], 0) != [])
+    assert f"(pid {pid}) ended by SIGKILL" in died(iterator)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_any_time(seed: int) -> None:
+    chance = random.Random(seed)
+    loader = loader_of(Numbers(), collate_fn=[None, big_arrays][seed % 2], sampler=iter(lambda: 1, 0))
+    iterator = processes(loader)
+    pids = [process.pid or 0 for process in iterator._workers]
+    killer = threading.Timer(chance.random() * 0.2, os.kill, (chance.choice(pids), signal.SIGKILL))
+    killer.start()
+    started = time.monotonic()
+    assert "SIGKILL" in died(iterator)
+    assert time.monotonic() - started < 5
+    killer.join()
+    assert left_by(pids) == []
+
+
+def test_dropped_with_a_dead_worker() -> None:
+    iterator = processes(loader_of(Numbers()))
+    pids = [process.pid or 0 for process in iterator._workers]
+    next(iterator)
+    os.kill(pids[1], signal.SIGKILL)
+    started = time.monotonic()
+    del iterator
+    gc.collect()
+    assert time.monotonic() - started < 3
+    assert left_by(pids) == []
+
+
+def test_no_reader_is_left_for_large_indices() -> None:
+    """The parent's feeder thread is writing to a worker that will never read."""
+    loader = loader_of(Numbers(sleep_for_ever, bad=0), batch_sampler=[[0] * 100_000] * 6, batch_size=1, timeout=0.2)
+    with pytest.raises(WorkerStuck):
+        next(processes(loader))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_start_methods(method: str) -> None:
+    loader = loader_of(Numbers(kill), num_workers=1, multiprocessing_context=method)
+    iterator = processes(loader)
+    pids = [process.pid or 0 for process in iterator._workers]
+    text = died(iterator)
+    assert f"is killed by signal: Killed.\nWorker 0 (pid {pids[0]}) ended by SIGKILL" in text
+    assert f"sample 'id-{BAD}'" in text
+    assert left_by(pids) == []
+
+
+# A worker that is stuck.
+
+
+def test_a_stuck_worker_is_named_with_its_stack() -> None:
+    iterator = processes(loader_of(Numbers(sleep_for_ever), timeout=0.3))
+    pids = [process.pid or 0 for process in iterator._workers]
+    got: list[Any] = []
+    text = stuck(iterator, got)
+    assert text.startswith("DataLoader timed out after 0.3 seconds.\n")
+    assert f"Worker 1 (pid {pids[1]}, " in text
+    assert f"in __getitem__ of sample 'id-{BAD}' (data/{BAD}.pt), begun " in text
+    assert "in sleep_for_ever\n" in text
+    assert "Worker 0" not in text
+    assert len(got) == 3
+    assert "in sleep_for_ever\n" in stuck(iterator, got)  # it may be asked again
+    assert not iterator.reusable
+    started = time.monotonic()
+    del iterator
+    gc.collect()
+    assert time.monotonic() - started < 3  # torch takes 5 s a worker
+    assert left_by(pids) == []
+
+
+def stuck_when_collating(samples: Any) -> Any:
+    if int(samples[0][0]) == 4:
+        sleep_for_ever()
+    return torch.stack(samples)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_stuck_in_collate(in_order: bool) -> None:
+    loader = loader_of(Numbers(), collate_fn=stuck_when_collating, timeout=0.3, in_order=in_order)
+    with pytest.raises(WorkerStuck, match=r"(?s)Worker 1 .*in collate_fn, begun .*in stuck_when_collating"):
+        list(processes(loader))
+
+
+def test_stuck_iterable() -> None:
+    with pytest.raises(WorkerStuck, match=r"(?s)Worker 1 .*iterating over .*in sleep_for_ever"):
+        list(processes(loader_of(Stream(sleep_for_ever), timeout=0.3)))
+
+
+def ignore_sigterm(worker: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def test_stuck_and_deaf() -> None:
+    loader = loader_of(Numbers(sleep_for_ever, bad=0), worker_init_fn=ignore_sigterm, timeout=0.3)
+    iterator = processes(loader)
+    pids = [process.pid or 0 for process in iterator._workers]
+    stuck(iterator, [])
+    del iterator
+    gc.collect()
+    assert left_by(pids) == []
+
+
+# Batches that torch's thread pins.
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator as far as torch's loader asks for one."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data)
+
+
+@pytest.mark.usefixtures("pinning")
+@pytest.mark.parametrize("collate_fn", [None, half_a_message], ids=["tensors", "killed while sending"])
+def test_dead_before_the_pinning_thread(collate_fn: Any) -> None:
+    iterator = processes(loader_of(Numbers(kill), pin_memory=True, collate_fn=collate_fn))
+    started = time.monotonic()
+    assert "SIGKILL" in died(iterator)
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.usefixtures("pinning")
+def test_stuck_before_the_pinning_thread() -> None:
+    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=0.3))
+    with pytest.raises(WorkerStuck, match=f"sample 'id-{BAD}'"):
+        list(iterator)
+
+
+@pytest.mark.usefixtures("pinning")
+def test_pinned_batches_are_torchs() -> None:
+    iterator = processes(loader_of(Numbers(), pin_memory=True))
+    assert first_column(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+
+
+# The board and the cgroup.
+
+
+class Untold:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+RECORDS = [
+    (7, False),
+    (8, False),
+    (9, False),
+    ("größer", True),
+    ("x" * 440, False),
+    ("('a', 3)", False),
+    (str(1 << 70), False),
+    ("[1, 1, 1, 1, 1, 1, 1, 1, ...]", False),
+    ("<Untold instance", False),
+    (None, False),
+]
+
+
+def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
+    board = Board(2)
+    child = os.fork()
+    if child == 0:
+        begin = board.report(1)
+        found = []
+        for index in (
+            7,
+            np.int64(8),
+            torch.tensor(9),
+            "größer",
+            "x" * 1000,
+            ("a", 3),
+            1 << 70,
+            [1] * 99,
+            Untold(),
+            None,
+        ):
+            begin(Stage.GETITEM, index)
+            record = board.progress(1)
+            found.append(
+                (re.sub(" at 0x.*", "", record.index) if isinstance(record.index, str) else record.index, record.exact)
+            )
+        os._exit(0 if found == RECORDS else 1)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (board.progress(1).stage, board.progress(1).index) == (Stage.GETITEM, None)
+        assert board.progress(0).stage is Stage.STARTING
+        with contextlib.suppress(OSError):
+            os.rmdir(board.folder(1))
+    finally:
+        board.close()
+        board.close()
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "found"),
+    [
+        (
+            "0::/job/task\n",
+            {
+                "memory.current": "900",
+                "memory.max": "max",
+                "job/memory.current": "500",
+                "job/memory.max": "1000",
+                "job/task/memory.current": "400",
+                "job/task/memory.max": "max",
+                "job/task/memory.events": "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0",
+            },
+            Memory(500, 1000, 2),
+        ),
+        (
+            "4:memory:/x\n0::/\n",
+            {
+                "memory/x/memory.usage_in_bytes": "77",
+                "memory/x/memory.limit_in_bytes": "9223372036854771712",
+                "memory/x/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
+            },
+            Memory(77, None, 1),
+        ),
+        ("", {}, Memory(None, None, None)),
+    ],
+    ids=["v2", "v1", "none"],
+)
+def test_cgroup_memory(tmp_path: Path, membership: str, files: dict[str, str], found: Memory) -> None:
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert memory(str(tmp_path / "cgroup"), str(tmp_path)) == found

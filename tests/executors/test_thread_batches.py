@@ -1,0 +1,89 @@
+"""Batches from threads: laid out as torch.stack lays them out, and as many as torch would warn of."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as tud
+
+import penstock
+from penstock.executors.buffers import Buffers
+from penstock.executors.collating import Build, layout_of
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def tensor(shape: tuple[int, ...], form: str, start: int = 0) -> torch.Tensor:
+    value = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape) + start
+    if form == "last":
+        return value.contiguous(memory_format=FORMATS[len(shape)])
+    if form == "turned":
+        return value.transpose(0, 1).contiguous().transpose(0, 1)
+    return value.movedim(0, -1).contiguous().movedim(-1, 0) if form == "moved" else value
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5, 6), (0, 3, 4, 5), (3, 4, 5), (4, 5)],
+    ids=str,
+)
+def test_a_build_has_the_strides_of_a_stack(shape: tuple[int, ...]) -> None:
+    forms = ["plain", "turned", "moved", *(["last"] if len(shape) in FORMATS else [])]
+    for count in (1, 2, 3):
+        for given in itertools.product(forms, repeat=count):
+            for first in forms:  # the layout is that of the batch before
+                samples = [tensor(shape, form, i) for i, form in enumerate(given)]
+                wanted = torch.stack(samples)
+                build = Build(layout_of(tensor(shape, first)), count, Buffers(pinned=False, keep=0))
+                build.take(samples[1:], 1)
+                build.take(samples[:1], 0)
+                got = build.finish(list(range(count)))
+                assert torch.equal(got, wanted) and got.stride() == wanted.stride(), (given, first)
+
+
+def test_threads_keep_channels_last() -> None:
+    class Clips(tud.Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            return tensor((2, 3, 4, 5), "last" if index < 4 else "plain", index), index
+
+    ours = list(penstock.DataLoader(Clips(), 2, num_workers=2, worker_method="thread"))
+    theirs = list(tud.DataLoader(Clips(), 2))
+    for got, wanted in zip(ours, theirs, strict=True):
+        assert torch.equal(got[0], wanted[0]) and got[0].stride() == wanted[0].stride()
+
+
+class Longer(tud.IterableDataset[int]):
+    """Says that it has fewer than it gives."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Any:
+        return iter(range(7))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_threads_warn_of_a_wrong_length_as_torch_does(workers: int, persistent: bool) -> None:
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "persistent_workers": persistent}
+    loader: Any = penstock.DataLoader(Longer(), worker_method="thread", **options)
+    assert len(list(loader)) == 7 * workers  # no warning: nobody has asked for the length
+    assert len(loader) == 5
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    with pytest.warns(UserWarning, match=r"Length of IterableDataset .*5.*but 6 samples have been fetched") as seen:
+        next(batches)
+    assert seen[0].filename == __file__
+    assert "properly configuring the IterableDataset replica" in str(seen[0].message)
+    batches._shutdown_workers()
+    for worker in batches._workers:
+        worker.join(10)
+        worker.terminate()
+        assert not worker.is_alive() and worker.exitcode == 0

@@ -1,0 +1,538 @@
+"""Threads have copies of the dataset: what a dataset keeps while it reads a sample is one thread's own."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import sqlite3
+import tarfile
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, Copier, NotCopied
+from penstock.executors.method import Choice, Method
+from tests.same import assert_same
+
+THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
+
+
+class Sized(tud.Dataset[Any]):
+    size = 48
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Meeting:
+    """Lets two threads each be in the middle of a sample at once, as often as they come in pairs; data of a module."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+
+    def __call__(self) -> None:
+        try:
+            self.barrier.wait(0.02)
+        except threading.BrokenBarrierError:
+            self.barrier.reset()
+
+
+meet = Meeting()  # found by its name: all threads use it
+
+
+def between() -> None:
+    meet()
+
+
+class Opening(Sized):
+    """Opens its file at the first sample, and reads by seek and read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        between()
+        return int.from_bytes(self.file.read(8), "little")
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class Flip:
+    """Draws once for an image and its mask, and keeps what it drew."""
+
+    flip = False
+
+    def draw(self, index: int) -> None:
+        self.flip = index % 3 == 0
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        between()
+        return value.flip(0) if self.flip else value
+
+
+class Pairs(Sized):
+    def __init__(self) -> None:
+        self.transform = Flip()
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.transform.draw(index)
+        value = torch.arange(4) + index
+        return self.transform(value), self.transform(value)
+
+
+class Randomizable:
+    """As MONAI's: randomize() draws into attributes that the call uses."""
+
+    def __init__(self) -> None:
+        self.R = np.random.RandomState(0)
+        self._do_transform = False
+
+    def randomize(self) -> None:
+        self._do_transform = bool(self.R.rand() < 0.5)
+
+    def __call__(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.randomize()
+        flipped = {}
+        for name, value in data.items():
+            flipped[name] = value.flip(0) if self._do_transform else value
+            between()
+        return flipped
+
+
+class Dicts(Sized):
+    def __init__(self) -> None:
+        self.transform = v1.Compose([v1.Lambda(self.augment)])
+        self.flips = Randomizable()
+
+    def augment(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.flips(data)
+
+    def __getitem__(self, index: int) -> Any:
+        value = torch.arange(4) + index
+        return self.transform({"image": value, "mask": value})
+
+
+class Scratch(Sized):
+    """Makes each sample in memory that it keeps."""
+
+    def __init__(self) -> None:
+        self.room = np.zeros(8, dtype=np.int64)
+        self.tensor = torch.from_numpy(self.room)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.room[:4] = index
+        between()
+        self.room[4:] = index
+        return self.tensor.clone()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_file_that_is_opened_at_the_first_sample_is_each_threads_own(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
+    dataset = Opening(tmp_path / "numbers")
+    assert torch.cat(list(penstock.DataLoader(dataset, 6, **THREADS))).tolist() == list(range(48))
+    assert dataset.file is None
+
+
+def test_what_a_transform_keeps_for_a_pair_is_each_threads_own() -> None:
+    assert_same(list(penstock.DataLoader(Pairs(), 6, **THREADS)), list(tud.DataLoader(Pairs(), 6)))
+
+
+def test_what_a_random_transform_has_drawn_is_each_threads_own() -> None:
+    dataset = Dicts()
+    before = dataset.flips.R.get_state()[1].tobytes()  # type: ignore[index, union-attr, unused-ignore]
+    for batch in penstock.DataLoader(dataset, 6, **THREADS):
+        assert torch.equal(batch["image"], batch["mask"])
+    assert dataset.flips.R.get_state()[1].tobytes() == before  # type: ignore[index, union-attr, unused-ignore]
+
+
+def test_memory_that_samples_are_made_in_is_each_threads_own() -> None:
+    got = torch.cat(list(penstock.DataLoader(Scratch(), 6, **THREADS)))
+    assert torch.equal(got, torch.arange(48)[:, None].expand(48, 8))
+
+
+# --- what cannot be copied --------------------------------------------------------------------------------------------
+
+
+class Holding(Sized):
+    def __init__(self, held: Any) -> None:
+        self.parts = [{"held": held}]
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class H5LikeFile:
+    """As h5py's and lmdb's objects: neither pickle nor copy takes them."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("h5py objects cannot be pickled")
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+HANDLES: dict[str, Callable[[Path], Any]] = {
+    "file": lambda path: (path / "file").open("wb"),
+    "tar": lambda path: tarfile.TarFile(path / "tar", "w"),
+    "sqlite": lambda path: sqlite3.connect(path / "db"),
+    "hdf5": lambda path: H5LikeFile(),
+    "generator": lambda path: generator(),
+    "lock": lambda path: threading.Lock(),
+    "event": lambda path: threading.Event(),
+}
+
+
+@pytest.mark.parametrize("name", HANDLES)
+def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path: Path) -> None:
+    held = HANDLES[name](tmp_path)
+    try:
+        dataset = Holding(held)
+        loader = penstock.DataLoader(dataset, 12, **THREADS)
+        with pytest.raises(penstock.InvalidOption, match=r"Holding\.parts\[0\]\['held'\].*share_dataset=True"):
+            iter(loader)
+        assert "refused  worker_method='thread' gives each thread a copy" in loader.explain()
+        shared = penstock.DataLoader(dataset, 12, share_dataset=True, **THREADS)
+        assert torch.cat(list(shared)).tolist() == list(range(48))
+        auto = penstock.DataLoader(dataset, 12, num_workers=2, worker_method="auto")
+        assert torch.cat(list(auto)).tolist() == list(range(48))
+        assert "chosen   processes: Holding.parts[0]['held']" in auto.explain()
+    finally:
+        if hasattr(held, "close"):
+            held.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
+    dataset = Opening(tmp_path / "numbers")
+    chosen = Choice(Method.THREAD, "threads: for the test")
+    monkeypatch.setattr("penstock.passes.try_out", lambda *given, **more: chosen)
+    loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
+    torch.manual_seed(0)
+    assert type(iter(loader)).__name__ == "Fetching"
+    drawn = torch.get_rng_state()
+    assert dataset[3] == 3
+    torch.manual_seed(0)
+    assert torch.cat(list(loader)).tolist() == list(range(48))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert "chosen   processes: Opening.file, of type _io.FileIO" in loader.explain()
+
+
+def test_a_state_that_leaves_out_what_cannot_be_copied_is_enough() -> None:
+    class Reopening(Holding):
+        def __getstate__(self) -> dict[str, Any]:
+            return {**self.__dict__, "parts": None}
+
+    assert len(list(penstock.DataLoader(Reopening(threading.Lock()), 12, **THREADS))) == 4
+
+
+# --- as with worker processes -------------------------------------------------------------------------------------
+
+
+class Counted(Sized):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.count += 1
+        return self.count
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_dataset_counts_stays_in_its_copy(persistent: bool) -> None:
+    dataset = Counted()
+    options: dict[str, Any] = {"batch_size": 12, "num_workers": 1, "persistent_workers": persistent}
+    ours: Any = penstock.DataLoader(dataset, worker_method="thread", **options)
+    theirs: Any = tud.DataLoader(dataset, **options)
+    for _ in range(2):
+        assert max(torch.cat(list(ours)).tolist()) == max(torch.cat(list(theirs)).tolist())
+    assert dataset.count == 0
+    for loader in (ours, theirs):
+        if persistent:
+            loader._iterator._shutdown_workers()
+
+
+def test_a_pass_sees_the_dataset_as_it_was_when_it_began() -> None:
+    class Offset(Sized):
+        offset = 0
+
+        def __getitem__(self, index: int) -> int:
+            return index + self.offset
+
+    methods: list[Any] = ["thread", "process"]
+    for method in methods:
+        dataset = Offset()
+        dataset.offset = 1000
+        batches = iter(penstock.DataLoader(dataset, 12, num_workers=1, worker_method=method))
+        dataset.offset = 0
+        assert torch.cat(list(batches)).tolist() == list(range(1000, 1048))
+
+
+def prepare(number: int) -> None:
+    info: Any = tud.get_worker_info()
+    info.dataset.offset = 1000 * info.id
+
+
+def test_worker_init_fn_prepares_the_threads_own_dataset() -> None:
+    class Prepared(Sized):
+        offset = -1
+
+        def __getitem__(self, index: int) -> tuple[int, bool]:
+            info: Any = tud.get_worker_info()
+            return self.offset, info.dataset is self and self.offset == 1000 * info.id
+
+    dataset = Prepared()
+    for batch in penstock.DataLoader(dataset, 10, worker_init_fn=prepare, **THREADS):
+        assert bool(batch[1].all())
+    assert dataset.offset == -1
+    closure = penstock.DataLoader(dataset, 10, worker_init_fn=lambda number: setattr(dataset, "offset", 0), **THREADS)
+    assert {int(value) for batch in closure for value in batch[0]} == {0}
+    assert dataset.offset == -1
+
+
+class ItsOwnIterator(tud.IterableDataset[int]):
+    def __iter__(self) -> ItsOwnIterator:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at > 5:
+            raise StopIteration
+        return self.at
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_iterable_dataset_that_is_its_own_iterator_goes_as_with_worker_processes(workers: int) -> None:
+    dataset = ItsOwnIterator()
+    options: dict[str, Any]
+    for options in ({"batch_size": 2}, {"batch_size": None}):
+        wanted = list(tud.DataLoader(dataset, num_workers=workers, **options))
+        for _ in range(2):
+            ours: Any = penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options)
+            assert_same(list(ours), wanted)
+
+
+def test_functions_that_reach_the_dataset_reach_the_copy() -> None:
+    class Reaching(Sized):
+        def __init__(self) -> None:
+            self.mine = 0
+            self.functions: list[Callable[[int], bool]] = [
+                lambda index: self.mine == index,
+                self.is_mine,
+                functools.partial(self.is_mine),
+                v1.Lambda(self.is_mine),
+                v2.Lambda(lambda index: self.is_mine(index)),
+            ]
+            self.back = weakref.ref(self)
+
+        def is_mine(self, index: int) -> bool:
+            return self.mine == index
+
+        def __getitem__(self, index: int) -> list[bool]:
+            self.mine = index
+            between()
+            return [bool(function(index)) for function in self.functions] + [self.back() is self]
+
+    def collate(samples: list[list[bool]]) -> bool:
+        return all(map(all, samples)) and dataset is tud.get_worker_info().dataset  # type: ignore[union-attr]
+
+    dataset = Reaching()
+    loader = penstock.DataLoader(dataset, 20, collate_fn=collate, **THREADS)
+    assert list(loader) == [True] * 3
+
+
+@pytest.mark.parametrize("caller", [False, True])
+def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection may be used by one thread only, and the caller that works as worker 0 is another one."""
+    with sqlite3.connect(tmp_path / "db") as made:
+        made.execute("create table numbers (number integer)")
+        made.executemany("insert into numbers values (?)", [(i,) for i in range(48)])
+    made.close()
+
+    class Rows(Sized):
+        connection: Any = None
+
+        def __getitem__(self, index: int) -> int:
+            if self.connection is None:
+                self.connection = sqlite3.connect(tmp_path / "db", check_same_thread=True)
+                opened.append(self.connection)
+            return int(
+                self.connection.execute("select number from numbers where rowid = ?", (index + 1,)).fetchone()[0]
+            )
+
+    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
+    monkeypatch.setattr("penstock.executors.workers.threads.IDLE_SHARE", 1e9)
+    opened: list[Any] = []
+    loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
+    assert torch.cat(list(loader)).tolist() == list(range(48))
+
+
+# --- what is copied ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Record:
+    name: str
+    box: list[float]
+
+
+class Thing:
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)
+
+
+def copied(**parts: Any) -> tuple[Any, Any]:
+    thing: Any = Thing(**parts)
+    return Copier().copy(thing, "Thing"), thing
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.zeros(SCRATCH_BYTES),
+        torch.zeros(SCRATCH_BYTES),
+        torch.nn.Parameter(torch.zeros(2)),
+        "text",
+        b"bytes",
+        range(3),
+        Path("here"),
+        torch.float32,
+        torch.zeros(2).share_memory_(),
+        between,
+        Thing,
+        itertools,
+        threading.local(),
+        list(map(str, range(LARGE))),
+        {i: {"box": [1.0, 2.0]} for i in range(LARGE)},
+        defaultdict(list, {i: [i] for i in range(LARGE)}),
+        [Record("a", [1.0])] * LARGE,
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_data_is_shared(data: Any) -> None:
+    own, thing = copied(data=data)
+    assert own is not thing
+    assert own.data is data
+
+
+def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    arrays = [np.zeros(3), torch.zeros(3)]
+    own, _ = copied(mapped=mapped, part=mapped[1:], arrays=arrays)
+    assert own.mapped is mapped
+    assert own.part.base is not None and np.shares_memory(own.part, mapped)
+    assert own.arrays is not arrays and own.arrays[0] is arrays[0] and own.arrays[1] is arrays[1]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_small_memory_keeps_its_views(order: Any) -> None:
+    room = np.zeros((4, 6), order=order)
+    tensor = torch.zeros(4, 6)
+    own, thing = copied(
+        room=room,
+        part=room[1:3, ::2],
+        seen=torch.from_numpy(room),
+        tensor=tensor,
+        turned=tensor.t(),
+        array=tensor.numpy(),
+    )
+    own.room[1, 2] = 7
+    own.tensor[3, 1] = 5
+    assert own.part[0, 1] == own.seen[1, 2] == 7 and own.turned[1, 3] == own.array[3, 1] == 5
+    assert own.room.flags.f_contiguous == room.flags.f_contiguous and own.turned.stride() == tensor.t().stride()
+    assert not thing.room.any() and not thing.tensor.any()
+
+
+def test_containers_and_objects_are_copied_with_what_they_share() -> None:
+    count, inner = 0, [1]
+
+    def counter() -> int:
+        nonlocal count
+        count += 1
+        return count + len(inner)
+
+    parts: dict[str, Any] = {
+        "inner": inner,
+        "nested": {"a": [inner, (inner, 2)], "b": OrderedDict(c=inner), "d": deque([inner], maxlen=3)},
+        "objects": np.array([inner, None], dtype=object),
+        "counter": counter,
+        "append": inner.append,
+        "stream": io.BytesIO(b"abc"),
+        "torchs": torch.Generator(),
+        "numpys": np.random.default_rng(0),
+        "iterator": iter(inner),
+        "images": v2.Compose([v2.Lambda(counter)]),
+    }
+    parts["stream"].seek(1)
+    own, thing = copied(**parts)
+    assert own.inner is own.nested["a"][0] is own.nested["a"][1][0] is own.nested["b"]["c"] is own.nested["d"][0]
+    assert own.inner is own.objects[0] is not inner and own.nested["d"].maxlen == 3
+    own.append(5)
+    assert own.inner == [1, 5] and inner == [1]
+    assert own.counter() == 3 and own.counter() == 4 and counter() == 2
+    assert own.images.transforms[0].lambd is own.counter
+    assert own.stream.read() == b"bc" and thing.stream.tell() == 1
+    for name in ("torchs", "numpys"):
+        assert getattr(own, name) is not parts[name]
+    assert torch.rand(1, generator=own.torchs) == torch.rand(1, generator=parts["torchs"])
+    assert own.numpys.random() == parts["numpys"].random()
+    assert next(own.iterator) == 1 == next(thing.iterator)
+
+
+def test_containers_of_many_records_are_copied_without_them() -> None:
+    records = [Record("a", [1.0]) for _ in range(MANY)]
+    own, _ = copied(records=records, names=["a"] * 10)
+    assert own.records is not records and own.records[-1] is records[-1]
+    large = list(map(str, range(LARGE)))
+    assert Copier(iterable=True).copy(large, "list") is not large  # its __iter__ may shuffle it
+    few = [Record("a", [1.0])]
+    assert Copier().copy(few, "list")[0] is not few[0]
+    with pytest.raises(NotCopied):
+        Copier().copy([threading.Lock() for _ in range(MANY)], "list")
+
+
+def test_objects_that_copy_themselves_do() -> None:
+    class Own:
+        def __deepcopy__(self, memo: Any) -> str:
+            return "its own copy"
+
+    class Slotted:
+        __slots__ = ("value",)
+
+        def __init__(self) -> None:
+            self.value = [1]
+
+    own, thing = copied(own=Own(), slotted=Slotted(), kind=Slotted)
+    assert own.own == "its own copy" and own.kind is Slotted
+    assert own.slotted.value == [1] and own.slotted.value is not thing.slotted.value
+
+
+def test_explain_says_whose_dataset_it_is() -> None:
+    assert "copies   each thread has the dataset's Python objects" in penstock.DataLoader(Pairs(), **THREADS).explain()
+    shared = penstock.DataLoader(Pairs(), share_dataset=True, **THREADS)
+    assert "shared   all threads use the one dataset" in shared.explain()

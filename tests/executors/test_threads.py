@@ -1,0 +1,679 @@
+"""worker_method="thread": the batches of torch's loader, from threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+from torch.utils.data import get_worker_info as torchs_get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import penstock
+from penstock.executors import buffers
+from penstock.executors.buffers import Buffers
+from penstock.executors.collating import Build, layout_of
+from penstock.executors.workers.pace import Pace
+from tests.same import assert_same, assert_same_outcome
+
+
+def get_worker_info() -> Any:
+    """torch's, as programs import it; of a type that a thread's may differ from."""
+    return torchs_get_worker_info()
+
+
+def live() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-worker")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_thread_outlives_its_loader() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not live()
+
+
+Point = namedtuple("Point", ["x", "y"])
+WORKERS = [0, 1, 2, 5]
+
+
+class Made(tud.Dataset[Any]):
+    """Samples that a function makes of their index."""
+
+    def __init__(self, make: Callable[[int], Any], size: int = 23) -> None:
+        self.make = make
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self.size <= index < self.size:
+            raise IndexError(index)
+        return self.make(index)
+
+
+def image(i: int) -> torch.Tensor:
+    return torch.arange(12, dtype=torch.float32).view(3, 4) + i
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "tensor": image,
+    "tensor and label": lambda i: (image(i), i),
+    "list": lambda i: [image(i), float(i), str(i)],
+    "dict": lambda i: {"x": image(i), "y": {"z": i % 2 == 0, "name": f"n{i}"}},
+    "named tuple": lambda i: Point(image(i), (i, image(2 * i))),
+    "arrays": lambda i: (np.full((2, 3), i, dtype=np.int16), np.float64(i), np.arange(4)[::-1]),
+    "0-d": lambda i: (torch.tensor(i), np.array(i, dtype=np.float32)),
+    "not contiguous": lambda i: image(i).t(),
+    "empty": lambda i: torch.empty(0, 3),
+    "bool and complex": lambda i: (torch.tensor([i % 2 == 0]), torch.tensor([complex(i, -i)]).conj()),
+    "bytes": lambda i: b"%d" % i,
+    "keys in another order": lambda i: {"a": i, "b": image(i)} if i % 3 else {"b": image(i), "a": i},
+    "promoted dtypes": lambda i: image(i) if i % 2 else image(i).double(),
+    "tensors and arrays": lambda i: image(i) if i < 8 else image(i).numpy(),
+    "with a gradient": lambda i: image(i).requires_grad_(),
+    "parameter": lambda i: torch.nn.Parameter(image(i), requires_grad=False),
+    "unlike batches": lambda i: image(i) if i < 8 else (image(i), i),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_are_those_of_torch(name: str, workers: int) -> None:
+    dataset = Made(SAMPLES[name])
+
+    def batches(kind: Any, **options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        return list(kind(dataset, batch_size=4, shuffle=name == "dict", **options))
+
+    assert_same_outcome(
+        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
+        lambda: batches(tud.DataLoader),
+    )
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": None},
+        {"batch_size": 5, "drop_last": True},
+        {"batch_size": 100},
+        {"batch_sampler": [[3, 1], [], [22, 0, 0], [-1]]},
+        {"sampler": [5, 3, 3, 1], "batch_size": 3},
+        {"batch_size": 4, "collate_fn": tuple},
+        {"batch_size": 4, "shuffle": True, "generator": torch.Generator()},
+    ],
+    ids=lambda options: ", ".join(
+        f"{name}={getattr(value, '__name__', type(value).__name__)}" for name, value in options.items()
+    ),
+)
+def test_options_mean_what_they_mean_there(options: dict[str, Any], workers: int) -> None:
+    dataset = Made(lambda i: (image(i), i))
+
+    def batches(kind: Any, **more: Any) -> list[Any]:
+        if "generator" in options:
+            options["generator"].manual_seed(3)
+        return list(kind(dataset, **options, **more))
+
+    assert_same_outcome(  # an empty batch is an error: default_collate refuses it
+        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
+        lambda: batches(tud.DataLoader),
+    )
+
+
+class Whole(Made):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in reversed(indices)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_getitems_is_asked_for_whole_batches(workers: int) -> None:
+    dataset = Whole(image)
+    assert_same(
+        list(penstock.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method="thread")),
+        list(tud.DataLoader(dataset, batch_size=4)),
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_the_error_of_a_sample_is_raised_at_its_batch_and_the_rest_follows(workers: int) -> None:
+    def make(i: int) -> int:
+        if i == 9:
+            raise KeyError("nine")
+        return i
+
+    loader = penstock.DataLoader(Made(make), batch_size=4, num_workers=workers, worker_method="thread")
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(KeyError, match="nine") as raised:
+        next(batches)
+    assert any("sample 9" in note for note in raised.value.__notes__)
+    assert raised.traceback[-1].name == "make"  # the user's own line
+    assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+
+
+def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
+    later = threading.Event()
+
+    def make(i: int) -> int:
+        if i == 1:
+            later.wait(10)
+            raise ValueError("first")
+        if i == 3:
+            later.set()
+            raise ValueError("second")
+        return i
+
+    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread", share_dataset=True)
+    with pytest.raises(ValueError, match="first"):
+        next(iter(loader))
+
+
+def test_a_dataset_that_cannot_be_copied_and_one_object_for_all() -> None:
+    here = threading.Lock()  # no lock can be pickled
+    seen: set[int] = set()
+
+    def make(i: int) -> int:
+        with here:
+            seen.add(id(get_worker_info().dataset))
+        return os.getpid()
+
+    dataset = Made(make)
+    loader = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="thread", share_dataset=True)
+    assert {p for b in loader for p in b.tolist()} == {os.getpid()}
+    assert seen == {id(dataset)}
+
+
+def test_get_worker_info_is_of_the_thread() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def make(i: int) -> tuple[int, int, int, str]:
+        both.wait()
+        info: Any = tud.get_worker_info()
+        assert info is get_worker_info() is not None
+        return info.id, info.num_workers, info.seed, info.worker_method
+
+    torch.manual_seed(1)
+    loader = penstock.DataLoader(
+        Made(make, 2), batch_size=None, num_workers=2, worker_method="thread", share_dataset=True
+    )
+    infos = list(loader)
+    assert sorted(info[0] for info in infos) == [0, 1]
+    assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
+    assert {(info[1], info[3]) for info in infos} == {(2, "thread")}
+    assert get_worker_info() is None
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_threads_generators_draw_by_sample(seed: int | None) -> None:
+    if not hasattr(torch.random, "thread_safe_generator"):
+        pytest.skip("this torch has no thread_safe_generator")
+    thread_safe_generator = torch.random.thread_safe_generator
+
+    def make(i: int) -> tuple[torch.Tensor, float, float]:
+        info = get_worker_info()
+        if info is None:
+            return torch.rand(2), random.random(), 0.0
+        return (
+            torch.rand(2, generator=thread_safe_generator()),
+            info.rng.random_generator.random(),
+            info.rng.numpy_generator.random(),
+        )
+
+    runs = []
+    for workers in (1, 2, 5):
+        torch.manual_seed(0)
+        loader = penstock.DataLoader(Made(make), 4, num_workers=workers, worker_method="thread", seed=seed)
+        runs.append([list(loader), list(loader)])
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2])
+    with pytest.raises(AssertionError):  # another epoch
+        assert_same(runs[0][0], runs[0][1])
+    drawn = torch.cat([batch[0] for batch in runs[0][0]])
+    assert len(drawn.unique()) == drawn.numel()
+    if seed is not None:  # in the caller's thread the global generators are set, and given back
+        before = torch.get_rng_state(), random.getstate()
+        here = list(penstock.DataLoader(Made(make), 4, num_workers=0, worker_method="thread", seed=seed))
+        assert_same([batch[:2] for batch in here], [batch[:2] for batch in runs[0][0]])
+        assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+def test_global_draws_in_threads_are_said() -> None:
+    def make(i: int) -> float:
+        return random.random() + float(np.random.rand())
+
+    state = random.getstate()
+    loader = penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread", seed=1)
+    text = loader.explain()
+    assert "draws from the global generators of random and numpy.random" in text
+    assert random.getstate() == state
+    quiet = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
+    assert "random " not in quiet.explain()
+
+
+def test_worker_init_fn_runs_once_in_each_thread() -> None:
+    seen: list[tuple[int, str, int]] = []
+
+    def init(number: int) -> None:
+        seen.append((number, threading.current_thread().name, get_worker_info().id))
+
+    options: dict[str, Any] = dict(num_workers=3, worker_method="thread", worker_init_fn=init, share_dataset=True)
+    list(penstock.DataLoader(Made(image), 4, **options))
+    assert sorted(seen) == [(n, f"penstock-worker-{n}", n) for n in range(3)]
+    loader = penstock.DataLoader(Made(image), 4, persistent_workers=True, **options)
+    seen.clear()
+    first = iter(loader)
+    assert len(list(first)) == 6
+    assert iter(loader) is first  # as torch's
+    assert len(list(first)) == len(list(loader)) == 6
+    first._shutdown_workers()
+    assert len(seen) == 3
+
+
+def test_an_error_of_worker_init_fn_is_raised() -> None:
+    def init(number: int) -> None:
+        raise RuntimeError("no licence")
+
+    with pytest.raises(RuntimeError, match="no licence"):
+        list(penstock.DataLoader(Made(image), 4, num_workers=1, worker_method="thread", worker_init_fn=init))
+
+
+class Counting(tud.IterableDataset[int]):
+    """0 to size - 1, shared out among the workers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(number, self.size, count))
+
+
+ITERABLE_OPTIONS: list[dict[str, Any]] = [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}]
+
+
+@pytest.mark.parametrize("options", ITERABLE_OPTIONS, ids=str)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_iterable_datasets_go_as_with_worker_processes(options: dict[str, Any], workers: int) -> None:
+    for size in (0, 1, 17):
+        dataset = Counting(size)
+        wanted = list(tud.DataLoader(dataset, num_workers=workers, **options))
+        loader = penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options)
+        assert_same(list(loader), wanted)
+        assert_same(list(loader), wanted)
+
+
+def test_a_shared_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
+    class Shared(tud.IterableDataset[int]):
+        def __iter__(self) -> Shared:
+            return self
+
+        def __next__(self) -> int:
+            raise StopIteration
+
+    with pytest.raises(penstock.InvalidOption, match="__iter__ returns"):
+        list(penstock.DataLoader(Shared(), num_workers=2, worker_method="thread", share_dataset=True))
+
+
+def test_in_order_false_hands_out_what_is_done() -> None:
+    first = threading.Event()
+
+    def make(i: int) -> int:
+        if i == 0:
+            first.wait(10)
+        return i
+
+    options: dict[str, Any] = dict(
+        batch_size=1, num_workers=2, worker_method="thread", prefetch_factor=3, share_dataset=True
+    )
+    batches = iter(penstock.DataLoader(Made(make, 6), in_order=False, **options))
+    got = [next(batches).item()]
+    first.set()
+    got += [batch.item() for batch in batches]
+    assert got[0] != 0
+    assert sorted(got) == list(range(6))
+
+
+def test_a_stuck_sample_is_named_with_its_stack() -> None:
+    forever = threading.Event()
+
+    def stuck_here(i: int) -> int:
+        if i == 6:
+            forever.wait()
+        return i
+
+    loader = penstock.DataLoader(
+        Made(stuck_here), 4, num_workers=2, worker_method="thread", timeout=0.3, share_dataset=True
+    )
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
+        next(batches)
+    assert "sample 6" in str(raised.value)
+    assert "in stuck_here" in str(raised.value)
+    forever.set()
+    assert next(batches).tolist() == [4, 5, 6, 7]
+
+
+def test_nothing_is_left_behind() -> None:
+    gc.collect()
+    loader = penstock.DataLoader(Made(image, 1000), 4, num_workers=3, worker_method="thread")
+    for number, _ in enumerate(loader):
+        if number == 2:
+            break
+    del number, _
+    gc.collect()
+    assert not live()
+    batches = iter(loader)
+    next(batches)
+    assert len(live()) == 3
+    batches._shutdown_workers()
+    assert not live()
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert len(list(loader)) == 250 and not live()
+
+
+def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
+    there = threading.Event()
+
+    def make(i: int) -> int:
+        if i > 3:
+            there.wait()  # the threads go no further than the first batch before the cycle is there
+        if i > 20:
+            gc.collect()
+        return i
+
+    for _ in range(8):
+        there.clear()
+        batches = iter(
+            penstock.DataLoader(Made(make, 60), 4, num_workers=2, worker_method="thread", share_dataset=True)
+        )
+        next(batches)
+        cycle: list[Any] = [batches]
+        cycle.append(cycle)
+        ended = batches._ended
+        del batches, cycle
+        there.set()
+        assert ended.wait(10)
+
+
+def test_kept_batches_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_RECYCLED", 1)
+    loader = penstock.DataLoader(Made(image, 100), 10, num_workers=2, worker_method="thread")
+    kept = [batch for _ in range(3) for batch in loader]
+    assert all(batch[:, 0, 0].tolist() == list(range(n % 10 * 10, n % 10 * 10 + 10)) for n, batch in enumerate(kept))
+    assert loader.stats().buffers_created >= 30
+    del kept
+    created = loader.stats().buffers_created
+    for _ in loader:
+        pass
+    assert loader.stats().buffers_created == created  # recycled
+
+
+def test_a_forked_child_says_where_the_threads_are() -> None:
+    batches = iter(penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread"))
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"worker_method": "fibre"}, "worker_method='fibre'"),
+        ({"worker_method": 3}, "worker_method=3"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"share_dataset": 1, "worker_method": "thread"}, "share_dataset=1"),
+        ({"share_dataset": True}, "share_dataset=True is for worker_method='thread'"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match=message):
+        penstock.DataLoader(Made(image), **options)
+
+
+def test_explain_says_who_reads() -> None:
+    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
+    assert loader.explain().startswith("plan     Python reads the dataset in 2 threads of this process")
+    native = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="thread")
+    assert native.explain().startswith("plan     2 native threads")
+    asked = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="process")
+    assert "2 worker processes" in asked.explain() and "worker_method=None" in asked.explain()
+
+
+# --- how many threads work at a time --------------------------------------------------------------------------------
+
+
+def settled(rates: dict[int, float], threads: int, *, sample_seconds: float = 1e-5) -> int:
+    """Return how many threads a pace lets work, where so many at a time do so many samples a second."""
+    now = itertools.count()
+    clock = [0.0]
+    pace = Pace(threads, clock=lambda: clock[0])
+    for _ in range(2000):
+        clock[0] += 0.001
+        next(now)
+        pace.did(int(rates[pace.active] * 0.001), sample_seconds * int(rates[pace.active] * 0.001))
+    return pace.active
+
+
+def test_the_fewest_threads_that_do_as_much_as_any() -> None:
+    assert settled({1: 100e3, 2: 60e3, 4: 50e3}, 4) == 1
+    assert settled({1: 100e3, 2: 190e3, 4: 370e3}, 4) == 4
+    assert settled({1: 100e3, 2: 190e3, 4: 195e3}, 4) == 2
+    assert settled({1: 100e3, 2: 105e3}, 2) == 1
+    assert settled({1: 100e3, 2: 150e3, 3: 220e3}, 3) == 3
+    assert settled({1: 2e3, 2: 2e3}, 2, sample_seconds=2e-3) == 2  # slow samples: not worth a trial
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = threading.get_ident()
+    monkeypatch.setattr(
+        "penstock.executors.workers.pace.Pace.alone", True
+    )  # as if it were settled that one does as much as two
+
+    def make(i: int) -> tuple[int, bool, int, float]:
+        info = get_worker_info()
+        return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
+
+    def run(share: float, *, go_on_with: float) -> list[Any]:
+        monkeypatch.setattr("penstock.executors.workers.threads.IDLE_SHARE", share)
+        loader = penstock.DataLoader(Made(make, 400), 4, num_workers=workers, worker_method="thread", seed=1)
+        batches = iter(loader)
+        got = []
+        for number in range(100):
+            if number == 50:
+                monkeypatch.setattr("penstock.executors.workers.threads.IDLE_SHARE", go_on_with)
+            got.append(next(batches))
+        return got
+
+    never, always, changing = run(0, go_on_with=0), run(1e9, go_on_with=1e9), run(1e9, go_on_with=0)
+    for got in (always, changing):
+        assert_same([[i, x] for i, _, _, x in got], [[i, x] for i, _, _, x in never])
+    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in never)
+    assert all(bool(by_caller.all()) for _, by_caller, _, _ in always[20:])
+    assert all(not ids.any() for _, _, ids, _ in always[20:])  # as worker 0
+    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in changing[55:])
+    assert get_worker_info() is None
+
+
+def test_a_trial_of_one_thread_is_the_callers() -> None:
+    clock = [0.0]
+    pace = Pace(2, clock=lambda: clock[0])
+    seen = set()
+    for _ in range(200):
+        seen.add((pace.active, pace.alone))
+        clock[0] += 0.001
+        pace.did(100, 1e-3)
+    assert seen == {(2, False), (1, True)}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the dataset a batch would cost more than the caller's work saves."""
+    asked = []
+
+    def can_be_copied(fetch: Any) -> bool:
+        asked.append(fetch)
+        return not bound
+
+    monkeypatch.setattr("penstock.executors.workers.threads.can_be_copied", can_be_copied)
+    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
+    monkeypatch.setattr("penstock.executors.workers.threads.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.threads.COPY_SECONDS", 1e9)
+    here = threading.get_ident()
+
+    def by_caller() -> list[bool]:
+        loader = penstock.DataLoader(
+            Made(lambda i: threading.get_ident() == here, 400), 4, num_workers=2, worker_method="thread"
+        )
+        return [bool(batch.all()) for batch in loader]
+
+    assert any(by_caller()) is not bound
+    assert not bound or len(asked) <= 1
+    monkeypatch.setattr("penstock.executors.workers.threads.COPY_SECONDS", 0)
+    assert not any(by_caller())
+
+
+# --- batches in place ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_build_gives_what_default_collate_gives(name: str) -> None:
+    samples = [SAMPLES[name](i) for i in range(7)]
+    layout = layout_of(samples[0])
+    build = Build(layout, 7, Buffers(pinned=False, keep=0))
+    for begin, end in ((4, 7), (0, 1), (1, 4)):
+        build.take(samples[begin:end], begin)
+    try:
+        wanted = tud.default_collate(samples)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            build.finish(range(7))
+        return
+    assert_same(build.finish(range(7)), wanted)
+
+
+def test_samples_of_unlike_shapes_raise_what_torch_raises() -> None:
+    def make(i: int) -> torch.Tensor:
+        return torch.zeros(3 if i != 5 else 4)
+
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread"))
+
+
+# --- what an adversary found -----------------------------------------------------------------------------------------
+
+
+class Frozen(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_and_indices_that_resist_are_raised_all_the_same(workers: int) -> None:
+    def make(i: int) -> int:
+        raise Frozen("as it is")
+
+    with pytest.raises(Frozen, match="as it is"):
+        list(penstock.DataLoader(Made(make), num_workers=workers, worker_method="thread"))
+    dataset: Any = {}
+    with pytest.raises(KeyError):
+        list(penstock.DataLoader(dataset, sampler=[Unspeakable()], num_workers=workers, worker_method="thread"))
+
+
+@pytest.mark.parametrize("method", ["thread", "auto"])
+def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> None:
+    loader = penstock.DataLoader(Counting(10), batch_size=5, worker_method=method)
+    assert loader.num_workers == 0
+    assert torch.cat(list(loader)).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_on"),
+    [
+        (torch.no_grad, lambda: not torch.is_grad_enabled()),
+        (torch.inference_mode, lambda: not torch.is_grad_enabled()),  # tests/test_modes.py: what the batches are
+        (lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.is_autocast_enabled("cpu")),
+    ],
+)
+def test_threads_have_the_modes_of_who_starts_them(mode: Any, is_on: Callable[[], bool]) -> None:
+    dataset = Made(lambda i: is_on())
+    for entered in (False, True):
+        with mode() if entered else contextlib.nullcontext():
+            batches = list(penstock.DataLoader(dataset, 8, num_workers=2, worker_method="thread"))
+        assert set(torch.cat(batches).tolist()) == {entered}
+
+
+def test_an_iterator_of_the_parent_is_replaced_in_a_forked_child() -> None:
+    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread", persistent_workers=True)
+    assert len(list(loader)) == 6
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(list(loader)) == 6 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_single_samples_come_in_the_order_of_any_number_of_workers(seed: int | None) -> None:
+    def run(**options: Any) -> list[list[int]]:
+        torch.manual_seed(3)
+        loader: Any = penstock.DataLoader(Made(lambda i: i), batch_size=None, shuffle=True, seed=seed, **options)
+        return [list(loader), list(loader)]
+
+    wanted = run(num_workers=0)
+    assert run(num_workers=2) == wanted
+    assert run(num_workers=2, worker_method="thread") == wanted
+    assert wanted[0] != wanted[1] and sorted(wanted[0]) == list(range(23))
+
+
+def test_a_process_ends_as_it_should_with_a_thread_in_a_sample() -> None:
+    script = """
+import time, torch, penstock
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 9
+    def __getitem__(self, index):
+        for _ in range(400): time.sleep(0.01); torch.ones(3) + 1  # outlives the process's patience
+        return index
+iterator = iter(penstock.DataLoader(Slow(), num_workers=2, worker_method="thread"))
+raise SystemExit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_data_pipes_need_processes() -> None:
+    pipe: Any = IterableWrapper(range(3))
+    with pytest.raises(penstock.InvalidOption, match="DataPipes"):
+        penstock.DataLoader(pipe, worker_method="thread")

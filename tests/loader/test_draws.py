@@ -1,0 +1,633 @@
+"""Every draw is a function of (seed, epoch, sample, position): on every route, at every position, after every stop."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock import _native
+from penstock.recipe import drawing
+from penstock.system.randomness import drawn_from, states
+from tests.same import assert_same
+
+PL = penstock.DataLoader
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("photos")
+    for name, number in (("a", 4), ("b", 3)):
+        (made / name).mkdir()
+        for i in range(number):
+            kind = "png" if (name, i) == ("b", 2) else "jpg"  # of which Pillow decodes the last
+            Image.effect_noise((60 + 7 * i, 50), 90).convert("RGB").save(made / name / f"{i}.{kind}")
+    return made
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+def collated(samples: list[Any]) -> Any:
+    return tud.default_collate(samples)
+
+
+class Wrapped(tud.Dataset[Any]):
+    """A dataset of the user's around another."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+class Single(tud.Dataset[Any]):
+    """A dataset that calls the parts of a Compose one by one."""
+
+    def __init__(self, folder: Any) -> None:
+        self.samples, self.steps = folder.samples, folder.transform.transforms
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        image: Any = Image.open(path).convert("RGB")
+        for step in self.steps:
+            image = step(image)
+        return image, label
+
+
+def folder(root: Path, *steps: Any, t: Any = v1) -> Any:
+    steps = steps or (t.RandomResizedCrop(24), t.RandomHorizontalFlip(), t.ToTensor())
+    return torchvision.datasets.ImageFolder(str(root), t.Compose([*steps]))
+
+
+ROUTES: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "native 0": (itself, {"num_workers": 0}),
+    "native 1": (itself, {"num_workers": 1}),
+    "native 2": (itself, {"num_workers": 2}),
+    "collate_fn 0": (itself, {"num_workers": 0, "collate_fn": collated}),
+    "collate_fn 2": (itself, {"num_workers": 2, "collate_fn": collated}),
+    "wrapped 0": (Wrapped, {"num_workers": 0}),
+    "wrapped 2": (Wrapped, {"num_workers": 2}),
+    "one by one 0": (Single, {"num_workers": 0}),
+    "processes": (Wrapped, {"num_workers": 2, "worker_method": "process"}),
+    "one by one, processes": (Single, {"num_workers": 2, "worker_method": "process"}),
+    "threads": (Wrapped, {"num_workers": 2, "worker_method": "thread"}),
+    "threads 0": (Wrapped, {"num_workers": 0, "worker_method": "thread"}),
+    "one by one, threads": (Single, {"num_workers": 2, "worker_method": "thread"}),
+}
+route = pytest.mark.parametrize("name", ROUTES)
+
+
+def views(batches: Any) -> int:
+    return len({image.numpy().tobytes() for images, _ in batches for image in images})
+
+
+@route
+def test_a_sample_that_comes_often_is_drawn_anew(root: Path, name: str) -> None:
+    wrap, options = ROUTES[name]
+    dataset = folder(root)
+    for seed in (None, 7):
+        sampler = tud.WeightedRandomSampler([1] + [0] * 6, 16)
+        batches = list(PL(wrap(dataset), batch_size=16, sampler=sampler, seed=seed, **options))
+        assert views(batches) == 16
+        if seed is not None:
+            assert_same(batches, list(PL(dataset, batch_size=16, sampler=sampler, seed=seed, num_workers=0)))
+
+
+PIPELINES: list[tuple[Any, list[Any]]] = [
+    (v1, [v1.RandomVerticalFlip(0.4), v1.RandomCrop((30, 31), padding=3), v1.RandomHorizontalFlip(), v1.ToTensor()]),
+    (v1, [v1.RandomCrop(64, pad_if_needed=True), v1.RandomResizedCrop((20, 30), (0.3, 0.9)), v1.PILToTensor()]),
+    (v1, [v1.Resize(40), v1.RandomCrop(40), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomVerticalFlip()]),
+    (v2, [v2.RandomCrop((30, 31), padding=3), v2.RandomVerticalFlip(0.4), v2.RandomHorizontalFlip(), v2.PILToTensor()]),
+    (v2, [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip(), v2.ToPureTensor()]),
+    (v2, [v2.RandomCrop(64, padding=(1, 2, 3, 4), pad_if_needed=True), v2.RandomResizedCrop(20), v2.PILToTensor()]),
+]
+
+
+@pytest.mark.parametrize(("t", "steps"), PIPELINES, ids=str)
+def test_pipelines_draw_the_same_on_every_route(root: Path, t: Any, steps: list[Any]) -> None:
+    dataset = folder(root, *steps, t=t)
+    wanted = [list(loader) for loader in [PL(dataset, batch_size=3, shuffle=True, seed=5)] for _ in range(2)]
+    for name in ("collate_fn 0", "one by one 0", "processes", "threads", "one by one, threads"):
+        wrap, options = ROUTES[name]
+        loader = PL(wrap(dataset), batch_size=3, shuffle=True, seed=5, **options)
+        assert_same([list(loader) for _ in range(2)], wanted)
+
+
+def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:
+    steps = [v1.RandomResizedCrop(30), v1.RandomHorizontalFlip(), v1.RandomCrop(24), v1.RandomVerticalFlip()]
+    whole = list(PL(folder(root, *steps, v1.ToTensor()), batch_size=3, seed=4, num_workers=2))
+    for at in range(5):
+        cut = folder(root, *steps[:at], v1.Lambda(itself), *steps[at:], v1.ToTensor())
+        loader = PL(cut, batch_size=3, seed=4, num_workers=0)
+        assert ("decoded as far as needed" in loader.explain()) == (at > 0) or at == 0
+        assert_same(list(loader), whole)
+    again = PL(
+        folder(root, *steps[:2], v1.Lambda(itself), *steps[2:], v1.ToTensor()), batch_size=3, seed=4, num_workers=2
+    )
+    assert_same(list(again), whole)
+
+
+def test_draws_in_python_are_those_of_the_native_core() -> None:
+    image = Image.new("RGB", (90, 70))
+    drawn = _native.SampleDraws(3, 2, 2**64 - 1, 2**40)
+    with drawing.of_sample(3, 2, -1, 2**40):
+        assert v1.RandomResizedCrop.get_params(image, [0.2, 0.9], [0.5, 2]) == drawn.resized_crop(
+            0.2, 0.9, 0.5, 2, 70, 90
+        )
+        assert v1.RandomCrop.get_params(image, (30, 40)) == drawn.crop(30, 40, 70, 90)
+        assert drawing.flips(0.5) == drawn.flip(0.5)
+        assert v2.RandomCrop.get_params(image, output_size=(70, 90)) == (0, 0, 70, 90)
+        assert drawn.crop(70, 90, 70, 90) == (0, 0, 70, 90) and drawn.count == 4
+        with pytest.raises(ValueError, match="larger than"):
+            v1.RandomCrop.get_params(image, (71, 90))
+        with pytest.raises(ValueError, match="larger than"):
+            v2.RandomCrop(71).make_params([image])
+        assert v2.RandomCrop(30).make_params([image])["top"] == drawn.crop(30, 30, 70, 90)[0]  # type: ignore[index]
+    assert drawn.crop(1, 1, 0, 5) is None and drawn.resized_crop(0.5, 0.2, 1, 1, 5, 5) is None
+    assert drawn.resized_crop(0.5, float("inf"), 1, 1, 5, 5) is None and drawn.count == 5
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+class Repeating(tud.Sampler[int]):
+    """Repeated augmentation: each sample three times."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for i in range(7) for _ in range(3))
+
+    def __len__(self) -> int:
+        return 21
+
+
+class Uneven(tud.Sampler[list[int]]):
+    """Batches of different sizes, in which samples come more than once."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 0, 1], [2], [0, 3, 3, 6], [6, 5], [0, 0], [4, 4, 4])
+
+    def __len__(self) -> int:
+        return 6
+
+
+def drawn_by(name: str, root: Path, **options: Any) -> Any:
+    """Return a loader in whose epoch samples come more than once, with a seed."""
+    dataset = options.pop("wrap", itself)(options.pop("dataset", None) or folder(root))
+    given: dict[str, Any] = {"batch_size": 4, "seed": 3, **options}
+    if name == "batch sampler":
+        return PL(dataset, batch_sampler=Uneven(), **{**given, "batch_size": 1})
+    if name == "mix":
+        mixed = penstock.Mix(
+            {"a": (tud.Subset(dataset, [0, 1]), 3), "b": (tud.Subset(dataset, [6, 2, 3]), 1)}, length=23
+        )
+        return PL(mixed, shuffle=True, **given)
+    sampler = {
+        "repeating": lambda: Repeating(),
+        "replacement": lambda: tud.RandomSampler(dataset, replacement=True, num_samples=23),
+        "subset": lambda: tud.SubsetRandomSampler([5, 5, 5, 1, 1, 0, 2] * 3),
+        "weighted of torch": lambda: tud.WeightedRandomSampler([5.0] + [1.0] * 6, 23),
+        "weighted": lambda: penstock.Weighted([5.0] + [1.0] * 6, 23),
+    }[name]()
+    return PL(dataset, sampler=sampler, **given)
+
+
+ORDERS = ["repeating", "replacement", "subset", "weighted of torch", "weighted", "mix", "batch sampler"]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_that_repeat_samples_draw_anew_and_can_be_stopped(root: Path, name: str) -> None:
+    def go(**options: Any) -> list[Any]:
+        return list(drawn_by(name, root, **options))
+
+    wanted = go(num_workers=0)
+    assert views(wanted) == sum(len(labels) for _, labels in wanted)
+    assert_same(go(num_workers=2), wanted)
+    assert_same(go(num_workers=0, wrap=Wrapped), wanted)
+    assert_same(go(num_workers=2, wrap=Wrapped, worker_method="thread"), wanted)
+    for options in (
+        {"num_workers": 1},
+        {"num_workers": 0, "wrap": Single},
+        {"num_workers": 2, "worker_method": "process"},
+    ):
+        if name == "mix" and "wrap" in options:
+            continue  # its parts are Subsets of a folder
+        for stop in (1, 3):
+            begun = drawn_by(name, root, **options)
+            batches = iter(begun)
+            for _ in range(stop):
+                next(batches)
+            state = json.loads(json.dumps(begun.state_dict()))
+            del batches
+            after = drawn_by(name, root, **{**options, "num_workers": 0})
+            after.load_state_dict(state)
+            assert_same(list(after), wanted[stop:])
+
+
+def test_without_a_seed_a_stopped_pass_goes_on_with_its_draws(root: Path) -> None:
+    for sampler in (None, penstock.Weighted([5.0] + [1.0] * 6, 20)):
+        begun = PL(folder(root), batch_size=2, sampler=sampler, shuffle=None if sampler else True, num_workers=1)
+        batches = iter(begun)
+        next(batches)
+        state = begun.state_dict()
+        rest = list(batches)
+        after = PL(folder(root), batch_size=2, sampler=sampler, shuffle=None if sampler else True, num_workers=0)
+        after.load_state_dict(state)
+        assert_same(list(after), rest)
+
+
+@pytest.mark.parametrize("name", ["weighted", "mix"])
+@pytest.mark.parametrize("wrap", [itself, Wrapped])
+def test_any_number_of_ranks_draws_the_same(root: Path, name: str, wrap: Any) -> None:
+    def images(**options: Any) -> list[torch.Tensor]:
+        return [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, **options) for image in batch[0]]
+
+    whole = images()
+    for world in (2, 3):
+        ranks = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, world)) for rank in range(world)]
+        together = [image for step in zip(*ranks, strict=True) for batch in step for image in batch[0]]
+        full = 23 // (4 * world) * 4 * world
+        assert_same(together[:full], whole[:full])
+        begun = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, 2)) for rank in range(2)]
+        for one in begun:
+            batches = iter(one)
+            next(batches)
+        assert_same(
+            images() if world == 2 else go_on(name, root, wrap, begun[0].state_dict()), whole[8 * (world == 3) :]
+        )
+    padded = [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, shard=(1, 2)) for image in batch[0]]
+    assert len({image.numpy().tobytes() for image in padded}) == len(padded)
+
+
+def go_on(name: str, root: Path, wrap: Any, state: Any) -> list[torch.Tensor]:
+    loader = drawn_by(name, root, wrap=wrap, num_workers=0)
+    loader.load_state_dict(state)
+    return [image for batch in loader for image in batch[0]]
+
+
+def test_a_distributed_sampler_draws_the_same_for_any_number_of_ranks(root: Path) -> None:
+    def rank(number: int, world: int, wrap: Any) -> list[torch.Tensor]:
+        sampler: Any = tud.DistributedSampler(folder(root), world, number, shuffle=True, seed=2)
+        return [
+            image for batch in PL(wrap(folder(root)), 2, sampler=sampler, seed=1, num_workers=0) for image in batch[0]
+        ]
+
+    for wrap in (itself, Wrapped):
+        whole = rank(0, 1, wrap)
+        for world in (2, 3):
+            assert_same(rank(1, world, wrap)[:2], whole[1::world][:2])
+
+
+@pytest.mark.parametrize("wrap", [itself, Wrapped])
+def test_any_batch_at_once(root: Path, wrap: Any) -> None:
+    for name in ("weighted", "mix"):
+        loader = drawn_by(name, root, wrap=wrap, num_workers=0)
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                if step in (0, 3, 5):
+                    assert_same(loader.batch_at(epoch, step), batch)
+
+
+def test_positions_go_on_where_the_dataset_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for i in range(6):
+        Image.effect_noise((60, 50), 90).convert("RGB").save(tmp_path / "photos" / "a" / f"{i}.jpg")
+
+    def loader(**options: Any) -> Any:
+        return PL(folder(tmp_path / "photos"), batch_size=2, seed=3, num_workers=0, **options)
+
+    begun = loader()
+    next(iter(begun))
+    state = begun.state_dict()
+    (tmp_path / "photos" / "a" / "5.jpg").unlink()
+    rests = []
+    for options in ({}, {"collate_fn": collated}):
+        after = loader(**options)
+        after.load_state_dict(state, on_change="continue")
+        rests.append(list(after))
+    assert views(rests[0]) == 3
+    assert_same(rests[1], rests[0])
+
+
+def test_stand_ins_depend_on_the_position() -> None:
+    def go(**options: Any) -> list[int]:
+        how = penstock.Replace(max_share=0.5)
+        sampler = penstock.Weighted([1000.0] + [1.0] * 30)
+        loader = PL(Bad(), 8, sampler=sampler, on_error=how, seed=1, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the bad sample
+            return [i for batch in loader for i in batch.tolist()]
+
+    stands = go(num_workers=0)
+    assert len(set(stands)) > 10 and 0 not in stands
+    assert go(num_workers=1) == go(num_workers=2, worker_method="thread") == stands
+
+
+class Bad(tud.Dataset[Any]):
+    def __len__(self) -> int:
+        return 31
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            raise ValueError("bad")
+        return index
+
+
+# --- the user's own draws ---------------------------------------------------------------------------------------------
+
+
+class Drawing(tud.Dataset[Any]):
+    own = False
+    """It draws from its thread's own generators."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = tud.get_worker_info()
+        if self.own and info is not None:
+            return index, info.rng.random_generator.random()
+        return index, random.random(), float(np.random.rand()), torch.rand(2)
+
+
+class WithSeed(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), torch.initial_seed()
+
+
+def test_the_users_draws_follow_the_position_too() -> None:
+    def go(**options: Any) -> list[Any]:
+        return list(PL(WithSeed(), 5, sampler=[0, 1, 0, 0, 8, 8, 0], seed=6, **options))
+
+    wanted = go(num_workers=0)
+    assert len({float(x) for batch in wanted for x in batch[1]}) == 7
+    assert all((batch[4] >= 0).all() and batch[4].dtype == torch.int64 for batch in wanted)
+    assert_same(go(num_workers=2), wanted)
+    assert_same(go(num_workers=0, worker_method="thread"), wanted)
+
+
+def test_the_generators_of_threads_follow_the_position() -> None:
+    class Threaded(Drawing):
+        def __getitem__(self, index: int) -> Any:
+            info: Any = tud.get_worker_info()
+            rng = info.rng
+            return (
+                float(rng.random_generator.random()),
+                float(rng.numpy_generator.random()),
+                rng.torch_generator.initial_seed(),
+            )
+
+    def go(workers: int) -> list[Any]:
+        loader = PL(Threaded(), 4, sampler=[0] * 9, seed=6, num_workers=workers, worker_method="thread")
+        return list(loader)
+
+    wanted = go(1)
+    assert len({float(x) for batch in wanted for x in batch[0]}) == 9
+    assert_same(go(3), wanted)
+
+
+def test_accelerates_samplers_keep_positions(root: Path) -> None:
+    cut = pytest.importorskip("accelerate.data_loader")
+    for wrap in (itself, Wrapped):
+
+        def go(batches: Any, wrap: Any = wrap) -> list[Any]:
+            return list(PL(wrap(folder(root)), batch_sampler=batches, seed=3, num_workers=0))
+
+        whole = tud.BatchSampler(tud.WeightedRandomSampler([1] + [0] * 6, 12), 2, False)
+        assert_same(go(cut.SkipBatchSampler(whole, 2)), go(whole)[2:])
+        ranks = [go(cut.BatchSamplerShard(whole, 2, rank)) for rank in range(2)]
+        assert views([*ranks[0], *ranks[1]]) == 12
+        assert_same(go(cut.SkipBatchSampler(cut.BatchSamplerShard(whole, 2, 1), 1)), ranks[1][1:])
+
+
+def test_torchs_samplers_follow_the_seed_and_are_left_as_they_are(root: Path) -> None:
+    for make in (
+        lambda: tud.RandomSampler(range(7), replacement=True, num_samples=20),
+        lambda: tud.RandomSampler(range(7)),
+        lambda: tud.WeightedRandomSampler([1.0] * 7, 20),
+        lambda: tud.SubsetRandomSampler(range(7)),
+    ):
+        orders = []
+        for seed, salt in ((1, 4), (1, 5), (2, 4)):
+            torch.manual_seed(salt)
+            sampler = make()
+            loader = PL(Drawing(), batch_sampler=tud.BatchSampler(sampler, 3, False), seed=seed, num_workers=0)
+            before = states()
+            orders.append([[i for batch in loader for i in batch[0].tolist()] for _ in range(2)])
+            assert drawn_from(before) == () and sampler.generator is None
+            assert loader.batch_sampler.sampler is sampler
+        assert orders[0] == orders[1] != orders[2]
+        assert orders[0][0] != orders[0][1]
+    given = torch.Generator().manual_seed(3)
+    sampler = tud.RandomSampler(range(7), generator=given)
+    state = given.get_state()
+    list(PL(Drawing(), sampler=sampler, seed=1, num_workers=0))
+    assert not torch.equal(given.get_state(), state)  # the user's own is used
+
+
+# --- what is not reached ----------------------------------------------------------------------------------------------
+
+
+def told(loader: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(loader)
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+class Global(tud.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(9).tolist())
+
+    def __len__(self) -> int:
+        return 9
+
+
+def test_what_threads_cannot_hold_is_told_once(root: Path) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "worker_method": "thread", "batch_size": 3}
+    (said,) = told(PL(Drawing(), seed=1, **options))
+    assert "global generators of random and numpy.random and torch" in said and "get_worker_info().rng" in said
+    assert told(PL(Drawing(), **options)) == []
+    assert told(PL(Drawing(), seed=1, num_workers=2, batch_size=3)) == []
+    assert told(PL(Single(folder(root)), seed=1, **options)) == []  # known transforms only
+    own = Drawing()
+    own.own = True
+    assert told(PL(own, seed=1, **options)) == []
+    jitter = folder(root, v1.RandomResizedCrop(8), v1.ColorJitter(0.5), v1.ToTensor())
+    assert "of torch:" in told(PL(Single(jitter), seed=1, **options))[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_draws_from_the_global_generator_is_told_once(workers: int) -> None:
+    (said,) = told(PL(Drawing(), 3, sampler=Global(), seed=1, num_workers=workers))
+    assert "the order of Global" in said
+    assert told(PL(Drawing(), 3, sampler=Global(), num_workers=workers)) == []
+
+
+def test_generators_that_a_dataset_keeps_are_told_once() -> None:
+    class Keeping(Drawing):
+        def __init__(self, kept: Any) -> None:
+            self.nested = [{"rng": kept}]
+
+    for kept in (random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()):
+        (said,) = told(PL(tud.Subset(Keeping(kept), range(4)), seed=1, num_workers=0))
+        assert "dataset.dataset.nested[0]['rng']" in said
+    own = PL(Keeping(random.Random(1)), seed=1, num_workers=0)
+    assert "seed= does not reach dataset.nested[0]['rng']" in own.explain()
+    loop = Keeping(None)
+    loop.nested.append({"loop": loop})
+    assert told(PL(loop, seed=1, num_workers=0)) == []
+
+
+class Albumentation:
+    """Keeps generators as the pipelines of Albumentations do."""
+
+    def __init__(self) -> None:
+        self.set_random_seed(None)
+
+    def set_random_seed(self, seed: int | None) -> None:
+        self.random_generator, self.py_random = np.random.default_rng(seed), random.Random(seed)
+
+    def __call__(self) -> tuple[float, float]:
+        return float(self.random_generator.random()), self.py_random.random()
+
+
+class Stateful(Albumentation):
+    def set_random_state(self, random_generator: np.random.Generator, py_random: random.Random) -> None:
+        self.random_generator, self.py_random = random_generator, py_random
+
+
+@pytest.mark.parametrize("kind", [Albumentation, Stateful])
+def test_pipelines_of_albumentations_follow(kind: Any) -> None:
+    class Augmented(Drawing):
+        def __init__(self) -> None:
+            self.transform = kind()
+
+        def __getitem__(self, index: int) -> Any:
+            return index, self.transform()
+
+    def go(**options: Any) -> list[Any]:
+        return list(PL(Augmented(), 4, sampler=[0, 0, 3, 3, 8, 0], seed=2, **options))
+
+    wanted = go(num_workers=0)
+    assert len({float(x) for batch in wanted for x in batch[1][0]}) == 6
+    assert_same(go(num_workers=0), wanted)
+    assert_same(go(num_workers=2), wanted)
+    assert_same(go(num_workers=1, worker_method="process"), wanted)
+    assert_same(go(num_workers=2, worker_method="thread"), wanted)
+    assert told(PL(Augmented(), seed=2, num_workers=2, worker_method="thread")) == []
+    (said,) = told(PL(Augmented(), seed=2, num_workers=2, worker_method="thread", share_dataset=True))
+    assert "dataset.transform" in said
+
+
+# --- the hooks elsewhere ----------------------------------------------------------------------------------------------
+
+
+def test_outside_of_a_seeded_sample_transforms_are_what_they_were(root: Path) -> None:
+    dataset = Single(
+        folder(root, v1.RandomCrop(30), v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor())
+    )
+    list(PL(dataset, seed=1, num_workers=0))  # hooks are in place
+    runs = []
+    for kind in (tud.DataLoader, PL):
+        torch.manual_seed(3)
+        runs.append(list(kind(dataset, batch_size=2, shuffle=True, num_workers=0)))
+    assert_same(runs[1], runs[0])
+    image = Image.new("RGB", (40, 40))
+    before = torch.get_rng_state()
+    v1.RandomCrop(8)(image), v2.RandomHorizontalFlip()(image)
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert list(inspect.signature(v1.RandomCrop.get_params).parameters) == ["img", "output_size"]
+    assert "torch.randint" in inspect.getsource(v1.RandomCrop.get_params)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_hooked_transforms_can_be_scripted() -> None:
+    drawing.hook()
+    for transform in (v1.RandomCrop(4), v1.RandomResizedCrop(4), v1.RandomHorizontalFlip(), v2.RandomVerticalFlip()):
+        assert torch.jit.script(transform)(torch.zeros(3, 8, 8)).shape[0] == 3
+
+
+def test_what_a_program_puts_in_place_is_called(root: Path) -> None:
+    class Own(v1.RandomCrop):
+        @staticmethod
+        def get_params(img: Any, output_size: Any) -> Any:
+            return 1, 2, *output_size
+
+    class OwnFlip(v2.RandomHorizontalFlip):
+        def forward(self, *inputs: Any) -> Any:
+            return inputs[0]
+
+    steps = [Own(24), OwnFlip(), v1.PILToTensor()]
+    dataset = Single(folder(root, *steps))
+    image = v1.functional.pil_to_tensor(
+        v1.functional.crop(Image.open(dataset.samples[0][0]).convert("RGB"), 1, 2, 24, 24)
+    )
+    batch = next(iter(PL(dataset, seed=1, num_workers=0)))
+    assert torch.equal(batch[0][0], image)
+    dataset = Single(folder(root, v1.RandomCrop(24), v1.PILToTensor()))
+    with mock.patch.object(v1.RandomCrop, "get_params", staticmethod(lambda img, output_size: (1, 2, 24, 24))):
+        assert not drawing.is_own(vars(v1.RandomCrop)["get_params"].__func__)
+        assert torch.equal(next(iter(PL(dataset, seed=1, num_workers=0)))[0][0], image)
+    assert drawing.is_own(vars(v1.RandomCrop)["get_params"].__func__)
+    assert drawing.is_own(v1.Resize.forward) and not drawing.is_own(OwnFlip.forward) and not drawing.is_own(len)
+    assert not torch.equal(next(iter(PL(dataset, seed=1, num_workers=0)))[0][0], image)
+
+
+def test_a_subclass_draws_as_its_class(root: Path) -> None:
+    class Own(v2.RandomCrop):
+        pass
+
+    plain = list(PL(folder(root, v2.RandomCrop(24), v2.PILToTensor(), t=v2), seed=1, num_workers=1))
+    assert_same(list(PL(folder(root, Own(24), v2.PILToTensor(), t=v2), seed=1, num_workers=0)), plain)
+
+
+def test_one_draw_for_image_and_mask() -> None:
+    image, mask = (
+        torchvision.tv_tensors.Image(torch.arange(48).view(3, 4, 4)),
+        torchvision.tv_tensors.Mask(torch.arange(16).view(4, 4)),
+    )
+    flips = set()
+    for sample in range(12):
+        with drawing.of_sample(1, 0, sample, 0):
+            one, other = v2.RandomHorizontalFlip()(image, mask)
+        assert bool(one[0, 0, 0] == 3) == bool(other[0, 0] == 3)
+        flips.add(bool(other[0, 0] == 3))
+    assert flips == {False, True}
+
+
+def test_explain_says_the_rule(root: Path) -> None:
+    rule = "are functions of (seed, epoch, sample, position)"
+    assert rule in PL(Drawing(), seed=1, num_workers=0).explain()
+    threads = PL(Drawing(), seed=1, num_workers=2, worker_method="thread").explain()
+    assert "depend on timing" in threads and "the global generators are functions" not in threads
+    assert "(seed, epoch, sample" not in PL(Drawing(), num_workers=0).explain()
+    assert rule in PL(folder(root), seed=1).explain()
+    assert "(a seed drawn for the pass, epoch, sample, position)" in PL(folder(root)).explain()
+    assert "random " not in PL(tud.TensorDataset(torch.arange(3)), seed=1).explain()

@@ -1,0 +1,446 @@
+"""What programs do with a loader beside looping over it; each case once broke, or might have."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import os
+import pickle
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from tests.test_loader_equals_torch import assert_same_batches, flat, in_memory, numbers
+from torchvision import transforms as v1
+
+import penstock
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def pngs(tmp_path: Path) -> Path:
+    (tmp_path / "only").mkdir()
+    for i in range(12):
+        Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / "only" / f"{i:02}.png")
+    return tmp_path
+
+
+def test_a_row_for_python_may_come_before_its_batch_is_known(pngs: Path) -> None:
+    loader: Any = penstock.DataLoader(
+        torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor()), batch_size=2, num_workers=4
+    )
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            assert len(list(loader)) == 6
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_threads_share_an_iterator(workers: int) -> None:
+    iterator: Any = iter(penstock.DataLoader(numbers(2000), batch_size=5, num_workers=workers))
+    seen: list[int] = []
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            for (batch,) in iterator:
+                seen.extend(batch.tolist())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sorted(seen) == list(range(2000))
+
+
+def test_ctrl_c_in_the_callers_thread_is_no_sample_error(pngs: Path) -> None:
+    dataset = penstock.ImageFolder(pngs, v1.ToTensor())
+
+    def interrupted(position: int) -> Any:
+        raise KeyboardInterrupt
+
+    dataset.read = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(penstock.DataLoader(dataset, num_workers=0)))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_loaders_can_be_copied(copied: Any, seed: int | None) -> None:
+    loader: Any = penstock.DataLoader(numbers(), batch_size=4, shuffle=True, num_workers=2, seed=seed)
+    twin = copied(loader)
+    torch.manual_seed(0)
+    first = flat(loader)
+    torch.manual_seed(0)
+    assert flat(twin) == first
+    assert twin.explain().splitlines()[:3] == loader.explain().splitlines()[:3]
+
+
+def test_generic() -> None:
+    def annotated(loader: penstock.DataLoader[torch.Tensor]) -> None: ...
+
+    assert penstock.DataLoader[torch.Tensor] is not None
+    annotated(penstock.DataLoader(numbers()))
+
+
+@pytest.mark.parametrize("shuffle", [False])
+def test_nothing_in_the_dataset(shuffle: bool) -> None:
+    for dataset in (tud.TensorDataset(torch.empty(0, 4), torch.empty(0)), penstock.Arrays(np.empty((0, 4)))):
+        loader: Any = penstock.DataLoader(dataset, batch_size=3, shuffle=shuffle)
+        assert len(loader) == 0
+        assert list(loader) == []
+    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.empty(0)), tud.TensorDataset(torch.arange(3.0))])
+    assert_same_batches(penstock.DataLoader(both, batch_size=2), tud.DataLoader(both, batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [np.array([True, False] * 5), [1.0, 2.5], ["1"], [[1, 2], [3, 4]], [True, False]],
+    ids=["mask", "floats", "strings", "nested", "bools"],
+)
+def test_odd_subsets_are_torchs(indices: Any) -> None:
+    subset: Any = tud.Subset(penstock.Arrays(np.arange(10)), indices)
+    results = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        try:
+            results.append([[t.tolist() for t in batch] for batch in kind(subset, batch_size=2)])
+        except Exception as error:
+            results.append(type(error))  # type: ignore[arg-type]
+    assert results[0] == results[1]
+
+
+def test_numpy_and_tensor_subsets() -> None:
+    for indices in (np.array([3, -1, 0]), np.array([3, 1], dtype=np.uint8), torch.tensor([2, 2]), range(3, 9, 2)):
+        subset: Any = tud.Subset(numbers(10), indices)  # type: ignore[arg-type]
+        assert_same_batches(penstock.DataLoader(subset, batch_size=2), tud.DataLoader(subset, batch_size=2))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+def test_paddings_wider_than_the_image(mode: str, pngs: Path) -> None:
+    transform = v1.Compose([v1.Pad(20, padding_mode=mode), v1.PILToTensor()])
+    for dataset in (
+        torchvision.datasets.ImageFolder(str(pngs), transform),
+        in_memory(torchvision.datasets.CIFAR10, v1.Compose([v1.CenterCrop(8), *transform.transforms])),
+    ):
+        ours: Any = penstock.DataLoader(dataset, batch_size=5, num_workers=2)
+        assert_same_batches(ours, tud.DataLoader(dataset, batch_size=5))
+
+
+def test_what_the_transform_raises_is_raised(pngs: Path) -> None:
+    transform = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
+    for dataset in (
+        torchvision.datasets.ImageFolder(str(pngs), transform),
+        in_memory(torchvision.datasets.MNIST, v1.Compose([v1.RandomCrop(40), v1.ToTensor()])),
+    ):
+        with pytest.raises(ValueError, match="Required crop size") as caught:
+            next(iter(penstock.DataLoader(dataset, batch_size=5, num_workers=2)))
+        assert any("of a batch of 5: sample" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        np.arange(50, dtype=np.int32),
+        np.arange(50, dtype=np.float32),
+        np.eye(50),
+        np.array(list("ab" * 25)),
+        [True, False] * 25,
+        [2**70] * 50,
+        torch.arange(50, dtype=torch.int16),
+        [(i, str(i)) for i in range(50)],
+    ],
+    ids=["int32", "float32", "one-hot", "strings", "bools", "big", "tensor", "tuples"],
+)
+@pytest.mark.parametrize("how", ["plain", "transformed", "concatenated"])
+def test_labels_of_every_kind(targets: Any, how: str) -> None:
+    dataset: Any = in_memory(torchvision.datasets.CIFAR10, v1.ToTensor())
+    dataset.targets = targets
+    if how == "transformed":
+        dataset.target_transform = lambda label: label
+    if how == "concatenated":
+        dataset = tud.ConcatDataset([dataset, dataset])
+    results: list[Any] = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        try:
+            results.append(list(kind(dataset, batch_size=16)))
+        except Exception as error:
+            results.append(type(error))
+    if isinstance(results[1], type):
+        assert results[0] is results[1]
+    else:
+        assert_same(results[0], results[1])
+
+
+def test_samplers_are_read_on_demand_as_torch_does() -> None:
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        read: list[int] = []
+
+        class Sampler:
+            def __init__(self, read: list[int]) -> None:
+                self.read = read
+
+            def __iter__(self) -> Any:
+                for i in range(10):
+                    self.read.append(i)
+                    yield i
+
+        iterator = iter(kind(numbers(10), batch_size=2, sampler=Sampler(read), num_workers=0))
+        assert read == []
+        next(iterator)
+        assert read == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
+def test_two_loaders_draw_in_torchs_order(options: Any) -> None:
+    orders = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        torch.manual_seed(0)
+        pair = [kind(numbers(), batch_size=9, shuffle=True, **options) for _ in range(2)]
+        drawn = [(a[0].tolist(), b[0].tolist()) for a, b in zip(*pair, strict=True)]
+        orders.append((drawn, torch.rand(1).item()))
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("dataset", [numbers(), list(range(53))], ids=["native", "torch"])
+def test_loaders_are_made_again_from_their_attributes(dataset: Any) -> None:
+    """As Lightning does it."""
+    loader: Any = penstock.DataLoader(dataset, batch_size=5, shuffle=True, seed=4)
+    names = [name for name in inspect.signature(penstock.DataLoader.__init__).parameters if hasattr(loader, name)]
+    options = {name: getattr(loader, name) for name in names}
+    for replaced in ("batch_sampler", "shuffle"):
+        options.pop(replaced, None)
+    twin: Any = penstock.DataLoader(**options)
+    assert twin.seed == 4
+    assert len(list(twin)) == len(list(loader)) == 11
+    assert loader.generator is None
+
+
+def test_a_seed_reaches_torchs_plan() -> None:
+    orders = [list(penstock.DataLoader(list(range(40)), shuffle=True, seed=seed)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_seeds_out_of_range(seed: int) -> None:
+    with pytest.raises(penstock.InvalidOption, match="out of range"):
+        penstock.DataLoader(numbers(), seed=seed)
+    assert penstock.DataLoader(numbers(), seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
+
+
+def test_attributes_set_later_count() -> None:
+    loader: Any = penstock.DataLoader(numbers(), batch_size=4)
+    loader.num_workers = 0
+    assert len(list(loader)) == 14
+    assert loader.num_workers == 0
+    for change in ({"batch_size": 5}, {"drop_last": True}, {"sampler": [3, 4]}):
+        both: list[Any] = [kind(numbers(), batch_size=4) for kind in (penstock.DataLoader, tud.DataLoader)]
+        for each in both:
+            for name, value in change.items():
+                setattr(each.batch_sampler, name, value)
+        assert_same_batches(both[0], both[1])
+
+
+def test_a_folder_that_was_made_anew(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+
+    def write(value: float) -> None:
+        root.mkdir()
+        for i in range(4):
+            torch.save(torch.full((2,), value), root / f"{i}.pt")
+
+    write(1.0)
+    dataset = penstock.TensorFolder(root)
+    loader: Any = penstock.DataLoader(dataset, batch_size=4)
+    assert next(iter(loader)).unique().tolist() == [1.0]
+    shutil.rmtree(root)
+    write(2.0)
+    assert dataset[0].unique().tolist() == [2.0]
+    assert next(iter(loader)).unique().tolist() == [2.0]
+
+
+def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(torch.ones(2), tmp_path / "x.pt")
+    monkeypatch.chdir(tmp_path.parent)
+    name = tmp_path.name
+    folder, images = penstock.TensorFolder(name), penstock.ImageFolder(name, v1.ToTensor())
+    pickled = pickle.dumps([folder, images])
+    monkeypatch.chdir("/")
+    for tensors, pictures in ((folder, images), pickle.loads(pickled)):
+        assert next(iter(penstock.DataLoader(tensors))).tolist() == [[1.0, 1.0]]
+        assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3
+        assert pictures[0][0].shape == (3, 9, 9)
+
+
+def test_an_exhausted_iterator_holds_no_threads() -> None:
+    before = len(os.listdir("/proc/self/task"))
+    iterators = []
+    for _ in range(5):
+        iterator = iter(penstock.DataLoader(numbers(), batch_size=7, num_workers=3))
+        list(iterator)
+        iterators.append(iterator)
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    for i in range(6):
+        torch.save(torch.ones(3), tmp_path / f"{i}.pt")
+    (tmp_path / "3.pt").write_bytes(b"nothing")
+    loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path), batch_size=2, num_workers=2)
+    gc.collect()
+    gc.disable()
+    try:
+        before = threading.active_count()
+        for _ in range(5):
+            with pytest.raises(penstock.CorruptSample) as caught:
+                list(loader)
+            del caught
+        assert threading.active_count() == before
+        assert loader.stats().buffers_lent == 0
+    finally:
+        gc.enable()
+
+
+def test_replaced_methods_are_seen(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
+    loader: Any = penstock.DataLoader(dataset, batch_size=4)
+    assert "native" in loader.explain()
+    with monkeypatch.context() as patch:
+        patch.setattr(torchvision.datasets.ImageFolder, "__getitem__", lambda self, index: index)
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        assert "__getitem__: it was replaced by" in loader.explain()
+    dataset.transform = v1.Compose([v1.Lambda(lambda image: image), v1.ToTensor()])
+    assert "Lambda" in loader.explain()
+
+
+def test_dtypes_that_torch_promotes() -> None:
+    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3)), tud.TensorDataset(torch.zeros(3).double())])
+    loader: Any = penstock.DataLoader(both, batch_size=6)
+    assert next(iter(loader))[0].dtype == torch.float64
+    assert "different dtypes" in loader.explain()
+
+
+def test_indices_outside_a_concatenation() -> None:
+    both: Any = tud.ConcatDataset([numbers(3), numbers(4)])
+    for index in (7, -8):
+        kinds = []
+        for kind in (penstock.DataLoader, tud.DataLoader):
+            with pytest.raises((IndexError, ValueError)) as caught:
+                list(kind(both, batch_size=2, sampler=[0, index]))
+            kinds.append(caught.type)
+        assert kinds[0] is kinds[1]
+
+
+def test_samples_of_a_concatenation_are_told_apart() -> None:
+    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3, 2)), tud.TensorDataset(torch.zeros(3, 4))])
+    with pytest.raises(penstock.ShapeMismatch, match=r"sample 'number 3' .* as sample 'number 0' does"):
+        next(iter(penstock.DataLoader(both, batch_size=6)))
+
+
+@pytest.mark.parametrize("sampler", [[[1, 2], [3, 4]], [slice(0, 2)], [torch.tensor([3]), torch.tensor([4])]])
+def test_samplers_of_more_than_indices(sampler: Any) -> None:
+    ours: Any = penstock.DataLoader(numbers(), batch_size=2, sampler=sampler)
+    assert_same(list(ours), list(tud.DataLoader(numbers(), batch_size=2, sampler=sampler)))
+
+
+def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidID, match="cannot be the name of a file"):
+        penstock.TensorFolder(tmp_path, ["fine", "\ud800"])
+
+
+def test_workers_of_a_pass_can_be_waited_for() -> None:
+    iterator: Any = iter(penstock.DataLoader(numbers(), batch_size=7, num_workers=2))
+    workers = iterator._workers
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    assert workers[0].exitcode is None
+    list(iterator)
+    for worker in workers:
+        worker.join(10)
+    assert not any(worker.is_alive() for worker in workers)
+    assert workers[0].exitcode == 0
+
+
+def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
+    draws = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        torch.manual_seed(2)
+        loader: Any = kind(numbers(), batch_size=9, shuffle=True, num_workers=2, persistent_workers=True)
+        draws.append([flat(loader), flat(loader), torch.rand(1).item()])
+        del loader
+    assert draws[0] == draws[1]
+
+
+def test_a_pass_cannot_be_pickled() -> None:
+    with pytest.raises(NotImplementedError, match="pickle the loader"):
+        pickle.dumps(iter(penstock.DataLoader(numbers())))
+
+
+def test_batches_given_as_generators() -> None:
+    def batches() -> Any:
+        yield (i for i in (1, 2))
+        yield (i for i in (True, False))
+
+    class Sampler:
+        __iter__ = staticmethod(batches)
+
+    iterator: Any = iter(penstock.DataLoader(numbers(), batch_sampler=Sampler()))
+    assert next(iterator)[0].tolist() == [1, 2]
+
+
+def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data._utils.collate import default_collate_fn_map  # noqa: PLC0415  private: only here
+
+    loader: Any = penstock.DataLoader(numbers(), batch_size=3)
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
+    assert next(iter(loader)) == [3]
+    assert "default_collate_fn_map" in loader.explain()
+
+
+def test_many_more_threads_than_cpus_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="as many native threads"):
+        penstock.DataLoader(numbers(), num_workers=1000)
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)
+def test_a_sampler_of_ones_own_is_asked_no_earlier_than_by_torch(options: dict[str, Any]) -> None:
+    class Steered(tud.Sampler[int]):
+        """Goes on by a step that the program changes."""
+
+        def __init__(self) -> None:
+            self.step = 1
+
+        def __iter__(self) -> Iterator[int]:
+            index = 0
+            while index < 30:
+                yield index
+                index += self.step
+
+    def seen(kind: Any, **more: Any) -> list[int]:
+        sampler, got = Steered(), []
+        for (x,) in kind(numbers(30), batch_size=2, sampler=sampler, **more):
+            got += x.flatten().tolist()
+            sampler.step += 1
+        return got
+
+    assert seen(penstock.DataLoader, **options) == seen(tud.DataLoader)
+    loader = penstock.DataLoader(numbers(30), sampler=Steered())
+    assert "asked for one batch at a time" in loader.explain()
+    assert "asked for" not in penstock.DataLoader(numbers(30), sampler=Steered(), num_workers=1).explain()

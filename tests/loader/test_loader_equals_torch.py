@@ -1,0 +1,467 @@
+"""The same batches as torch's own loader, for every recognised dataset and the options of DataLoader."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock.system.cpus import usable_cpus
+from tests.same import assert_same
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Tutorial(tud.Dataset[Any]):
+    """The Dataset of the tutorial, word for word."""
+
+    def __init__(self, root: Path, list_ids: list[str], labels: dict[str, Any] | None) -> None:
+        self.root, self.list_ids, self.labels = root, list_ids, labels
+
+    def __len__(self) -> int:
+        return len(self.list_ids)
+
+    def __getitem__(self, index: int) -> Any:
+        name = self.list_ids[index]
+        x = torch.load(self.root / f"{name}.pt", weights_only=True)
+        return x if self.labels is None else (x, self.labels[name])
+
+
+def assert_same_batches(ours: Any, theirs: Any, native: bool = True) -> None:
+    """Assert that two loaders give the same batches, and that ours runs on the native core (or does not)."""
+    assert len(ours) == len(theirs)
+    assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
+    first, second = list(ours), list(theirs)
+    assert_same(first, second)
+    assert first, "an empty comparison proves nothing"
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tensors")
+    generator = torch.Generator().manual_seed(0)
+    for i in range(37):
+        torch.save(torch.randn(3, 5, 4, generator=generator), root / f"id-{i}.pt")
+    return root
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for i in range(23):
+        folder = root / f"class{i % 3}"
+        folder.mkdir(exist_ok=True)
+        height, width = (int(n) for n in rng.integers(40, 90, 2))
+        smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
+        match i % 6:
+            case 0:
+                smooth.save(folder / f"{i}.jpg", quality=90, subsampling=0)
+            case 1:
+                smooth.save(folder / f"{i}.JPEG", quality=75)
+            case 2:
+                smooth.convert("L").save(folder / f"{i}.jpg")
+            case 3:
+                smooth.save(folder / f"{i}.png")
+            case 4:
+                smooth.convert("CMYK").save(folder / f"{i}.jpg")
+            case 5:
+                smooth.save(folder / f"{i}.jpg", progressive=True)
+    return root
+
+
+IDS = [f"id-{i}" for i in range(37)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize("labels", ["int", "float", "str", "array", None])
+def test_tensor_folder(tensors: Path, workers: int, labels: str | None) -> None:
+    values: dict[str, Any] | None = None
+    if labels is not None:
+        make: dict[str, Any] = {
+            "int": int,
+            "float": lambda i: i / 3,
+            "str": str,
+            "array": lambda i: np.arange(i % 2, i % 2 + 3),
+        }
+        values = {name: make[labels](i) for i, name in enumerate(IDS)}
+    ours = penstock.DataLoader(penstock.TensorFolder(tensors, IDS, values), batch_size=8, num_workers=workers)
+    assert_same_batches(ours, tud.DataLoader(Tutorial(tensors, IDS, values), batch_size=8))
+
+
+def test_npy_folder(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    arrays = {f"a{i}": rng.normal(size=(2, 7)).astype(np.float32) for i in range(9)}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    dataset = penstock.TensorFolder(tmp_path, suffix=".npy")
+    assert list(dataset.ids) == sorted(arrays)
+    for i, name in enumerate(dataset.ids):
+        assert torch.equal(dataset[i], torch.from_numpy(arrays[name]))
+    batch = next(iter(penstock.DataLoader(dataset, batch_size=9, num_workers=2)))
+    assert torch.equal(batch, torch.from_numpy(np.stack([arrays[name] for name in sorted(arrays)])))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        pytest.param(lambda x: x.transpose(0, 2), id="transposed"),
+        pytest.param(lambda x: x[:, 1:, ::2], id="strided view"),
+        pytest.param(lambda x: x[1].expand(3, 5, 4), id="expanded"),
+        pytest.param(lambda x: x.to(torch.bfloat16), id="bfloat16"),
+        pytest.param(lambda x: x > 0, id="bool"),
+        pytest.param(lambda x: x.to(torch.complex64) * 1j, id="complex"),
+        pytest.param(lambda x: x.to(torch.complex64).conj(), id="conjugate"),
+        pytest.param(lambda x: x.to(torch.uint16), id="uint16"),
+        pytest.param(lambda x: x[0, 0, 0], id="0-d"),
+        pytest.param(lambda x: x[:0], id="empty"),
+    ],
+)
+def test_any_dense_tensor(tmp_path: Path, saved: Any) -> None:
+    samples = [saved(torch.arange(60.0).view(3, 5, 4) + i) for i in range(5)]
+    for i, sample in enumerate(samples):
+        torch.save(sample, tmp_path / f"{i}.pt")
+    ours = penstock.DataLoader(penstock.TensorFolder(tmp_path), batch_size=2, num_workers=2)
+    assert_same_batches(ours, tud.DataLoader(Tutorial(tmp_path, list("01234"), None), batch_size=2))
+
+
+def test_files_that_only_torch_reads(tmp_path: Path) -> None:
+    samples = [torch.arange(4.0) + i for i in range(6)]
+    for i, sample in enumerate(samples):
+        torch.save(sample, tmp_path / f"{i}.pt", _use_new_zipfile_serialization=i % 2 == 0)
+    loader = penstock.DataLoader(penstock.TensorFolder(tmp_path), batch_size=6, num_workers=2)
+    assert torch.equal(next(iter(loader)), torch.stack(samples))
+    assert sum(loader.stats().read_by_python.values()) == 3
+    assert "3 samples read by Pillow, torch.load or numpy" in loader.explain()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays(workers: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 256, (41, 3, 6, 5), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    scores = torch.randn(41, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    dataset = penstock.Arrays(tmp_path / "images.npy", scores, np.arange(41))
+    reference = tud.TensorDataset(torch.from_numpy(images), scores, torch.arange(41))
+    assert len(dataset) == 41
+    assert_same(dataset[-1], reference[-1])
+    loader = penstock.DataLoader(dataset, batch_size=7, num_workers=workers, drop_last=True)
+    assert_same_batches(loader, tud.DataLoader(reference, batch_size=7, drop_last=True))
+
+
+def test_tensor_dataset_with_views() -> None:
+    base = torch.arange(4 * 50.0).view(50, 4)
+    dataset = tud.TensorDataset(base[::2], torch.arange(25), torch.arange(50).view(25, 2)[:, 0])
+    assert_same_batches(
+        penstock.DataLoader(dataset, batch_size=4, num_workers=2), tud.DataLoader(dataset, batch_size=4)
+    )
+
+
+def test_subset_and_concat(tensors: Path) -> None:
+    labels = {name: i for i, name in enumerate(IDS)}
+    folder = penstock.TensorFolder(tensors, IDS, labels)
+    plain = Tutorial(tensors, IDS, labels)
+
+    def combine(dataset: Any) -> Any:
+        parts = [tud.Subset(dataset, [3, -1, 5, 5]), dataset, tud.Subset(tud.Subset(dataset, range(20)), [0, 19])]
+        return tud.ConcatDataset(parts)
+
+    ours = penstock.DataLoader(combine(folder), batch_size=5, num_workers=2)
+    assert_same_batches(ours, tud.DataLoader(combine(plain), batch_size=5))
+
+
+def test_random_split_shuffled(tensors: Path) -> None:
+    folder = penstock.TensorFolder(tensors, IDS, {name: i for i, name in enumerate(IDS)})
+    train, _ = tud.random_split(folder, [30, 7], generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(5)
+    ours = list(penstock.DataLoader(train, batch_size=4, shuffle=True, num_workers=2))
+    torch.manual_seed(5)
+    assert_same(ours, list(tud.DataLoader(train, batch_size=4, shuffle=True)))
+
+
+DETERMINISTIC = {
+    "v1": v1.Compose([v1.Resize(32), v1.CenterCrop(28), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "v1 bytes": v1.Compose([v1.Resize((30, 20), v1.InterpolationMode.BICUBIC), v1.PILToTensor()]),
+    "v2": v2.Compose(
+        [v2.Resize(32), v2.CenterCrop(28), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    ),
+    "grey": v1.Compose([v1.Grayscale(), v1.Resize((17, 19)), v1.ToTensor()]),
+    "padded": v1.Compose([v1.CenterCrop(100), v1.Pad(3, padding_mode="reflect"), v1.PILToTensor()]),
+    "half": v1.Compose([v1.CenterCrop(24), v1.ToTensor(), v1.ConvertImageDtype(torch.float16)]),
+}
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+def test_image_folder(photos: Path, name: str, kind: Any) -> None:
+    transform = DETERMINISTIC[name]
+    ours = penstock.DataLoader(kind(str(photos), transform), batch_size=6, num_workers=2)
+    assert_same_batches(ours, tud.DataLoader(torchvision.datasets.ImageFolder(str(photos), transform), batch_size=6))
+    by_python = ours.stats().read_by_python
+    assert sum(by_python.values()) == 8, by_python  # the PNG and CMYK files
+
+
+def test_image_folder_target_transform(photos: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(
+        str(photos), DETERMINISTIC["v1"], target_transform=lambda y: f"class {y}"
+    )
+    assert_same_batches(
+        penstock.DataLoader(dataset, batch_size=5, num_workers=2), tud.DataLoader(dataset, batch_size=5)
+    )
+
+
+def test_changes_between_epochs_are_seen(photos: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(photos), DETERMINISTIC["v1"])
+    loader = penstock.DataLoader(dataset, batch_size=6, num_workers=2)
+    assert next(iter(loader))[0].shape == (6, 3, 28, 28)
+    dataset.transform = DETERMINISTIC["grey"]
+    dataset.samples[0] = (dataset.samples[0][0], 7)
+    images, labels = next(iter(loader))
+    assert images.shape == (6, 1, 17, 19)
+    assert labels[0] == 7
+    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
+    assert next(iter(loader))[0].shape == (6, 3, 8, 8)
+    assert "Lambda" in loader.explain()
+
+
+def test_num_workers_none_follows_the_plan(photos: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
+    loader = penstock.DataLoader(dataset, batch_size=6)
+    native = loader.num_workers
+    assert native == usable_cpus()
+    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
+    next(iter(loader))
+    assert loader.num_workers == 0  # torch's default, where torch reads
+    assert "in the caller's thread" in loader.explain()
+    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    next(iter(loader))
+    assert loader.num_workers == native
+
+
+def in_memory(kind: Any, transform: Any) -> Any:
+    """Make a torchvision dataset of exactly this class without its files."""
+    rng = np.random.default_rng(4)
+    dataset = kind.__new__(kind)
+    colour = kind in (torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100)
+    torchvision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
+    dataset.train = True
+    pixels = rng.integers(0, 256, (50, 32, 32, 3) if colour else (50, 28, 28), dtype=np.uint8)
+    targets = rng.integers(0, 10, 50)
+    # CIFAR10 holds a view of its files' planes; a program may put an array of its own there.
+    planar = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1) if colour else pixels
+    dataset.data = {"CIFAR10": planar, "CIFAR100": pixels}.get(kind.__name__, torch.from_numpy(pixels))
+    dataset.targets = targets.tolist() if colour else torch.from_numpy(targets)
+    return dataset
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
+@pytest.mark.parametrize("tail", [v1.ToTensor(), v1.PILToTensor()], ids=["float", "bytes"])
+def test_images_in_memory(name: str, tail: Any) -> None:
+    for steps in ([v1.Pad((2, 0, 1, 3), fill=7), v1.CenterCrop(30)], [v1.Pad(2, padding_mode="edge")], [v1.Resize(40)]):
+        dataset = in_memory(getattr(torchvision.datasets, name), v1.Compose([*steps, tail]))
+        for workers in (0, 2):
+            ours = penstock.DataLoader(dataset, batch_size=16, num_workers=workers)
+            assert_same_batches(ours, tud.DataLoader(dataset, batch_size=16))
+
+
+# --- the options of DataLoader ---------------------------------------------------------------------------------
+
+
+def numbers(size: int = 53) -> Any:
+    return tud.TensorDataset(torch.arange(size))
+
+
+def flat(loader: Any) -> list[int]:
+    return [int(x) for (batch,) in loader for x in batch]
+
+
+def test_shuffle_is_torchs() -> None:
+    for size in (1, 2, 53, 5000):
+        ours = penstock.DataLoader(numbers(size), batch_size=7, shuffle=True, num_workers=2)
+        theirs = tud.DataLoader(numbers(size), batch_size=7, shuffle=True)
+        torch.manual_seed(11)
+        first = [flat(ours), flat(ours)]
+        torch.manual_seed(11)
+        assert first == [flat(theirs), flat(theirs)]
+        assert sorted(first[0]) == list(range(size))
+
+
+def test_generator_is_advanced_as_torch_does() -> None:
+    orders = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        generator = torch.Generator().manual_seed(3)
+        loader = kind(numbers(), batch_size=7, shuffle=True, generator=generator)
+        orders.append([flat(loader), flat(loader), generator.initial_seed()])
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(sampler=[5, 3, -1, 0, 52]),
+        dict(sampler=tud.SubsetRandomSampler(range(40), generator=torch.Generator().manual_seed(0)), batch_size=3),
+        dict(batch_sampler=[[1, 2], [3], [4, 5, 6]]),
+        dict(batch_sampler=tud.BatchSampler(tud.SequentialSampler(range(53)), 5, True)),
+        dict(batch_size=10, drop_last=True),
+        dict(batch_size=53),
+        dict(batch_size=100),
+        dict(sampler=[torch.tensor(4), np.int64(2), 1], batch_size=2),
+    ],
+    ids=["sampler", "subset", "batch_sampler", "BatchSampler", "drop_last", "exact", "larger", "odd indices"],
+)
+def test_samplers(options: dict[str, Any]) -> None:
+    ours = penstock.DataLoader(numbers(), num_workers=2, **options)
+    for sampler in ("sampler", "batch_sampler"):  # both loaders draw from the same generator, one after the other
+        if hasattr(options.get(sampler), "generator") and options[sampler].generator is not None:
+            options[sampler].generator.manual_seed(0)
+    assert len(ours) == len(tud.DataLoader(numbers(), **options))
+    first = [batch.tolist() for (batch,) in ours]
+    if hasattr(options.get("sampler"), "generator"):
+        options["sampler"].generator.manual_seed(0)
+    assert first == [batch.tolist() for (batch,) in tud.DataLoader(numbers(), **options)]
+
+
+def test_attributes_are_torchs() -> None:
+    ours = penstock.DataLoader(numbers(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
+    theirs = tud.DataLoader(numbers(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
+    for name, value in vars(theirs).items():
+        held = getattr(ours, name)
+        assert type(held) is type(value), name
+        if isinstance(value, (int, float, str, bool, type(None))):
+            assert held == value, name
+    assert isinstance(ours, tud.DataLoader)
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        ours.batch_size = 8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_workers=-1),
+        dict(timeout=-1),
+        dict(num_workers=0, prefetch_factor=2),
+        dict(num_workers=0, persistent_workers=True),
+        dict(shuffle=True, sampler=[1]),
+        dict(batch_sampler=[[1]], batch_size=3),
+        dict(batch_size=None, drop_last=True),
+        dict(batch_size=0),
+        dict(num_workers=2, multiprocessing_context="teleport"),
+    ],
+)
+def test_refuses_what_torch_refuses(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as theirs:
+        tud.DataLoader(numbers(), **options)
+    with pytest.raises(ValueError) as ours:
+        penstock.DataLoader(numbers(), **options)
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (dict(collate_fn=lambda samples: samples), "collate_fn"),
+        (dict(batch_size=None), "batch_size=None"),
+        (dict(worker_init_fn=print, num_workers=0), "worker_init_fn"),
+    ],
+)
+def test_other_options_are_torchs(options: dict[str, Any], what: str) -> None:
+    ours = penstock.DataLoader(numbers(9), **options)
+    assert f"because  {what}" in ours.explain()
+    assert_same(list(ours), list(tud.DataLoader(numbers(9), **options)))
+
+
+class Squares(tud.Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Rebuilt(penstock.TensorFolder):
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+def test_other_datasets_are_torchs(tensors: Path) -> None:
+    for dataset, what in ((Squares(), "Squares"), (Rebuilt(tensors), "a subclass of TensorFolder")):
+        ours = penstock.DataLoader(dataset, batch_size=4)
+        assert ours.num_workers == 0
+        assert what in ours.explain()
+        assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
+    ours = penstock.DataLoader(Squares(), batch_size=4, num_workers=2)
+    assert_same(list(ours), list(tud.DataLoader(Squares(), batch_size=4, num_workers=2)))
+
+
+def test_pin_memory_without_accelerator_warns_as_torch() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator: nothing to warn of")
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        batch = next(iter(penstock.DataLoader(numbers(), batch_size=4, pin_memory=True)))
+    assert batch[0].tolist() == [0, 1, 2, 3]
+
+
+def test_loader_pickles(tensors: Path) -> None:
+    folder = penstock.TensorFolder(tensors, IDS, {name: i for i, name in enumerate(IDS)})
+    copy = pickle.loads(pickle.dumps(folder))
+    assert len(copy) == 37
+    assert copy.ids == folder.ids
+    assert_same(list(copy[4]), list(folder[4]))
+    arrays = pickle.loads(pickle.dumps(penstock.Arrays(np.arange(5))))
+    assert arrays[3][0] == 3
+
+
+def test_more_threads_than_the_system_has() -> None:
+    script = """
+import resource, warnings
+import numpy as np, penstock
+warnings.simplefilter("ignore")
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)  # room for the stacks of some hundred threads
+loader = penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=5000)
+try:
+    iter(loader)
+except penstock.InvalidOption as error:
+    print(error)
+print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=2)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.startswith("num_workers=5000: the system has not so many threads"), done.stderr
+    assert done.stdout.endswith("\n36\n")
+
+
+def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
+    """One has a table of its files, the other names those of each batch."""
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for number in range(4):
+            colour = (40 * number, 100 * (kind == "dog"), 5)
+            Image.new("RGB", (20, 20), colour).save(tmp_path / kind / f"{number}.jpg", quality=95)
+    transform = v1.ToTensor()
+    theirs = torchvision.datasets.ImageFolder(str(tmp_path), transform)
+    for parts in (
+        [penstock.ImageFolder(tmp_path, transform), theirs],
+        [theirs, penstock.ImageFolder(tmp_path, transform)],
+        [torch.utils.data.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
+    ):
+        dataset: torch.utils.data.ConcatDataset[Any] = torch.utils.data.ConcatDataset(parts)
+        order = np.random.default_rng(1).permutation(len(dataset)).tolist()
+        batches = [order[begin : begin + 5] for begin in range(0, len(order), 5)]
+        found = list(penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2))
+        for (x, y), (wanted_x, wanted_y) in zip(
+            found, torch.utils.data.DataLoader(dataset, batch_sampler=batches), strict=True
+        ):
+            assert torch.equal(x, wanted_x)
+            assert torch.equal(y, wanted_y)

@@ -1,0 +1,212 @@
+"""The keyed shuffle's statistics over many seeds, beside those of torch.randperm.
+
+Each test states what uniform permutations give, holds our shuffle and torch's to it, and compares the two. Seeds are
+fixed: the p-values are the same in every run. Sizes up to 1024 are sorted by keys, greater ones go through a Feistel
+network over the next power of two, of even and odd width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from penstock.order.permutations import KeyedShuffle
+
+pytestmark = pytest.mark.native
+
+SEEDS = 300
+SIZES = [1000, 1025, 4096, 6000]
+BLOCKS = 16
+ALPHA = 1e-3
+
+Permutations = Callable[[int], NDArray[np.int64]]
+
+
+@cache
+def keyed(size: int) -> NDArray[np.int64]:
+    """Return a permutation for each seed, shape (SEEDS, size)."""
+    return np.stack([KeyedShuffle(size, seed, 0).take(0, size) for seed in range(SEEDS)])
+
+
+@cache
+def keyed_epochs(size: int) -> NDArray[np.int64]:
+    return np.stack([KeyedShuffle(size, 1, epoch).take(0, size) for epoch in range(SEEDS)])
+
+
+@cache
+def torchs(size: int) -> NDArray[np.int64]:
+    draws = (torch.randperm(size, generator=torch.Generator().manual_seed(seed)) for seed in range(SEEDS))
+    return np.stack([draw.numpy() for draw in draws])
+
+
+sized = pytest.mark.parametrize("size", SIZES)
+shuffled = pytest.mark.parametrize("permutations", [keyed, keyed_epochs, torchs])
+
+
+def inversions(values: NDArray[np.int64]) -> int:
+    """Return the number of pairs that stand in the wrong order, from Kendall's tau, which is 1 - 4 I / (n (n - 1))."""
+    size = len(values)
+    tau = float(stats.kendalltau(np.arange(size), values, method="asymptotic").statistic)
+    return round((1 - tau) * size * (size - 1) / 4)
+
+
+def normal(values: NDArray[np.float64]) -> float:
+    """Return the p-value of the Kolmogorov-Smirnov test against the standard normal distribution."""
+    return float(stats.kstest(values, "norm").pvalue)
+
+
+def table_pvalue(rows: NDArray[np.int64], columns: NDArray[np.int64], size: int) -> float:
+    """Return the p-value of the chi-square test of independence of two numbers below size, in blocks of values.
+
+    Both take each value once in every permutation, so that the margins are fixed: (BLOCKS - 1)^2 degrees of freedom,
+    and a variance of n / (n - 1) times that of independent draws.
+    """
+    row, column = rows * BLOCKS // size, columns * BLOCKS // size
+    counts = np.bincount((row * BLOCKS + column).ravel(), minlength=BLOCKS**2).reshape(BLOCKS, BLOCKS)
+    margins = counts.sum(axis=1)
+    expected = margins[:, None] * counts.sum(axis=0) / margins.sum()
+    chi_square = float(((counts - expected) ** 2 / expected).sum()) * (size - 1) / size
+    # Two-sided: too even is as wrong as too uneven.
+    tail = float(stats.chi2.cdf(chi_square, (BLOCKS - 1) ** 2))
+    return 2 * min(tail, 1 - tail)
+
+
+def test_inversions_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    for size in (3, 7, 33):
+        values = rng.permutation(size)
+        assert inversions(values) == sum(values[i] > values[j] for j in range(size) for i in range(j))
+
+
+@sized
+@shuffled
+def test_position_and_value_are_not_correlated(size: int, permutations: Permutations) -> None:
+    """Position-value correlation: Pearson's r is near to normal, with mean 0 and variance 1 / (n - 1)."""
+    centred = np.arange(size) - (size - 1) / 2
+    r = (permutations(size) - (size - 1) / 2) @ centred / (centred @ centred)
+    assert normal(r * np.sqrt(size - 1)) > ALPHA
+
+
+@sized
+@shuffled
+def test_position_and_value_are_independent(size: int, permutations: Permutations) -> None:
+    """Chi-square of blocks of positions against blocks of values, over many seeds."""
+    values = permutations(size)
+    assert table_pvalue(np.broadcast_to(np.arange(size), values.shape), values, size) > ALPHA
+
+
+@sized
+@shuffled
+def test_adjacent_values_are_independent(size: int, permutations: Permutations) -> None:
+    """Adjacent pairs: chi-square of a value's block against that of the next (the first follows the last)."""
+    values = permutations(size)
+    assert table_pvalue(values, np.roll(values, -1, axis=1), size) > ALPHA
+
+
+@sized
+@shuffled
+def test_neighbours_stay_together_once(size: int, permutations: Permutations) -> None:
+    """Adjacent pairs (v, v + 1) and (v, v - 1): their number over all seeds is Poisson, 2 (n - 1) / n a permutation.
+
+    Wolfowitz, "Note on runs of consecutive elements", Annals of Mathematical Statistics 15 (1944).
+    """
+    pairs = int((np.abs(np.diff(permutations(size), axis=1)) == 1).sum())
+    mean = SEEDS * 2 * (size - 1) / size
+    assert abs(pairs - mean) < 4 * np.sqrt(mean)
+
+
+@sized
+@shuffled
+def test_ascents(size: int, permutations: Permutations) -> None:
+    """Ascents: normal with mean (n - 1) / 2 and variance (n + 1) / 12 (Knuth, TAOCP volume 3, 5.1.3)."""
+    ascents = (np.diff(permutations(size), axis=1) > 0).sum(axis=1)
+    smooth = ascents + np.random.default_rng(0).uniform(-0.5, 0.5, SEEDS)
+    assert normal((smooth - (size - 1) / 2) / np.sqrt((size + 1) / 12)) > ALPHA
+
+
+@sized
+@shuffled
+def test_inversions(size: int, permutations: Permutations) -> None:
+    """Inversions: normal with mean n (n - 1) / 4 and variance n (n - 1) (2 n + 5) / 72 (Knuth, volume 3, 5.1.1)."""
+    counts = np.array([inversions(values) for values in permutations(size)[:100]])
+    spread = (counts - size * (size - 1) / 4) / np.sqrt(size * (size - 1) * (2 * size + 5) / 72)
+    assert normal(spread) > ALPHA
+
+
+@sized
+def test_as_torchs(size: int) -> None:
+    """Two-sample Kolmogorov-Smirnov of correlations and of fixed points, ours beside torch.randperm's."""
+    centred = np.arange(size) - (size - 1) / 2
+    ours, theirs = (values(size) @ centred for values in (keyed, torchs))
+    assert stats.ks_2samp(ours, theirs).pvalue > ALPHA
+    fixed = [int((values(size) == np.arange(size)).sum()) for values in (keyed, torchs)]
+    assert all(abs(count - SEEDS) < 4 * np.sqrt(SEEDS) for count in fixed)  # Poisson, one a permutation
+
+
+@sized
+def test_each_position_takes_each_value(size: int) -> None:
+    """Chi-square over many seeds: the blocks of the values at the first, a middle and the last position."""
+    for position in (0, 1, size // 2, size - 1):
+        drawn = [int(KeyedShuffle(size, seed, 3).take(position, 1)[0]) * 20 // size for seed in range(2000)]
+        expected = np.bincount(np.arange(size) * 20 // size, minlength=20) * (2000 / size)
+        assert stats.chisquare(np.bincount(drawn, minlength=20), expected).pvalue > ALPHA
+
+
+@sized
+def test_epochs_and_seeds_are_independent(size: int) -> None:
+    """Chi-square of a position's values under adjacent epochs, and under adjacent seeds."""
+    for values in (keyed(size), keyed_epochs(size)):
+        assert table_pvalue(values[:-1], values[1:], size) > ALPHA
+
+
+def test_permutations_of_five_are_equally_likely() -> None:
+    """Chi-square of all 120 permutations over 12,000 seeds, and over as many epochs."""
+    for orders in (
+        [KeyedShuffle(5, seed, 0).take(0, 5) for seed in range(12_000)],
+        [KeyedShuffle(5, 0, epoch).take(0, 5) for epoch in range(12_000)],
+    ):
+        _, counts = np.unique(np.stack(orders) @ 5 ** np.arange(5), return_counts=True)
+        assert len(counts) == 120
+        assert stats.chisquare(counts).pvalue > ALPHA
+
+
+def memory_held() -> int:
+    """Return the resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_billion_samples_need_no_memory_and_no_loop() -> None:
+    """Any position at once: distinct values, uniform (Kolmogorov-Smirnov), not correlated with their neighbours."""
+    size = 10**9
+    KeyedShuffle(size, 1, 0).take(0, 1000)
+    before = memory_held()
+    orders = [KeyedShuffle(size, 1, epoch) for epoch in range(20)]
+    drawn = []
+    for order in orders:
+        for begin in (0, 123_456_789, size // 2, size - 1000):
+            values = order.take(begin, 1000)
+            assert len(np.unique(values)) == 1000
+            assert np.array_equal(order.take(begin + 500, 10), values[500:510])
+            drawn.append(values)
+    assert memory_held() - before < 8 << 20  # a list would take 4 GB
+    every = np.stack(drawn)
+    assert every.min() >= 0
+    assert every.max() < size
+    assert stats.kstest(every.ravel() / size, "uniform").pvalue > ALPHA
+    assert abs(np.corrcoef(every[:, :-1].ravel(), every[:, 1:].ravel())[0, 1]) < 4 / np.sqrt(every.size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 1024, 1025, 2**20, 2**20 + 1, 2**31, 10**12, 2**62])
+def test_each_size_has_a_permutation(size: int) -> None:
+    count = min(size, 2000)
+    for begin in {0, (size - count) // 2, size - count}:
+        values = KeyedShuffle(size, 5, 1).take(begin, count)
+        assert len(np.unique(values)) == count
+        assert 0 <= values.min() <= values.max() < size

@@ -1,0 +1,242 @@
+"""Weighted: frequencies, equality for any split into parts, torch's DataLoader, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
+
+from penstock.errors import InvalidOption
+from penstock.order.weighted import Weighted, _log
+
+pytestmark = pytest.mark.native
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 3, 4], [0.5, 0, 1e-3, 0.2], [1e300, 3e300, 1e308], [5e-324, 5e-324]])
+def test_frequencies_are_the_weights(weights: list[float]) -> None:
+    """Chi-square of 40,000 draws, over epochs, against the weights."""
+    sampler = Weighted(weights, 10_000)
+    drawn = np.concatenate([sampler.order(3, epoch).take(0, 10_000) for epoch in range(4)])
+    counts = np.bincount(drawn, minlength=len(weights))
+    total = sum(Fraction(weight) for weight in weights)
+    expected = np.array([float(Fraction(weight) / total) for weight in weights]) * 40_000
+    assert (counts[expected == 0] == 0).all()
+    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
+
+
+def test_draws_are_independent() -> None:
+    """Chi-square of adjacent pairs, and of the draws at one position in adjacent epochs and for adjacent seeds."""
+    sampler = Weighted([1, 1, 1, 1], 20_000)
+    first = sampler.order(1, 0).take(0, 20_000)
+    others = [np.roll(first, 1), sampler.order(1, 1).take(0, 20_000), sampler.order(2, 0).take(0, 20_000)]
+    for other in others:
+        assert stats.chisquare(np.bincount(first * 4 + other, minlength=16)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_part_is_that_of_the_whole(replacement: bool, data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50))
+    sampler = Weighted(weights, replacement=replacement)
+    seed, epoch = data.draw(st.integers(-(2**63), 2**64 - 1)), data.draw(st.integers(0, 2**40))
+    whole = sampler.order(seed, epoch).take(0, len(sampler))
+    begin = data.draw(st.integers(0, len(sampler)))
+    count = data.draw(st.integers(0, len(sampler) - begin))
+    part = sampler.order(seed, epoch).take(begin, count)
+    assert part.dtype == np.int64
+    assert np.array_equal(part, whole[begin : begin + count])
+    for rank in range(3):  # each third of each position alone
+        order = sampler.order(seed, epoch)
+        assert [order.take(p, 1)[0] for p in range(rank, len(whole), 3)] == whole[rank::3].tolist()
+
+
+def test_any_position_of_a_long_epoch() -> None:
+    sampler = Weighted(np.arange(1, 1001), 1 << 60)
+    order = sampler.order(1, 2)
+    far = order.take((1 << 60) - 1000, 1000)
+    assert np.array_equal(far[-5:], order.take((1 << 60) - 5, 5))
+    assert stats.kstest((far / 1000) ** 2, "uniform").pvalue > 1e-3  # the share of samples below i is as i squared
+    for begin, count in ((1 << 60, 1), (-1, 1), (0, (1 << 60) + 1)):
+        with pytest.raises(IndexError, match="past the end"):
+            order.take(begin, count)
+
+
+def test_draws_stay_what_they_are() -> None:
+    """A checkpoint continues under a later version: these numbers are part of the format of a state."""
+    assert Weighted([1, 2, 3, 4]).order(7, 3).take(0, 4).tolist() == [2, 0, 3, 3]
+    assert Weighted(range(1, 9), replacement=False).order(7, 3).take(0, 8).tolist() == [6, 4, 5, 3, 2, 7, 0, 1]
+
+
+def test_without_replacement_draws_from_what_is_left() -> None:
+    """Chi-square of the ordered pairs that 6,000 epochs begin with, against successive draws."""
+    weights = np.array([1.0, 2.0, 3.0, 6.0])
+    sampler = Weighted(weights, 2, replacement=False)
+    counts = np.zeros((4, 4))
+    for epoch in range(6000):
+        i, j = sampler.order(5, epoch).take(0, 2)
+        counts[i, j] += 1
+    p = weights / weights.sum()
+    expected = 6000 * p[:, None] * p[None, :] / (1 - p)[:, None]
+    off = ~np.eye(4, dtype=bool)
+    assert (np.diag(counts) == 0).all()
+    assert stats.chisquare(counts[off], expected[off]).pvalue > 1e-3
+
+
+def test_without_replacement_each_comes_once_and_weight_zero_never() -> None:
+    weights = np.random.default_rng(0).random(3000)
+    weights[::3] = 0
+    drawn = Weighted(weights, 2000, replacement=False).order(1, 0).take(0, 2000)
+    assert np.array_equal(np.sort(drawn), np.nonzero(weights)[0])
+    with pytest.raises(InvalidOption, match="num_samples=3000 without replacement, but only 2000 of 3000"):
+        Weighted(weights, replacement=False)
+
+
+def test_logarithm() -> None:
+    x = np.concatenate([np.random.default_rng(0).random(10_000), [2.0**-54, 1 - 2.0**-53, 0.5, 0.7071067811865476]])
+    assert np.abs(_log(x) / np.log(x) - 1).max() < 1e-15
+
+
+def test_the_users_weights_may_change_later() -> None:
+    weights = np.ones(100)
+    for replacement in (True, False):
+        sampler = Weighted(weights, replacement=replacement)
+        before = sampler.order(1, 0).take(0, 100)
+        weights[:50] = 0
+        assert np.array_equal(sampler.order(1, 0).take(0, 100), before)
+        weights[:50] = 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0] * 900 + [1] * 90 + [7] * 10,
+        torch.tensor([0] * 900 + [-1] * 90 + [7] * 10),
+        ["cat"] * 900 + ["dog"] * 90 + ["a long name"] * 10,
+        [None] * 900 + ["dog"] * 90 + [3] * 10,
+    ],
+)
+def test_balanced_draws_each_class_equally(labels: Any) -> None:
+    """Chi-square of the classes drawn, and of the samples within the smallest."""
+    sampler = Weighted.balanced(labels, 30_000)
+    assert len(sampler) == 30_000
+    drawn = sampler.order(2, 0).take(0, 30_000)
+    classes = np.digitize(drawn, [900, 990])
+    assert stats.chisquare(np.bincount(classes, minlength=3)).pvalue > 1e-3
+    assert stats.chisquare(np.bincount(drawn[drawn >= 990] - 990, minlength=10)).pvalue > 1e-3
+    assert len(Weighted.balanced(labels)) == 1000
+
+
+def test_like_torchs_sampler_in_torchs_loader() -> None:
+    dataset = TensorDataset(torch.arange(6))
+    weights = [0.1, 0.9, 0.4, 0.7, 3.0, 0.6]
+    sampler = Weighted(weights, 5000)
+    assert isinstance(sampler, Sampler)
+    ours = torch.cat([x for (x,) in DataLoader(dataset, batch_size=64, sampler=sampler)]).numpy()
+    theirs = list(WeightedRandomSampler(weights, 5000))
+    assert len(ours) == 5000
+    table = np.array([np.bincount(ours, minlength=6), np.bincount(theirs, minlength=6)])
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_the_seed_of_a_pass_comes_from_torchs_generator() -> None:
+    sampler = Weighted([1, 2, 3], 40)
+    torch.manual_seed(1)
+    first, second = list(sampler), list(sampler)
+    assert first != second
+    torch.manual_seed(1)
+    assert [list(sampler), list(sampler)] == [first, second]
+    torch.manual_seed(1)
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    assert first == sampler.order(seed, 0).take(0, 40).tolist()
+    own = Weighted([1, 2, 3], 40, generator=torch.Generator().manual_seed(1))
+    before = torch.get_rng_state()
+    assert list(own) == first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_set_epoch() -> None:
+    sampler = Weighted([1, 2, 3], 2000)
+
+    def one(epoch: int) -> list[int]:
+        torch.manual_seed(1)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert one(1) == one(1)
+    assert one(1) != one(2)
+    with pytest.raises(InvalidOption, match="epoch=-1 is out of range"):
+        sampler.set_epoch(-1)
+    with pytest.raises(TypeError):
+        sampler.set_epoch("1")  # type: ignore[arg-type]
+
+
+def test_pickled() -> None:
+    sampler = Weighted([1, 2, 3], 20, generator=torch.Generator().manual_seed(4))
+    sampler.set_epoch(3)
+    twin = pickle.loads(pickle.dumps(sampler))
+    assert (len(twin), twin.epoch, repr(twin)) == (20, 3, "Weighted(20 draws from 3 samples, with replacement)")
+    assert list(twin) == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1, -2, -3], r"weights\[1\] is -2.0"),
+        ([1, 2, float("nan")], r"weights\[2\] is nan"),
+        ([1, float("inf")], r"weights\[1\] is inf"),
+        (torch.tensor([1.0, 2.0, -float("inf")], dtype=torch.bfloat16), r"weights\[2\] is -inf"),
+        ([0, 0.0], "all 2 weights are zero"),
+        ([], "weights are empty"),
+        ([[1, 2], [3, 4]], r"weights are of shape \(2, 2\)"),
+        ([[1, 2], [3]], "weights are not of one dimension"),
+        (3.0, r"weights are of shape \(\)"),
+        ([1, 10**400], "too large for a float"),
+    ],
+)
+def test_bad_weights(weights: Any, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Weighted(weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1, "a"], r"weights\[1\] is 'a'"),
+        ([1, None], r"weights\[1\] is None"),
+        ([1, 2j], r"weights\[1\] is 2j"),
+        (torch.tensor([1j]), r"weights\[0\] is"),
+    ],
+)
+def test_weights_that_are_no_numbers(weights: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Weighted(weights)
+
+
+def test_bad_options() -> None:
+    for count in (0, -1, 1 << 62):
+        with pytest.raises(InvalidOption, match=f"num_samples={count}"):
+            Weighted([1], count)
+    for other in (True, 2.0, "3"):
+        with pytest.raises(TypeError, match="num_samples must be an integer"):
+            Weighted([1], other)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="replacement must be True or False"):
+        Weighted([1], replacement=0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"labels\[1\] is NaN"):
+        Weighted.balanced([0.0, float("nan")])
+    with pytest.raises(InvalidOption, match="labels are empty"):
+        Weighted.balanced([])
+    with pytest.raises(InvalidOption, match=r"labels are of shape \(1, 2\)"):
+        Weighted.balanced([[1, 2]])
+    sampler = Weighted([1, 2, 3])
+    sampler.check_size(3)
+    with pytest.raises(InvalidOption, match="3 weights, but the dataset has 4 samples"):
+        sampler.check_size(4)

@@ -1,0 +1,336 @@
+"""A Compose of a dataset's own: freed with it, given up where it never stays the same, and never a cause of errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock.recipe import compose_hook as composed
+from tests.same import assert_same, assert_same_outcome
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(autouse=True)
+def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composed._Ledger, "debt", 0)
+
+
+def picture(width: int = 30, height: int = 24) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def natively(transform: Any, image: Any) -> Any:
+    with composed.natively():
+        return transform(image)
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows by one with each Compose that is read."""
+    made: list[Any] = []
+    original = composed.Known
+
+    def counting(transforms: Any) -> Any:
+        made.append(len(transforms))
+        return original(transforms)
+
+    monkeypatch.setattr(composed, "Known", counting)
+    return made
+
+
+class Photos(Dataset[Any]):
+    """Its transforms lead back to it."""
+
+    def __init__(self, generation: Any = v1) -> None:
+        self.memory = np.zeros(1000, dtype=np.uint8)
+        self.transform = generation.Compose(
+            [generation.Resize((12, 12)), generation.Lambda(self.augment), v1.ToTensor()]
+        )
+
+    def augment(self, image: Any) -> Any:
+        return image
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(picture(20 + index))
+
+
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_method": "thread"}], ids=["here", "threads"])
+def test_datasets_are_freed(generation: Any, options: dict[str, Any]) -> None:
+    kept = []
+    for _ in range(5):
+        dataset = Photos(generation)
+        loader: Any = penstock.DataLoader(dataset, batch_size=4, **options)
+        assert len(list(loader)) == 2
+        kept.append(weakref.ref(dataset))
+        del loader, dataset
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 5
+    gc.collect()
+    before = len(composed._entries)
+    natively(Photos().transform, picture())
+    gc.collect()
+    assert len(composed._entries) == before
+
+
+def test_datasets_that_are_read_natively_as_far_as_a_transform_are_freed(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for number in range(4):
+        picture(20 + number).save(tmp_path / "one" / f"{number}.jpg")
+
+    class Holder:
+        def augment(self, image: Any) -> Any:
+            return image
+
+    kept = []
+    for _ in range(3):
+        holder: Any = Holder()
+        holder.dataset = penstock.ImageFolder(
+            str(tmp_path), v1.Compose([v1.Resize((8, 8)), v1.Lambda(holder.augment), v1.ToTensor()])
+        )
+        loader: Any = penstock.DataLoader(holder.dataset, batch_size=2, num_workers=2, worker_method="thread")
+        assert len(list(loader)) == 2 and "Lambda" in loader.explain()
+        kept.append(weakref.ref(holder))
+        del loader, holder
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 3
+
+
+def test_a_dataset_without_cycles_is_freed_at_once() -> None:
+    class Plain(Photos):
+        def __init__(self) -> None:
+            self.transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
+
+    dataset = Plain()
+    natively(dataset.transform, picture())
+    reference, part = weakref.ref(dataset.transform), weakref.ref(dataset.transform.transforms[0])
+    gc.disable()
+    try:
+        del dataset
+        assert reference() is None
+    finally:
+        gc.enable()
+    gc.collect()
+    assert part() is None
+
+
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+def test_a_compose_made_for_each_sample_is_given_up(generation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = reads(monkeypatch)
+    image = picture()
+    for _ in range(60):
+        transform = generation.Compose([generation.Resize((12, 12)), v1.ToTensor()])
+        assert_same(natively(transform, image), transform(image))
+    assert 1 <= len(made) <= 8
+    lasting = generation.Compose([generation.Resize((12, 12)), v1.ToTensor()])
+    for _ in range(20):
+        assert_same(natively(lasting, image), lasting(image))
+    assert composed._entries[id(lasting)].known is not None, "one that stays is still read"
+
+
+def test_a_compose_that_is_changed_for_each_sample_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = reads(monkeypatch)
+    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
+    for number in range(60):
+        transform.transforms[0].size = (5 + number, 6)
+        assert natively(transform, picture()).shape == (3, 5 + number, 6)
+    assert len(made) <= 8
+
+
+def test_a_compose_that_is_changed_now_and_then_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = reads(monkeypatch)
+    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
+    for epoch in range(12):
+        transform.transforms[0].size = (5 + epoch, 6)
+        for _ in range(12):
+            assert natively(transform, picture()).shape == (3, 5 + epoch, 6)
+    assert len(made) == 12
+
+
+# --- what torchvision does with it ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Equal(v1.Compose):
+    """Has an __eq__, and so no __hash__."""
+
+    transforms: Any
+
+
+class Slotted(v1.Compose):
+    __slots__ = ("mine",)
+
+
+class Listed:
+    """Can be gone through, and has no len."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+
+class Counting(v1.Compose):
+    """Makes its transforms anew each time they are asked for, and counts that."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def transforms(self) -> list[Any]:
+        self.asked += 1
+        return [v1.Resize((4 + self.asked, 4)), v1.ToTensor()]
+
+
+class Unweak:
+    __slots__ = ()
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+def parts() -> list[Any]:
+    return [v1.Resize((12, 12)), v1.ToTensor()]
+
+
+def with_transforms(value: Any, generation: Any = v1) -> Any:
+    compose = generation.Compose(parts())
+    if generation is v2:
+        compose.__dict__.pop("transforms")
+    compose.transforms = value
+    return compose
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "a dataclass": lambda: Equal(parts()),
+    "two equal ones": lambda: v1.Compose([Equal([v1.Resize((9, 9))]), Equal([v1.Resize((9, 9))]), v1.ToTensor()]),
+    "slots": lambda: Slotted(parts()),
+    "a property": Counting,
+    "a generator": lambda: with_transforms(part for part in parts()),
+    "an iterator": lambda: with_transforms(iter(parts())),
+    "an iterable": lambda: with_transforms(Listed(*parts())),
+    "a tuple": lambda: with_transforms(tuple(parts())),
+    "modules": lambda: with_transforms(torch.nn.ModuleList([v1.Resize((12, 12))])),
+    "modules in version 2": lambda: with_transforms(torch.nn.ModuleList([v2.Resize((12, 12))]), v2),
+    "modules within": lambda: v1.Compose([with_transforms(torch.nn.ModuleList([v1.Resize((12, 12))])), v1.ToTensor()]),
+    "none": lambda: with_transforms(None),
+    "none within": lambda: v1.Compose([v1.Resize((12, 12)), with_transforms(None)]),
+    "empty": lambda: with_transforms([]),
+    "not there": lambda: v1.Compose.__new__(v1.Compose),
+    "a dict": lambda: with_transforms(dict.fromkeys(parts())),
+    "what cannot be referred to weakly": lambda: v1.Compose([v1.Resize((12, 12)), Unweak(), v1.ToTensor()]),
+    "a partial function": lambda: v1.Compose([functools.partial(v1.functional.hflip), *parts()]),
+    "what cannot be called": lambda: v1.Compose([v1.Resize((12, 12)), 3]),
+    "an attribute that cannot be compared": lambda: with_attribute(torch.ones(2)),
+    "an attribute of one's own": lambda: with_attribute(object()),
+}
+
+
+def with_attribute(value: Any) -> Any:
+    compose = v1.Compose(parts())
+    compose.transforms[0].mine = [value]
+    return compose
+
+
+@pytest.mark.parametrize("make", list(ODD.values()), ids=list(ODD))
+def test_nothing_is_raised_that_torchvision_would_not(make: Callable[[], Any]) -> None:
+    ours, theirs = make(), make()
+    for _ in range(3):
+        assert_same_outcome(lambda: natively(ours, picture()), lambda: theirs(picture()))
+
+
+def test_odd_ones_in_loaders() -> None:
+    class Odd(Photos):
+        def __init__(self) -> None:
+            self.transform = Equal(parts())
+
+    found = list(penstock.DataLoader(Odd(), batch_size=4, num_workers=2, worker_method="thread"))
+    assert_same(found, list(TorchDataLoader(Odd(), batch_size=4)))
+
+
+def test_a_method_of_one_that_is_none() -> None:
+    class Other:
+        transforms = parts()
+
+    natively(v1.Compose(parts()), picture())
+    other: Any = Other()
+    assert_same(natively(functools.partial(v1.Compose.__call__, other), picture()), v1.Compose(parts())(picture()))
+
+
+# --- transforms that change while they run ----------------------------------------------------------------------------
+
+
+def _append(compose: Any) -> None:
+    compose.transforms.append(v1.Pad(1)) if len(compose.transforms) < 6 else None
+
+
+def _other_list(compose: Any) -> None:
+    compose.transforms = [v1.Lambda(lambda image: image.rotate(90))]
+
+
+def _clear(compose: Any) -> None:
+    compose.transforms.clear()
+
+
+def _other_size(compose: Any) -> None:
+    compose.transforms[-1].size = (5, 7)
+
+
+def _insert(compose: Any) -> None:
+    if len(compose.transforms) < 6:
+        compose.transforms.insert(0, v1.Pad(1))
+
+
+def _within(compose: Any) -> None:
+    compose.transforms[1].transforms.append(v1.Pad(2))
+    compose.transforms[-1].size = (5, 7)
+
+
+@pytest.mark.parametrize("change", [_append, _other_list, _clear, _other_size, _insert])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+def test_what_changes_while_it_runs(change: Callable[[Any], None], nested: bool, generation: Any) -> None:
+    def make() -> Any:
+        def act(image: Any) -> Any:
+            change(inner)
+            return image
+
+        inner = generation.Compose([generation.Resize((12, 12)), v1.Lambda(act), generation.Resize((9, 9))])
+        return generation.Compose([generation.Resize((20, 20)), inner, generation.Resize((16, 8))]) if nested else inner
+
+    ours, theirs = make(), make()
+    for _ in range(3):
+        assert_same_outcome(lambda: natively(ours, picture()), lambda: theirs(picture()))
+
+
+def test_a_compose_around_it_changes_while_it_runs() -> None:
+    def make() -> Any:
+        def act(image: Any) -> Any:
+            _within(outer)
+            return image
+
+        inner = v1.Compose([v1.Resize((12, 12)), v1.Lambda(act)])
+        outer = v1.Compose([v1.Resize((20, 20)), inner, v1.Resize((16, 8))])
+        return outer
+
+    ours, theirs = make(), make()
+    assert_same(natively(ours, picture()), theirs(picture()))

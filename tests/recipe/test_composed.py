@@ -1,0 +1,343 @@
+"""A Compose that a dataset calls in our workers does what torchvision does: elements, strides, type, draws, errors."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock import _native
+from penstock.recipe import compose_hook as composed
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+BICUBIC = v2.InterpolationMode.BICUBIC
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(autouse=True)
+def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test's first Compose be read at once, however many were made before it."""
+    monkeypatch.setattr(composed._Ledger, "debt", 0)
+
+
+def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    channels = {"RGB": 3, "L": 1, "RGBA": 4}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    image = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels)
+    image.info = {"comment": b"of the file"}
+    return image
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call gives or raises, and what torch's generator gives after it."""
+    torch.manual_seed(5)
+    try:
+        value = call()
+    except Exception as error:
+        return (type(error), str(error)), torch.rand(1).item()
+    return value, torch.rand(1).item()
+
+
+def natively(transform: Any, image: Any) -> Any:
+    with composed.natively():
+        return transform(image)
+
+
+def assert_as_torchvision(transform: Any, image: Any) -> None:
+    found, after = outcome(lambda: natively(transform, image))
+    wanted, wanted_after = outcome(lambda: transform(image))
+    assert_same(found, wanted)
+    assert after == wanted_after
+
+
+def runs(compose: Any) -> list[tuple[int, int]]:
+    """Return (where, how many) of the native runs of a Compose so far."""
+    entry = composed._entries.get(id(compose))
+    known = None if entry is None else entry.known
+    return [] if known is None else [(key[0], run.length) for key, run in known._runs.items() if run is not None]
+
+
+COLOURS = {
+    "imagenet": lambda t: [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)],
+    "validation": lambda t: [t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)],
+    "jitter between": lambda t: [
+        t.RandomResizedCrop(40),
+        t.ColorJitter(0.4, 0.4, 0.4),
+        t.RandomVerticalFlip(),
+        t.ToTensor(),
+        t.Normalize(MEAN, STD),
+        t.RandomErasing(),
+    ],
+}
+ANY = {
+    "bytes": lambda t: [t.Resize((30, 50)), t.PILToTensor()],
+    "padded": lambda t: [t.RandomCrop(64, padding=(3, 5), pad_if_needed=True, padding_mode="reflect"), t.ToTensor()],
+    "padded once": lambda t: [t.RandomCrop((32, 40), padding=4, fill=7), t.PILToTensor()],
+    "not padded": lambda t: [t.Resize(70), t.RandomCrop(40), t.RandomGrayscale(0.5), t.ToTensor()],
+    "too large": lambda t: [t.Resize(20), t.RandomCrop(64), t.ToTensor()],
+    "grey": lambda t: [
+        t.Grayscale(),
+        t.RandomResizedCrop(30, interpolation=BICUBIC),
+        t.ToTensor(),
+    ],
+    "a picture": lambda t: [t.RandomResizedCrop(30), t.RandomHorizontalFlip(0.5), t.RandomVerticalFlip()],
+    "a padded picture": lambda t: [t.Resize(30), t.Pad(4, fill=9)],
+    "nested": lambda t: [t.Compose([t.CenterCrop(60), t.Compose([t.RandomHorizontalFlip()])]), t.ToTensor()],
+    "a function": lambda t: [t.Resize(32), t.Lambda(lambda image: image.rotate(90)), t.Resize(16), t.ToTensor()],
+    "nothing known": lambda t: [t.Lambda(lambda image: image)],
+    "doubles": lambda t: [t.Resize(16), t.ToTensor(), t.ConvertImageDtype(torch.float64)],
+}
+
+
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "RGB") for name in COLOURS), *((name, mode) for name in ANY for mode in ("RGB", "L", "RGBA"))],
+)
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+def test_the_same_as_torchvision(name: str, mode: str, generation: Any) -> None:
+    compose = generation.Compose({**COLOURS, **ANY}[name](generation))
+    for seed, size in enumerate([(90, 60), (50, 81), (64, 64), (33, 200)]):
+        assert_as_torchvision(compose, picture(*size, mode, seed))
+    if name in COLOURS:
+        assert (0, 1 if name == "jitter between" else 4) in runs(compose)
+
+
+def test_the_image_type_of_torchvision() -> None:
+    compose = v2.Compose([v2.Resize(20), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    assert_as_torchvision(compose, picture(40, 30))
+    assert runs(compose) == [(0, 4)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_pipelines(seed: int) -> None:
+    draw = random.Random(seed)
+    steps: list[Any] = []
+    for _ in range(draw.randint(1, 4)):
+        size = (draw.randint(1, 60), draw.randint(1, 60))
+        steps.append(
+            draw.choice(
+                [
+                    v1.RandomResizedCrop(size, scale=(0.05, 1)),
+                    v1.Resize(size),
+                    v1.CenterCrop(size),
+                    v1.RandomCrop(size, padding=draw.choice([None, 3]), pad_if_needed=True),
+                    v1.RandomHorizontalFlip(draw.random()),
+                    v1.RandomVerticalFlip(),
+                    v1.Pad(draw.randint(0, 5)),
+                    v1.RandomRotation(20),
+                    v2.RandomResizedCrop(size),
+                    v2.RandomHorizontalFlip(),
+                    v2.RandomCrop(size, padding=2, pad_if_needed=True),
+                ]
+            )
+        )
+    compose = v1.Compose([*steps, *draw.choice([[], [v1.ToTensor()], [v1.PILToTensor()]])])
+    assert_as_torchvision(compose, picture(draw.randint(1, 90), draw.randint(1, 90), draw.choice(["RGB", "L"]), seed))
+
+
+def test_nothing_changes_outside_of_workers() -> None:
+    compose = v1.Compose([v1.Resize(20), v1.ToTensor()])
+    natively(v1.Compose([v1.ToTensor()]), picture(8, 8))
+    compose(picture(30, 30))
+    assert runs(compose) == []
+    assert v1.Compose.__call__.__name__ == "__call__" and v1.Compose.__call__.__doc__ is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: setattr(c.transforms[0], "size", (12, 12)),
+        lambda c: setattr(c.transforms[1], "p", 1.0),
+        lambda c: c.transforms[3].mean.__setitem__(0, 0.1),
+        lambda c: c.transforms[3].std.mul_(2),
+        lambda c: c.transforms.pop(),
+        lambda c: c.transforms.__setitem__(0, v1.Resize((9, 9))),
+        lambda c: c.transforms[0].register_forward_hook(lambda module, given, result: result.rotate(180)),
+        lambda c: setattr(c.transforms[2], "__class__", type("Mine", (v1.ToTensor,), {"__call__": lambda s, x: 1})),
+        lambda c: setattr(c.transforms[0], "forward", lambda image: image),
+    ],
+    ids=["size", "p", "mean", "std", "one less", "another", "hook", "class", "method"],
+)
+def test_what_is_changed_counts_from_the_next_image(change: Callable[[Any], object]) -> None:
+    normalize = v1.Normalize(list(MEAN), torch.tensor(STD))
+    compose = v1.Compose([v1.Resize((20, 20)), v1.RandomHorizontalFlip(), v1.ToTensor(), normalize])
+    image = picture(40, 30)
+    assert_as_torchvision(compose, image)
+    assert runs(compose) == [(0, 4)]
+    change(compose)
+    if len(compose.transforms) == 4 and type(compose.transforms[2]) is not v1.ToTensor:
+        compose.transforms.pop()
+    assert_as_torchvision(compose, image)
+
+
+def test_numbers_in_an_array_are_not_trusted() -> None:
+    mean = np.array(MEAN)
+    compose = v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(mean, STD)])
+    image = picture(40, 30)
+    assert_as_torchvision(compose, image)
+    mean[0] = 0.9
+    assert_as_torchvision(compose, image)
+    assert runs(compose) == []
+
+
+def test_a_global_hook_is_called() -> None:
+    called: list[str] = []
+    compose = v1.Compose([v1.Resize(20), v1.ToTensor()])
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: called.append(type(m).__name__))
+    try:
+        assert_as_torchvision(compose, picture(40, 30))
+    finally:
+        hook.remove()
+    assert called == ["Resize", "Resize"]
+
+
+def test_another_default_dtype() -> None:
+    compose = v1.Compose([v1.Resize(20), v1.ToTensor()])
+    assert_as_torchvision(compose, picture(40, 30))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_as_torchvision(compose, picture(40, 30))
+        assert natively(compose, picture(40, 30)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_native_code_refuses_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compose = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.ToTensor()])
+    monkeypatch.setattr(_native, "transform_image", lambda *given: "not today")
+    assert_as_torchvision(compose, picture(40, 30))
+
+
+def test_an_image_in_several_blocks_of_memory() -> None:
+    memory: Any = vars(Image)["core"]
+    before = memory.get_block_size()
+    memory.set_block_size(4096)
+    try:
+        image = picture(300, 200)
+    finally:
+        memory.set_block_size(before)
+    assert_as_torchvision(v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()]), image)
+
+
+def test_an_image_that_is_not_loaded_yet(tmp_path: Any) -> None:
+    path = tmp_path / "whole.jpg"
+    picture(64, 48).save(path)
+    compose = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
+    found, _ = outcome(lambda: natively(compose, Image.open(path)))
+    wanted, _ = outcome(lambda: compose(Image.open(path)))
+    assert_same(found, wanted)
+    cut = io.BytesIO(path.read_bytes()[:700])
+    found, _ = outcome(lambda: natively(compose, Image.open(cut)))
+    assert found[0] is OSError and "truncated" in found[1]
+
+
+class Mine(Image.Image):
+    """A user's own class of image, which resizes in a way of its own."""
+
+    def resize(self, *given: Any, **named: Any) -> Image.Image:
+        return Image.new("RGB", (5, 5), "red")
+
+
+def test_images_of_a_class_of_ones_own() -> None:
+    image = Mine()
+    other = picture(40, 30)
+    image.im, image._mode, image._size = other.im, "RGB", other.size
+    assert_as_torchvision(v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]), image)
+
+
+def test_several_inputs_are_torchvisions() -> None:
+    compose = v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()])
+    image, other = picture(20, 10), picture(20, 10, seed=1)
+    found, _ = outcome(lambda: natively(lambda given: compose(*given), (image, other)))
+    wanted, _ = outcome(lambda: compose(image, other))
+    for one, two in zip(found, wanted, strict=True):
+        assert_same(one, two)
+
+
+def test_many_threads_at_once() -> None:
+    compose = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)])
+    images = [picture(90, 50 + number, seed=number) for number in range(16)]
+    wanted = [compose(image) for image in images]
+    found: list[Any] = [None] * 16
+
+    def work(begin: int) -> None:
+        for _ in range(20):
+            for number in range(begin, 16, 4):
+                found[number] = natively(compose, images[number])
+
+    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, two in zip(found, wanted, strict=True):
+        assert_same(one, two)
+
+
+class Photos(Dataset[Any]):
+    """As users write it: an image is opened and a Compose is called on it."""
+
+    def __init__(self, folder: Any) -> None:
+        self.paths = []
+        for number in range(12):
+            self.paths.append(folder / f"{number}.png")
+            picture(50 + number, 40, seed=number).save(self.paths[-1])
+        self.transform = v1.Compose(
+            [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.open(self.paths[index]).convert("RGB")), bool(runs(self.transform))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("method", [None, "process"])
+def test_loaders_give_what_torchs_gives(tmp_path: Any, workers: int, method: Any) -> None:
+    def batches(make: Any, **options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return list(make(Photos(tmp_path), batch_size=4, shuffle=True, num_workers=workers, **options))
+
+    found = batches(penstock.DataLoader, worker_method=method)
+    wanted = batches(TorchDataLoader)
+    for (images, natively_done), (expected, never) in zip(found, wanted, strict=True):
+        assert torch.equal(images, expected)
+        assert natively_done.any() == (method is None) and not never.any()
+
+
+def test_with_a_seed_any_number_of_workers_gives_the_same(tmp_path: Any) -> None:
+    dataset = Photos(tmp_path)
+    first, *others = (
+        [images for images, _ in penstock.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, seed=3)]
+        for workers in (0, 1, 2)
+    )
+    for other in others:
+        assert_same(other, first)
+
+
+def test_threads_run_it_natively(tmp_path: Any) -> None:
+    dataset = Photos(tmp_path)
+    dataset.transform = v1.Compose([v1.Resize(30), v1.CenterCrop(24), v1.ToTensor()])
+    loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
+    found = [images for images, _ in loader]
+    assert runs(dataset.transform) == [(0, 3)]
+    for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
+        assert torch.equal(images, expected)
+    assert "native   the Compose at .transform, where the dataset calls it on a PIL image" in loader.explain()

@@ -1,0 +1,348 @@
+"""The native JPEG decoder against Pillow, pixel by pixel."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from penstock._native import decode_jpeg
+
+Pixels = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+
+PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos"
+SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey", "rgb")
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"restart_marker_blocks": 3})
+SIZES = [
+    (1, 1), (2, 3), (5, 4), (8, 8), (9, 17), (16, 15), (17, 33), (18, 34), (31, 50), (34, 18), (35, 47), (66, 70),
+    (97, 40),
+]  # fmt: skip
+
+
+def picture(width: int, height: int, seed: int = 0) -> Pixels:
+    """Smooth waves, hard edges and noise: uint8 of shape (height, width, 3)."""
+    y, x = np.mgrid[0:height, 0:width]
+    noise = np.random.default_rng(seed).normal(0, 12, (height, width))
+    red = 128 + 90 * np.sin(x / 7 + y / 11 + seed)
+    green = 128 + 80 * np.cos(y / 5 - x / 9) + noise
+    blue = np.where((x // 6 + y // 5) % 2 == 0, 230, 20) + noise / 2
+    return np.stack([red, green, blue], axis=-1).clip(0, 255).astype(np.uint8)
+
+
+def save(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def frame(data: bytes) -> int:
+    """The position of the SOF segment's marker."""
+    return next(i for i in (data.find(b"\xff\xc0"), data.find(b"\xff\xc2")) if i >= 0)
+
+
+def patched(data: bytes, changes: dict[int, int]) -> bytes:
+    """`data` with bytes replaced, at offsets from the SOF marker."""
+    out, at = bytearray(data), frame(data)
+    for offset, value in changes.items():
+        out[at + offset] = value
+    return bytes(out)
+
+
+def encode(width: int, height: int, sampling: str, seed: int = 0, quality: int = 88, **options: object) -> bytes:
+    if sampling == "grey":
+        return save(Image.fromarray(picture(width, height, seed)).convert("L"), quality=quality, **options)
+    if sampling == "rgb":
+        return save(Image.fromarray(picture(width, height, seed)), quality=quality, keep_rgb=True, **options)
+    if sampling == "4:4:0":
+        # Pillow cannot write it. 4:2:2 of the transposed size holds the same number of blocks in the same order of
+        # components, so that swapping sides and factors in the frame gives a sound file (of a scrambled picture).
+        data = encode(height, width, "4:2:2", seed, quality, **options)
+        sides = data[frame(data) + 5 : frame(data) + 9]
+        return patched(data, {5: sides[2], 6: sides[3], 7: sides[0], 8: sides[1], 11: 0x12})
+    return save(Image.fromarray(picture(width, height, seed)), quality=quality, subsampling=sampling, **options)
+
+
+def pillow(data: bytes) -> Pixels:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def native(data: bytes, box: Box | None = None) -> Pixels:
+    pixels = decode_jpeg(data, box)
+    assert not isinstance(pixels, str), pixels
+    return pixels
+
+
+def check(data: bytes, boxes: list[Box]) -> None:
+    reference = pillow(data)
+    for box in boxes:
+        x0, y0, x1, y1 = box
+        assert np.array_equal(native(data, box), reference[y0:y1, x0:x1]), box
+
+
+def all_edges(width: int, height: int, rng: random.Random) -> Iterator[Box]:
+    """Every first column and every first row, at several lengths; the other direction at random."""
+    yield 0, 0, width, height
+    for x0 in range(width):
+        for x1 in sorted({x0 + 1, min(x0 + 9, width), width}):
+            y0 = rng.randrange(height)
+            yield x0, y0, x1, rng.randint(y0 + 1, height)
+    for y0 in range(height):
+        for y1 in sorted({y0 + 1, min(y0 + 9, height), height}):
+            x0 = rng.randrange(width)
+            yield x0, y0, rng.randint(x0 + 1, width), y1
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=("baseline", "progressive", "restarts"))
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_box_equals_pillow(sampling: str, variant: dict[str, Any]) -> None:
+    rng = random.Random(sampling)
+    for number, (width, height) in enumerate(SIZES):
+        data = encode(width, height, sampling, seed=number, **variant)
+        check(data, list(all_edges(width, height, rng)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_pixel_alone(sampling: str) -> None:
+    data = encode(37, 35, sampling)
+    check(data, [(x, y, x + 1, y + 1) for y in range(35) for x in range(37)])
+
+
+@pytest.mark.parametrize("quality", [1, 30, 75, 100])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_qualities(sampling: str, quality: int) -> None:
+    data = encode(203, 151, sampling, quality=quality, optimize=quality == 75)
+    check(data, [(0, 0, 203, 151), (50, 40, 120, 111), (97, 1, 203, 151), (0, 143, 31, 151)])
+
+
+def segment(marker: int, payload: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(payload) + 2).to_bytes(2, "big") + payload
+
+
+def grey_scans(sides: list[tuple[int, int]]) -> tuple[bytes, list[bytes]]:
+    """The tables (shared) and the entropy-coded data of one grey JPEG a component."""
+    tables, scans = b"", []
+    for seed, (width, height) in enumerate(sides):
+        data = encode(width, height, "grey", seed)
+        at, scan = data.index(b"\xff\xdb"), data.index(b"\xff\xda")
+        start = frame(data)
+        tables = data[at:start] + data[start + 13 : scan]
+        scans.append(data[scan + 10 : -2])
+    return tables, scans
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_one_scan_a_component(factor: int) -> None:
+    """Baseline, but not interleaved: libjpeg holds the coefficients of the whole image."""
+    small = (64 // factor, 48 // factor)
+    tables, scans = grey_scans([(64, 48), small, small])
+    head = bytes((8, 0, 48, 0, 64, 3, 1, factor << 4 | factor, 0, 2, 0x11, 0, 3, 0x11, 0))
+    data = b"\xff\xd8" + tables + segment(0xC0, head)
+    for component, scan in enumerate(scans, start=1):
+        data += segment(0xDA, bytes((1, component, 0, 0, 63, 0))) + scan
+    check(data + b"\xff\xd9", list(all_edges(64, 48, random.Random(1))))
+
+    again = segment(0xDA, bytes((1, 1, 0, 0, 63, 0))) + scans[0]
+    assert decode_jpeg(data + again * 600 + b"\xff\xd9") == "JPEG: too many scans"
+
+
+def test_colour_markers() -> None:
+    """JFIF and Adobe markers, alone and in conflict, choose the colour space as they do for Pillow."""
+    jfif = segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
+    plain, rgb = encode(40, 30, "4:4:4"), encode(40, 30, "rgb")
+    for data in (plain, rgb):
+        body = data[2:]
+        for ids in (b"\x01\x02\x03", b"RGB", b"\x00\x01\x02"):
+            scan = body.index(b"\xff\xda")
+            start = frame(body)
+            renamed = bytearray(body)
+            for i in range(3):
+                renamed[start + 10 + 3 * i] = renamed[scan + 5 + 2 * i] = ids[i]
+            for transform in (None, 0, 1):
+                adobe = b"" if transform is None else segment(0xEE, b"Adobe\0d\0\0\0\0" + bytes((transform,)))
+                for first in (b"", jfif):
+                    tail = bytes(renamed[renamed.index(b"\xff\xdb") :])
+                    check(b"\xff\xd8" + first + adobe + tail, [(0, 0, 40, 30), (7, 9, 21, 28)])
+
+
+def test_multi_picture_and_trailing_bytes() -> None:
+    file = io.BytesIO()
+    first, second = (Image.fromarray(picture(48, 40, seed)) for seed in (1, 2))
+    first.save(file, "MPO", save_all=True, append_images=[second])
+    assert Image.open(io.BytesIO(file.getvalue())).format == "MPO"
+    check(file.getvalue(), [(0, 0, 48, 40), (9, 9, 30, 30)])
+    check(encode(48, 40, "4:2:0") + b"\0" * 1000, [(0, 0, 48, 40), (9, 9, 30, 30)])
+
+
+def test_exif_thumbnail_is_not_the_end() -> None:
+    data = encode(48, 40, "4:2:0", exif=b"Exif\0\0" + encode(16, 16, "4:2:0"))
+    check(data, [(0, 0, 48, 40), (9, 9, 30, 30)])
+    assert decode_jpeg(data[:-400]) == "JPEG: no end of image marker"
+
+
+def without_last_scan(data: bytes) -> bytes:
+    return data[: data.rindex(b"\xff\xda")] + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: b"", "not a JPEG"),
+        (lambda: b"\xff\xd8", "not a JPEG"),
+        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(50), "not a JPEG"),
+        (lambda: encode(40, 30, "4:2:0")[:300], "JPEG: ends in its header"),
+        (lambda: encode(40, 30, "4:2:0")[:-2], "JPEG: no end of image marker"),
+        (lambda: encode(40, 30, "4:2:0")[:-200], "JPEG: no end of image marker"),
+        (lambda: encode(40, 30, "4:2:0")[:-200] + b"\xff\xd9", "libjpeg: corrupt data"),
+        (lambda: save(Image.new("CMYK", (20, 20))), "JPEG: CMYK or another number of components"),
+        (lambda: patched(encode(40, 30, "4:2:0"), {11: 0x41}), "JPEG: unusual sampling"),
+        (lambda: patched(encode(40, 30, "grey"), {11: 0x22}), "JPEG: unusual sampling"),
+        (lambda: patched(encode(40, 30, "4:2:0"), {1: 0xC3}), "JPEG: lossless, hierarchical or arithmetic coding"),
+        (lambda: patched(encode(40, 30, "4:2:0"), {1: 0xC9}), "JPEG: lossless, hierarchical or arithmetic coding"),
+        (lambda: patched(encode(40, 30, "4:2:0"), {5: 0, 6: 0}), "libjpeg: corrupt data"),
+        (lambda: without_last_scan(encode(40, 30, "4:2:0", progressive=True)), "JPEG: incomplete progressive"),
+        (lambda: b"\xff\xd8\xff\xd9" + bytes(9), "JPEG: unexpected marker"),
+        (lambda: encode(40, 30, "grey").replace(b"\xff\xdb", b"\xff\xe5"), "libjpeg: corrupt data"),
+    ],
+)
+def test_left_to_pillow(make: Callable[[], bytes], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    native(encode(40, 30, "4:2:0"))  # whose tables must not serve the next image
+    assert decode_jpeg(make()) == reason
+    assert capfd.readouterr() == ("", "")
+
+
+def test_twelve_bits_are_left_to_pillow() -> None:
+    assert isinstance(decode_jpeg(patched(encode(40, 30, "4:2:0"), {4: 12})), str)
+
+
+@pytest.mark.parametrize(
+    "box", [(0, 0, 0, 5), (0, 0, 5, 0), (-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 41, 5), (0, 0, 5, 31), (9, 0, 5, 5)]
+)
+def test_box_outside(box: Box) -> None:
+    assert decode_jpeg(encode(40, 30, "4:2:0"), box) == "box outside the image"
+
+
+def test_bombs() -> None:
+    data = encode(40, 30, "4:2:0")
+    assert not isinstance(decode_jpeg(data, None, 1200), str)
+    assert decode_jpeg(data, None, 1199) == "over Pillow's MAX_IMAGE_PIXELS"
+    huge = {5: 0xFF, 6: 0, 7: 0xFF, 8: 0}
+    for progressive, reason in ((False, "libjpeg: corrupt data"), (True, "out of memory")):
+        bomb = patched(encode(40, 30, "4:2:0", progressive=progressive), huge)
+        assert decode_jpeg(bomb, None, 89_478_485) == "over Pillow's MAX_IMAGE_PIXELS"
+        assert decode_jpeg(bomb, (0, 0, 9, 9), 0) == reason
+
+
+def test_threads() -> None:
+    data = [encode(90, 70, sampling, progressive=bool(i % 2)) for i, sampling in enumerate(SAMPLINGS)]
+    reference = [pillow(each) for each in data]
+    wrong: list[int] = []
+
+    def work(start: int) -> None:
+        for k in range(start, start + 60):
+            i = k % len(data)
+            decode_jpeg(data[i][: 100 + k * 7])  # mostly refused
+            if not np.array_equal(native(data[i], (3, 5, 80, 66)), reference[i][5:66, 3:80]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    out = bytearray(data)
+    at = rng.randrange(len(out))
+    kind = rng.randrange(7)
+    if kind == 0:
+        for _ in range(rng.randint(1, 3)):
+            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del out[at:]
+    elif kind == 2:
+        out[at:at] = rng.randbytes(rng.randint(1, 4))
+    elif kind == 3:
+        del out[at : at + rng.randint(1, 8)]
+    elif kind == 4:
+        for _ in range(rng.randint(1, 4)):
+            out[rng.randrange(min(len(out), 700))] = rng.randrange(256)  # the header
+    elif kind == 5:
+        out[at:at] = b"\xff\xd9"
+    else:
+        out[at:at] = out[rng.randrange(len(out)) :][: rng.randint(1, 200)]
+    return bytes(out)
+
+
+def peaks_alike() -> bool:
+    """Whether this libjpeg and Pillow's do the same with coefficients that no encoder writes.
+
+    libjpeg's SIMD code saturates such values and its C code wraps them: a build without SIMD differs there from
+    Pillow's wheels, on damaged files only.
+    """
+    data = encode(64, 64, "4:2:0")
+    table = data.index(b"\xff\xdb") + 5
+    data = data[:table] + b"\xff" * 64 + data[table + 64 :]
+    return np.array_equal(native(data), pillow(data))
+
+
+def test_damaged_files() -> None:
+    """A damaged file is refused or gives Pillow's pixels; decoded whole, it is never accepted when Pillow refuses it.
+
+    When only a box is decoded, what follows the box's last row is not read, and Pillow may find it broken.
+    """
+    bases = [encode(83, 61, s, quality=70, **v) for s in SAMPLINGS for v in VARIANTS]
+    rng = random.Random(20)
+    alike = peaks_alike()
+    seen: Counter[str] = Counter()
+    for _ in range(6000):
+        data = mutated(rng.choice(bases), rng)
+        whole = decode_jpeg(data, None, 1 << 18)
+        box = (rng.randrange(20), rng.randrange(20), rng.randint(21, 50), rng.randint(21, 50))
+        part = decode_jpeg(data, box, 1 << 18)
+        if isinstance(part, str):
+            assert isinstance(whole, str) or part == "box outside the image"
+            seen["refused"] += 1
+            continue
+        try:
+            reference = pillow(data)
+        except OSError:
+            assert isinstance(whole, str)
+            seen["below the box"] += 1
+            continue
+        x0, y0, x1, y1 = box
+        if alike:
+            assert np.array_equal(part, reference[y0:y1, x0:x1])
+            assert isinstance(whole, str) or np.array_equal(whole, reference)
+        seen["equal"] += 1
+    assert seen["equal"] > 500 and seen["refused"] > 500, seen
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
+def test_photos() -> None:
+    rng = random.Random(5)
+    files = sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::8]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        with Image.open(path) as image:
+            width, height = image.size
+        boxes = [(0, 0, width, height)]
+        for _ in range(3):
+            x0, y0 = rng.randrange(width), rng.randrange(height)
+            boxes.append((x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)))
+        check(data, boxes)

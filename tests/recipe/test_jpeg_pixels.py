@@ -1,0 +1,132 @@
+"""Where Pillow and the native core decode JPEG to other pixels, JPEG is Pillow's."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torchvision
+from PIL import Image, JpegImagePlugin
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision import transforms as v1
+
+import penstock
+from penstock import _native
+from penstock.recipe import jpeg_pixels
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_anew() -> Iterator[None]:
+    jpeg_pixels.decoded_alike.cache_clear()
+    yield
+    jpeg_pixels.decoded_alike.cache_clear()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "one").mkdir()
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (30, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "one" / f"{number}.jpg")
+    return tmp_path
+
+
+def loaders(folder: Path, kind: Any, assisted: bool) -> tuple[Any, Any]:
+    more = [v1.Lambda(lambda image: image)] if assisted else []
+    dataset = kind(str(folder), v1.Compose([v1.CenterCrop(12), *more, v1.ToTensor()]))
+    return penstock.DataLoader(dataset, batch_size=2), TorchDataLoader(dataset, batch_size=2)
+
+
+def test_this_pillow_decodes_as_the_native_core() -> None:
+    assert jpeg_pixels.decoded_alike()
+
+
+class _OtherCore:
+    """Pillow's C module, with a decoder of JPEG that gives other pixels."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "jpeg_decoder":
+            # Red and blue change places.
+            return lambda mode, raw, *more: self._core.jpeg_decoder(mode, "BGR" if raw == "RGB" else raw, *more)
+        return getattr(self._core, name)
+
+
+@pytest.mark.parametrize("kind", [penstock.ImageFolder, torchvision.datasets.ImageFolder])
+@pytest.mark.parametrize("assisted", [False, True])
+def test_a_pillow_that_decodes_otherwise(
+    photos: Path, kind: Any, assisted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "core", _OtherCore(vars(Image)["core"]))
+    loader, torchs = loaders(photos, kind, assisted)
+    assert_same(list(loader), list(torchs))
+    assert "JPEG: decoded by Pillow: this Pillow's libjpeg gives other pixels" in loader.explain()
+    assert "JPEG decoded as far as needed" not in loader.explain()
+    assert not jpeg_pixels.decoded_alike()
+
+
+@pytest.mark.parametrize("fault", ["skipped rows", "left out columns", "all", "refuses"])
+def test_a_native_core_with_a_faulty_libjpeg(photos: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = _native.decode_jpeg
+
+    def faulty(data: bytes, box: Any = None, max_pixels: int = 0) -> Any:
+        found = original(data, box, max_pixels)
+        if isinstance(found, str) or fault == "refuses":
+            return "not today"
+        x0, y0, _, _ = box
+        if fault == "all" or (fault == "skipped rows" and y0 > 40) or (fault == "left out columns" and x0 > 0):
+            found[0, 0, 1] ^= 1
+        return found
+
+    monkeypatch.setattr(_native, "decode_jpeg", faulty)
+    loader, torchs = loaders(photos, penstock.ImageFolder, False)
+    assert_same(list(loader), list(torchs))
+    assert "gives other pixels" in loader.explain()
+
+
+def test_a_pillow_without_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(Image.SAVE, "JPEG", raising=False)
+    monkeypatch.setattr(Image, "_initialized", 2)
+    assert not jpeg_pixels.decoded_alike()
+
+
+def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    original = jpeg_pixels._images
+
+    def counted() -> Any:
+        calls.append(1)
+        return original()
+
+    monkeypatch.setattr(jpeg_pixels, "_images", counted)
+    list(penstock.DataLoader(penstock.Arrays(np.zeros((4, 2), dtype=np.float32)), batch_size=2))
+    assert calls == []
+    loader, _ = loaders(photos, penstock.ImageFolder, False)
+    for _ in range(3):
+        list(loader)
+    assert calls == [1]
+    assert "native" in loader.explain().split("\n")[0]
+
+
+def test_the_images_are_of_all_kinds() -> None:
+    kinds = set()
+    for data in jpeg_pixels._images():
+        path = io.BytesIO(data)
+        image = Image.open(path)
+        assert isinstance(image, JpegImagePlugin.JpegImageFile)
+        sampling = tuple(part[1:3] for part in image.layer)
+        kinds.add((sampling, "progressive" in image.info))
+        image.load()
+    grey, full = ((1, 1),), ((1, 1), (1, 1), (1, 1))
+    halves = {((2, 1), (1, 1), (1, 1)), ((1, 2), (1, 1), (1, 1)), ((2, 2), (1, 1), (1, 1))}
+    assert {sampling for sampling, _ in kinds} == {grey, full, *halves}
+    assert {progressive for _, progressive in kinds} == {False, True}

@@ -1,0 +1,372 @@
+"""What a program puts in the place of a function of torch, torchvision, Pillow or NumPy is called, on every route."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+import torch
+import torchvision
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock.recipe import compose_hook as composed
+from penstock.recipe import originals
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(8):
+        (folder / f"class{number % 2}").mkdir(exist_ok=True)
+        y, x = np.mgrid[: 20 + number, :24]
+        pixels = np.stack([x * 9, y * 7 + number, x * y], axis=2).astype(np.uint8)
+        PIL.Image.fromarray(pixels).save(folder / f"class{number % 2}" / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tensors")
+    for number in range(6):
+        torch.save(torch.full((3,), float(number)), folder / f"{number}.pt")
+    for number in range(6):
+        np.save(folder / f"{number}.npy", np.full(3, number, dtype=np.float32))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composed._Ledger, "debt", 0)
+
+
+def turned(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that turns what the original returns upside down."""
+
+    @functools.wraps(original)
+    def patched(*given: Any, **named: Any) -> Any:
+        result = original(*given, **named)
+        return PIL.ImageOps.flip(result) if isinstance(result, PIL.Image.Image) else result.flip(-2)
+
+    return patched
+
+
+class Photos(Dataset[Any]):
+    """As users write it."""
+
+    def __init__(self, folder: Path, transform: Any) -> None:
+        self.paths = sorted(folder.glob("*/*.jpg"))
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        with PIL.Image.open(self.paths[index]) as image:
+            return self.transform(image.convert("RGB"))
+
+
+FIRST = [v1.Resize((12, 12)), v1.RandomCrop(12), v1.ToTensor()]
+SECOND = [v2.Resize((12, 12)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+PATCHES: dict[str, tuple[Any, str, Any]] = {
+    "a method": (v1.Resize, "forward", lambda: turned(v1.Resize.forward)),
+    "a method of a base": (torch.nn.Module, "__call__", lambda: turned(torch.nn.Module.__call__)),
+    "a method over that of a base": (v1.Resize, "__call__", lambda: turned(torch.nn.Module.__call__)),
+    "a static method": (v1.RandomCrop, "get_params", lambda: staticmethod(lambda image, size: (3, 4, 5, 6))),
+    "a mock": (v1.RandomCrop, "get_params", lambda: mock.MagicMock(return_value=(1, 2, 5, 6))),
+    "an autospec": (
+        v1.Resize,
+        "forward",
+        lambda: mock.create_autospec(v1.Resize.forward, side_effect=lambda self, image: image.resize((12, 12), 0)),
+    ),
+    "a partial method": (v1.ToTensor, "__call__", lambda: functools.partialmethod(lambda self, image: torch.ones(2))),
+    "Compose": (v1.Compose, "__call__", lambda: turned(v1.Compose.__call__)),
+    "Compose of version 2": (v2.Compose, "forward", lambda: turned(v2.Compose.forward)),
+    "a method of version 2": (v2.Resize, "transform", lambda: turned(v2.Resize.transform)),
+    "a function": (v1.functional, "resize", lambda: turned(v1.functional.resize)),
+    "another function of the package": (v1.functional, "crop", lambda: lambda image, *box: v1.functional.hflip(image)),
+    "a function of PIL images": (
+        sys.modules["torchvision.transforms._functional_pil"],
+        "resize",
+        lambda: turned(sys.modules["torchvision.transforms._functional_pil"].resize),
+    ),
+    "a function of version 2": (
+        sys.modules["torchvision.transforms.v2.functional._geometry"],
+        "_resize_image_pil",
+        lambda: turned(sys.modules["torchvision.transforms.v2.functional._geometry"]._resize_image_pil),
+    ),
+    "Pillow's resize": (PIL.Image.Image, "resize", lambda: turned(PIL.Image.Image.resize)),
+    "Pillow's convert": (PIL.Image.Image, "convert", lambda: turned(PIL.Image.Image.convert)),
+    "Pillow's open": (PIL.Image, "open", lambda: turned(PIL.Image.open)),
+    "torch.randint": (torch, "randint", lambda: mock.MagicMock(return_value=torch.zeros(1, dtype=torch.int64))),
+}
+
+
+def same_as_torch(dataset: Any, **options: Any) -> Any:
+    """Assert that our loader gives what torch's gives; return ours."""
+    loader: Any = penstock.DataLoader(dataset, batch_size=4, **options)
+    torch.manual_seed(3)
+    found = list(loader)
+    torch.manual_seed(3)
+    assert_same(found, list(TorchDataLoader(dataset, batch_size=4, num_workers=options.get("num_workers", 0))))
+    return loader
+
+
+@pytest.fixture
+def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Put a function in another's place, before or after our own hooks were put there."""
+    name, before = request.param
+    holder, attribute, make = PATCHES[name]
+    if not before:
+        with composed.natively():
+            pass
+    monkeypatch.setattr(holder, attribute, make())
+    return name
+
+
+CASES = [(name, before) for name in PATCHES for before in (False, True)]
+
+
+@pytest.mark.parametrize(
+    "patched", CASES, indirect=True, ids=lambda case: f"{case[0]}, {'before' if case[1] else 'after'}"
+)
+@pytest.mark.parametrize("route", ["native", "assisted", "composed", "ours"])
+@pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
+def test_what_was_replaced_is_called(photos: Path, patched: str, route: str) -> None:
+    parts, generation = (SECOND, v2) if "version 2" in patched else (FIRST, v1)
+    crop_is_random = {"a static method", "a mock", "torch.randint"}.isdisjoint({patched}) and generation is v1
+    parts = [part for part in parts if not (crop_is_random and isinstance(part, v1.RandomCrop))]
+    if patched == "another function of the package":
+        parts = FIRST
+    if route == "assisted":
+        parts = [*parts[:1], generation.Lambda(lambda image: image), *parts[1:]]
+    transform = generation.Compose(parts)
+    if route == "composed":
+        loader = same_as_torch(Photos(photos, transform))
+        with composed.natively():
+            image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
+            found = transform(image)
+        assert_same(found, transform(image))
+        entry = composed._entries.get(id(transform))
+        known = entry is not None and entry.known is not None and entry.known.native
+        assert known == (patched == "Pillow's open")  # which the user's own code has called
+        return
+    made: Any = penstock if route == "ours" else torchvision.datasets
+    loader = same_as_torch(made.ImageFolder(str(photos), transform))
+    explained = loader.explain()
+    assert "replaced by" in explained or route == "assisted", explained
+
+
+@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+@pytest.mark.parametrize("method", ["__getitem__", "__getattribute__"])
+def test_methods_of_folders(photos: Path, kind: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(kind, method)
+
+    def patched(self: Any, given: Any) -> Any:
+        found = original(self, given)
+        return (found[0], found[1] + 10) if method == "__getitem__" else found
+
+    monkeypatch.setattr(kind, method, patched)
+    loader = same_as_torch(kind(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])))
+    assert f"{method}: it was replaced by" in loader.explain()
+
+
+@pytest.mark.parametrize("name", ["pil_loader", "default_loader"])
+def test_loaders_of_torchvisions_folder(photos: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = sys.modules["torchvision.datasets.folder"]
+    monkeypatch.setattr(folder, name, turned(getattr(folder, name)))
+    transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    dataset = torchvision.datasets.ImageFolder(str(photos), transform, loader=folder.default_loader)
+    loader = same_as_torch(dataset)
+    assert "replaced by" in loader.explain() or "ImageFolder(loader=)" in loader.explain()
+
+
+@pytest.mark.parametrize("method", ["__getitem__", "__getitems__"])
+def test_methods_of_a_subset(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subset, method, mock.MagicMock(return_value=(torch.ones(2), 3)))
+    if method == "__getitems__":
+        monkeypatch.setattr(Subset, method, lambda self, chosen: [self.dataset[0] for _ in chosen])
+    loader = same_as_torch(Subset(TensorDataset(torch.arange(12.0)), [3, 4, 5, 6]))
+    assert f"Subset.{method}: it was replaced by" in loader.explain()
+
+
+@pytest.mark.parametrize("kind", [ConcatDataset, TensorDataset, penstock.Arrays])
+def test_methods_of_datasets_in_memory(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "__getitem__", lambda self, index: torch.tensor(7.0))
+    inner: Any = (TensorDataset if kind is ConcatDataset else kind)(torch.arange(12.0))
+    loader = same_as_torch(ConcatDataset([inner, inner]))
+    assert f"{kind.__name__}.__getitem__: it was replaced by" in loader.explain()
+
+
+@pytest.mark.parametrize(("holder", "suffix"), [(torch, ".pt"), (np, ".npy")])
+@pytest.mark.parametrize("assisted", [False, True])
+def test_load(tensors: Path, holder: Any, suffix: str, assisted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = holder.load
+    monkeypatch.setattr(holder, "load", lambda *given, **named: original(*given, **named) + 5)
+    ids = [str(number) for number in range(6)]
+    transform = (lambda tensor: tensor * 2) if assisted else None
+    loader = same_as_torch(penstock.TensorFolder(tensors, ids, suffix=suffix, transform=transform))
+    assert "load: it was replaced by" in loader.explain() or assisted
+
+
+@pytest.mark.parametrize("name", ["default_collate", "collate"])
+def test_collating(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    collate = sys.modules["torch.utils.data._utils.collate"]
+    original = getattr(collate, name)
+    monkeypatch.setattr(collate, name, lambda *given, **named: [original(*given, **named)])
+    for options in ({}, {"num_workers": 2, "worker_method": "thread"}):
+        loader = same_as_torch(TensorDataset(torch.arange(12.0)), **options)
+        assert "collate" in loader.explain()
+
+
+def test_a_global_hook_on_native_plans(photos: Path) -> None:
+    called: list[str] = []
+    transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: called.append(type(m).__name__))
+    try:
+        loader = same_as_torch(torchvision.datasets.ImageFolder(str(photos), transform))
+        assert "hooks" in loader.explain()
+    finally:
+        hook.remove()
+    assert called == ["Resize"] * 16
+    assert "native" in loader.explain().split("\n")[0]
+
+
+def test_a_kernel_put_into_the_registry(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = sys.modules["torchvision.transforms.v2.functional._utils"]._KERNEL_REGISTRY
+    kernels = registry[v2.functional.resize]
+    monkeypatch.setitem(kernels, PIL.Image.Image, turned(kernels[PIL.Image.Image]))
+    dataset = torchvision.datasets.ImageFolder(str(photos), v2.Compose(SECOND))
+    assert "the kernel of v2.functional.resize: it was replaced" in same_as_torch(dataset).explain()
+
+
+def test_a_kernel_for_another_type_changes_nothing(photos: Path) -> None:
+    class Depth(torchvision.tv_tensors.TVTensor):
+        pass
+
+    v2.functional.register_kernel(v2.functional.resize, Depth)(lambda image, *given, **named: image)
+    dataset = torchvision.datasets.ImageFolder(str(photos), v2.Compose(SECOND))
+    assert "replaced" not in same_as_torch(dataset).explain()
+
+
+def test_a_reader_of_jpeg_that_a_plugin_has_put_there(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = sys.modules["PIL.JpegImagePlugin"]
+    monkeypatch.setitem(PIL.Image.OPEN, "JPEG", (turned(plugin.jpeg_factory), PIL.Image.OPEN["JPEG"][1]))
+    dataset = penstock.ImageFolder(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
+    assert "PIL's reader of JPEG: it was replaced" in same_as_torch(dataset).explain()
+
+
+def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(v1.Resize):
+        def forward(self, image: Any) -> Any:
+            return image.rotate(90).resize((8, 8))
+
+    monkeypatch.setattr(sys.modules["torchvision.transforms.transforms"], "Resize", Mine)
+    monkeypatch.setattr(v2, "Resize", Mine)
+    same_as_torch(torchvision.datasets.ImageFolder(str(photos), v1.Compose([Mine((8, 8)), v1.ToTensor()])))
+
+    class Folder(torchvision.datasets.ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(0)
+
+    monkeypatch.setattr(torchvision.datasets, "ImageFolder", Folder)
+    same_as_torch(Folder(str(photos), v1.Compose([v1.CenterCrop(8), v1.ToTensor()])))
+
+
+def test_patches_that_come_and_go_within_a_pass(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
+    image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
+    with composed.natively():
+        plain = transform(image)
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(v1.functional, "resize", turned(v1.functional.resize))
+                assert torch.equal(transform(image), plain.flip(-2))
+            assert torch.equal(transform(image), plain)
+        with monkeypatch.context() as patch:
+            patch.setattr(v1.Compose, "__call__", turned(v1.Compose.__call__))
+            assert torch.equal(transform(image), plain.flip(-2))
+            nested = v1.Compose([v1.Compose([v1.Resize((12, 12))]), v1.ToTensor()])
+            assert torch.equal(nested(image), plain)  # turned twice
+        assert torch.equal(transform(image), plain)
+
+
+def test_a_hook_of_ours_passes_and_a_function_around_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with composed.natively():
+        pass
+    assert originals.replaced_in_class(v1.Compose) is None
+    monkeypatch.setattr(v1.Compose, "__call__", turned(v1.Compose.__call__))
+    found = originals.replaced_in_class(v1.Compose)
+    assert found is not None and found.what == "Compose.__call__" and "turned" in found.why
+
+
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+def test_all_functions_that_transforms_come_to_are_looked_at() -> None:
+    seen: set[tuple[str, str]] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        if event == "call" and module.startswith("torchvision.transforms") and "." not in code.co_qualname:
+            seen.add((module, code.co_name))
+
+    sys.setprofile(note)
+    try:
+        for generation in (v1, v2):
+            for mode in ("RGB", "L"):
+                image = PIL.Image.new(mode, (30, 20))
+                for part in _known(generation):
+                    for given in (image, generation.PILToTensor()(image)):
+                        part(given)
+                floats = v1.ToTensor()(image)
+                generation.Normalize([0.5], [0.5])(floats)
+                generation.ConvertImageDtype(torch.float64)(floats)
+                generation.ToTensor()(image)
+    finally:
+        sys.setprofile(None)
+    looked_at = {
+        (where, name.split("=")[0])
+        for where, names in originals._TABLES["transforms"].items()
+        for name in names.split()
+    }
+    shown = {name for where, name in looked_at if where.endswith("v2.functional")}
+    missing = {(module, name) for module, name in seen - looked_at if name not in shown}
+    # Checks of arguments, which no result depends on.
+    checks = {name for _, name in missing if name.startswith(("_check_", "_setup_", "_assert_"))}
+    assert {name for _, name in missing} - checks <= {
+        "_convert_fill_arg",
+        "_is_tensor_a_torch_image",
+        "_parse_pad_padding",
+        "__resize_image_pil_dispatch",
+        "get_image_num_channels",
+        "get_image_size",
+        "_interpolation_modes_from_int",
+    }
+
+
+def _known(generation: Any) -> list[Any]:
+    return [
+        generation.RandomResizedCrop(10, antialias=True),
+        generation.Resize(12, antialias=True),
+        generation.CenterCrop(10),
+        generation.CenterCrop(40),
+        generation.RandomCrop(10, padding=2),
+        generation.RandomCrop(40, pad_if_needed=True, padding_mode="edge"),
+        generation.Pad(2),
+        generation.RandomHorizontalFlip(1.0),
+        generation.RandomVerticalFlip(1.0),
+        generation.Grayscale(),
+    ]

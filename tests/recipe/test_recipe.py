@@ -1,0 +1,655 @@
+"""Recipes against torchvision: the same bytes for the same parameters, the same distribution of parameters."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2.functional as functional_v2
+from PIL import Image
+from scipy import stats
+from torch.utils.data import default_collate
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as functional_v1
+
+from penstock import _native
+from penstock.recipe.reader import Recipe, read
+from penstock.recipe.steps import Refusal
+from penstock.recipe.torchvision import names_interpolations
+
+pytestmark = pytest.mark.native
+
+GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
+MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
+# (height, width); the last are smaller than the crops below in one or both directions
+SIZES = [(48, 64), (64, 48), (40, 40), (7, 90), (90, 7), (1, 1)]
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def picture(height, width, mode="RGB"):
+    """Return an image of noise, whose bytes depend on its size only."""
+    channels = 3 if mode == "RGB" else 1
+    pixels = np.random.default_rng([height, width, channels]).integers(
+        0, 256, (height, width, channels), dtype=np.uint8
+    )
+    return Image.fromarray(pixels if mode == "RGB" else pixels[..., 0])
+
+
+def recipe_of(transform, mode="RGB"):
+    recipe = read(transform, mode=mode)
+    assert isinstance(recipe, Recipe), recipe
+    return recipe
+
+
+def run(recipe, image, *, seed=0, epoch=0, sample=0):
+    """Return what the native core makes of the image."""
+    content, shape = _native.run_recipe(recipe.native, np.array(image), seed, epoch, sample, 0)
+    return torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape)
+
+
+def assert_same(actual, expected):
+    """Compare bytes, shape, dtype, and the layout after collating."""
+    collated = default_collate([expected])
+    assert type(collated) is torch.Tensor
+    assert actual.dtype == collated.dtype
+    assert actual.shape == collated.shape[1:]
+    assert actual.stride() == collated.stride()[1:]
+    assert torch.equal(actual.contiguous().view(torch.uint8), collated[0].contiguous().view(torch.uint8))
+
+
+def check(transform, mode="RGB", sizes=SIZES):
+    """Compare a transform without randomness on images of several sizes, where torchvision gives a result."""
+    recipe = recipe_of(transform, mode)
+    results = 0
+    for height, width in sizes:
+        image = picture(height, width, mode)
+        try:
+            expected = transform(image)
+        except Exception:  # whatever torchvision raises, Python is to raise it: the native core must not give pixels
+            with pytest.raises(ValueError, match=r"."):
+                run(recipe, image)
+            continue
+        try:
+            actual = run(recipe, image)
+        except ValueError as left_to_python:
+            # numpy reflects again and again where the padding is wider than the image; its versions differ in how
+            assert min(height, width) < 8 and "repeats a reflection" in str(left_to_python)
+            continue
+        assert_same(actual, expected)
+        results += 1
+        if recipe.shape is not None:
+            assert recipe.shape == expected.shape
+        assert _native.output_spec(recipe.native, width, height)[0] == expected.shape
+    assert results > 0
+
+
+# ---- conversions ----
+
+CONVERSIONS = [
+    v1.ToTensor(),
+    v1.PILToTensor(),
+    v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)]),
+    v1.Compose([v1.Compose([v1.PILToTensor()]), v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]),
+    *(v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(d)]) for d in (torch.float64, torch.float16, torch.int16)),
+    v1.Compose([v1.ToTensor(), v1.ConvertImageDtype(torch.uint8)]),
+    v2.PILToTensor(),
+    v2.ToImage(),
+    v2.Compose([v2.ToImage(), v2.ToPureTensor()]),
+    v2.Compose([v2.Identity(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]),
+    *(
+        v2.Compose([v2.ToImage(), v2.ToDtype(dtype, scale=scale)])
+        for scale in (True, False)
+        for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.int32)
+    ),
+    v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]),
+    v1.Compose([v2.ToDtype(torch.float32), v1.ToTensor()]),  # the first does nothing to a PIL image
+]
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS, ids=str)
+def test_a_conversion_gives_torchvisions_elements(conversion):
+    check(conversion, sizes=[(48, 64), (5, 3), (1, 1)])
+
+
+@pytest.mark.parametrize(
+    "conversion",
+    [
+        v1.ToTensor(),
+        v1.PILToTensor(),
+        v1.Compose([v1.ToTensor(), v1.Normalize([0.1307], [0.3081])]),
+        v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]),
+        v1.Compose([v1.ToTensor(), v1.Grayscale(1)]),
+    ],
+    ids=str,
+)
+def test_a_grey_image_has_one_channel(conversion):
+    check(conversion, "L", sizes=[(28, 28), (5, 3)])
+
+
+# ---- transforms that move pixels, before and after the conversion ----
+
+
+def geometric(t):
+    """Return every transform without randomness, in many forms."""
+    modes = InterpolationMode
+    pads = [3, (2, 5), (1, 2, 3, 0)]
+    padding = [t.Pad(p, fill=7, padding_mode=m) for p in pads for m in ("constant", "edge", "reflect", "symmetric")]
+    return [
+        *(t.Resize((20, 31), interpolation=m) for m in (modes.BILINEAR, modes.BICUBIC, modes.NEAREST)),
+        *(t.Resize((60, 31), interpolation=m) for m in (modes.BILINEAR, modes.BICUBIC, modes.NEAREST)),
+        t.Resize(24),
+        t.Resize([33], max_size=40),
+        t.Resize((40, 40)),
+        t.CenterCrop(32),
+        t.CenterCrop((17, 50)),
+        t.RandomHorizontalFlip(1.0),
+        t.RandomVerticalFlip(1.0),
+        t.RandomHorizontalFlip(0.0),
+        *padding,
+    ]
+
+
+@GENERATIONS
+@MODES
+def test_geometry_on_pil_images(t, mode):
+    for transform in geometric(t):
+        check(t.Compose([transform, t.PILToTensor()]), mode)
+
+
+@GENERATIONS
+@MODES
+def test_geometry_on_uint8_tensors(t, mode):
+    for transform in geometric(t):
+        if isinstance(transform, v1.Resize) and transform.interpolation is not InterpolationMode.NEAREST:
+            continue  # through float32, whose order of additions is not known: refused, see below
+        check(t.Compose([t.PILToTensor(), transform]), mode)
+
+
+@GENERATIONS
+@pytest.mark.parametrize("interpolation", ["box", "hamming", "lanczos", "nearest-exact"])
+def test_every_filter_of_pillow(t, interpolation):
+    for size in [(20, 31), (60, 31)]:
+        check(t.Compose([t.Resize(size, interpolation=InterpolationMode(interpolation)), t.PILToTensor()]))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_resize_of_tensors_without_antialias(interpolation):
+    mode = InterpolationMode(interpolation)
+    check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation=mode, antialias=False)]))
+
+
+def test_names_of_interpolations_are_taken_where_torchvision_takes_them():
+    named = v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation="bilinear")])
+    if names_interpolations():
+        check(named)
+        check_drawn([v2.ToImage(), v2.RandomResizedCrop([24, 60], interpolation="bicubic"), v2.CenterCrop(20)], "RGB")
+    else:
+        assert isinstance(read(named, mode="RGB"), Refusal)
+        with pytest.raises(ValueError, match="interpolation"):
+            named(picture(40, 60))
+
+
+def test_sizes_only_version_two_knows():
+    check(v2.Compose([v2.Resize(None, max_size=33), v2.ToImage()]))
+
+
+@GENERATIONS
+def test_pixels_may_move_after_the_conversion(t):
+    tail = [v1.ToTensor(), t.Normalize(MEAN, STD)]
+    for transform in [
+        t.CenterCrop(50),
+        t.RandomHorizontalFlip(1.0),
+        t.Pad(4, fill=0.25),
+        t.Pad((1, 3), padding_mode="edge"),
+        t.Pad(2, padding_mode="symmetric"),
+        t.Pad(2, padding_mode="reflect"),
+    ]:
+        check(v1.Compose([*tail, transform]))
+        check(v1.Compose([tail[0], transform, tail[1]]))
+
+
+@GENERATIONS
+def test_paddings_of_different_colours_lie_on_one_another(t):
+    steps = [
+        t.Pad((3, 1), fill=10),
+        t.CenterCrop(60),
+        t.Pad((0, 2, 5, 0), fill=(200, 100, 50)),
+        t.RandomVerticalFlip(1.0),
+    ]
+    check(t.Compose([*steps, v1.ToTensor(), t.Pad(1, fill=0.5), t.Normalize(MEAN, STD)]))
+    check(t.Compose([*steps, t.Pad((4, 2), padding_mode="edge"), t.CenterCrop((80, 41)), t.PILToTensor()]))
+
+
+@GENERATIONS
+def test_a_crop_may_fall_into_the_padding_only(t):
+    check(t.Compose([t.Pad((50, 0, 0, 0), fill=9), t.RandomHorizontalFlip(1.0), t.CenterCrop((5, 4)), t.PILToTensor()]))
+    steps = [t.Pad((90, 90, 0, 0), fill=9), t.CenterCrop((5, 4)), t.Resize((8, 9)), t.RandomHorizontalFlip(1.0)]
+    check(t.Compose([*steps, t.PILToTensor()]), sizes=[(10, 10), (3, 40)])
+
+
+@GENERATIONS
+@MODES
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grayscale_of_pil_images(t, mode, channels):
+    check(t.Compose([t.Grayscale(channels), v1.ToTensor()]), mode)
+    check(t.Compose([t.Pad(2, fill=77), t.Grayscale(channels), t.Pad(1, fill=5), t.PILToTensor()]), mode)
+    check(t.Compose([t.Resize((30, 20)), t.Grayscale(channels), t.CenterCrop(17), v1.ToTensor()]), mode)
+    check(t.Compose([t.CenterCrop(33), t.Grayscale(channels), t.Resize((30, 20)), v1.ToTensor()]), mode)
+
+
+@GENERATIONS
+@MODES
+def test_chains_of_resizes_flips_and_pads(t, mode):
+    check(t.Compose([t.Resize(40), t.CenterCrop(32), v1.ToTensor()]), mode)
+    check(t.Compose([t.RandomHorizontalFlip(1.0), t.Resize((33, 21)), t.CenterCrop((16, 40)), t.PILToTensor()]), mode)
+    check(t.Compose([t.Pad(5, padding_mode="reflect"), t.Resize((33, 21)), t.Resize(12), t.PILToTensor()]), mode)
+    check(
+        t.Compose([t.Resize((33, 21)), t.RandomVerticalFlip(1.0), t.Pad(3), t.Resize((64, 48)), t.PILToTensor()]), mode
+    )
+    check(t.Compose([t.CenterCrop(20), t.Resize((7, 90)), t.CenterCrop((5, 5)), t.PILToTensor()]), mode)
+
+
+# ---- random transforms: the drawn parameters, applied by torchvision's own functions ----
+
+
+def replay(transforms, drawn, image):
+    """Apply the transforms with the parameters that the native core drew."""
+    remaining = iter(drawn)
+    for transform in transforms:
+        second = isinstance(transform, v2.Transform)
+        functional = functional_v2 if second else functional_v1
+        name = type(transform).__name__
+        if name in ("RandomHorizontalFlip", "RandomVerticalFlip"):
+            if next(remaining):
+                image = functional.hflip(image) if name == "RandomHorizontalFlip" else functional.vflip(image)
+        elif name == "RandomResizedCrop":
+            antialias = transform.antialias
+            box = next(remaining)
+            image = functional.resized_crop(image, *box, transform.size, transform.interpolation, antialias=antialias)
+        elif name == "RandomCrop":
+            image = functional.crop(padded(transform, image, functional), *next(remaining))
+        else:
+            nothing_to_do = name == "Grayscale" and image.mode == "L" and transform.num_output_channels == 1
+            if name in ("Resize", "CenterCrop", "Pad", "Grayscale") and not nothing_to_do:
+                assert next(remaining) is None
+            image = transform(image)
+    assert next(remaining, None) is None
+    return image
+
+
+def padded(crop, image, functional):
+    """Return the image as RandomCrop pads it."""
+    fill, mode = crop.fill, crop.padding_mode
+    height, width = crop.size
+    if isinstance(crop, v2.Transform):
+        left, right, top, bottom = crop.padding or (0, 0, 0, 0)
+        _, h, w = functional_v2.get_dimensions(image)
+        x = max(width - w - left - right, 0) if crop.pad_if_needed else 0
+        y = max(height - h - top - bottom, 0) if crop.pad_if_needed else 0
+        return functional.pad(image, [left + x, top + y, right + x, bottom + y], fill=fill, padding_mode=mode)
+    if crop.padding is not None:
+        image = functional.pad(image, crop.padding, fill, mode)
+    _, h, w = functional_v1.get_dimensions(image)
+    if crop.pad_if_needed and w < width:
+        image = functional.pad(image, [width - w, 0], fill, mode)
+    if crop.pad_if_needed and h < height:
+        image = functional.pad(image, [0, height - h], fill, mode)
+    return image
+
+
+def check_drawn(transforms, mode="RGB", sizes=((48, 64), (33, 20)), samples=8):
+    recipe = recipe_of(v1.Compose(transforms), mode)
+    seen = set()
+    for height, width in sizes:
+        image = picture(height, width, mode)
+        for sample in range(samples):
+            drawn = _native.draw(recipe.native, 5, 2, sample, 0, width, height)
+            seen.add(str(drawn))
+            assert_same(run(recipe, image, seed=5, epoch=2, sample=sample), replay(transforms, drawn, image))
+    assert len(seen) > 1
+
+
+@GENERATIONS
+@MODES
+def test_random_resized_crop_with_the_drawn_box(t, mode):
+    normalise = t.Normalize(MEAN, STD) if mode == "RGB" else t.Normalize([0.5], [0.5])
+    check_drawn([t.RandomResizedCrop(24), t.RandomHorizontalFlip(), v1.ToTensor(), normalise], mode)
+    check_drawn([t.RandomResizedCrop((50, 20), ratio=(0.2, 9)), t.RandomVerticalFlip(0.3), t.PILToTensor()], mode)
+    check_drawn(
+        [t.RandomHorizontalFlip(), t.RandomResizedCrop(24, interpolation=3), t.CenterCrop(20), t.PILToTensor()], mode
+    )
+    check_drawn([t.PILToTensor(), t.RandomResizedCrop(24, interpolation=InterpolationMode.NEAREST)], mode)
+    if t is v2:
+        check_drawn([t.PILToTensor(), t.RandomResizedCrop(24), t.RandomHorizontalFlip()], mode)
+        check_drawn(
+            [t.ToImage(), t.RandomResizedCrop([24, 60], interpolation=InterpolationMode.BICUBIC), t.CenterCrop(20)],
+            mode,
+        )
+        check_drawn([t.ToImage(), t.RandomResizedCrop(90, antialias=False)], mode)
+
+
+@GENERATIONS
+@MODES
+def test_random_crop_with_the_drawn_offset(t, mode):
+    small = ((32, 32), (28, 40))
+    check_drawn([t.RandomCrop(32, padding=4), t.RandomHorizontalFlip(), v1.ToTensor()], mode, ((32, 32), (40, 50)))
+    check_drawn([t.RandomCrop(32, padding=4), t.RandomHorizontalFlip(), t.PILToTensor()], mode, ((32, 32),))
+    check_drawn(
+        [t.PILToTensor(), t.RandomCrop((30, 44), padding=(1, 6), fill=3), t.RandomVerticalFlip()],
+        mode,
+        ((32, 43), (28, 50)),
+    )
+    for pad_mode in ("constant", "edge", "reflect", "symmetric"):
+        crop = t.RandomCrop((34, 44), padding=(1, 6, 3, 2), fill=3, padding_mode=pad_mode, pad_if_needed=True)
+        check_drawn([crop, t.RandomHorizontalFlip(), v1.ToTensor()], mode, small)
+    check_drawn([t.RandomCrop((20, 19)), t.Resize((40, 40)), v1.ToTensor()], mode)
+    check_drawn([t.RandomCrop(8, padding=30, fill=200), t.PILToTensor()], mode, ((10, 10), (3, 5)), samples=30)
+
+
+def test_random_crop_of_every_width_up_to_vectors_and_beyond():
+    for width in range(1, 70):
+        moved = [v1.RandomCrop((3, width), padding=2), v1.RandomHorizontalFlip()]
+        check_drawn([*moved, v1.PILToTensor()], sizes=((4, width),))
+        check_drawn([*moved, v1.ToTensor(), v1.Normalize(MEAN, STD)], sizes=((4, width),))
+
+
+@GENERATIONS
+def test_a_crop_larger_than_the_image_is_pythons(t):
+    recipe = recipe_of(t.Compose([t.RandomCrop(32), v1.ToTensor()]))
+    with pytest.raises(ValueError, match="RandomCrop is larger than the image"):
+        run(recipe, picture(31, 40))
+
+
+# ---- determinism and distribution ----
+
+AUGMENTATION = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.ToTensor()])
+
+
+def test_draws_are_a_function_of_seed_epoch_sample_and_position():
+    recipe = recipe_of(AUGMENTATION)
+
+    def draw(seed, epoch, sample, position=0):
+        return str(_native.draw(recipe.native, seed, epoch, sample, position, 500, 400))
+
+    assert draw(1, 2, 3) == draw(1, 2, 3)
+    large = 2**63 + 5
+    keys = [
+        (1, 2, 3),
+        (2, 2, 3),
+        (1, 3, 3),
+        (1, 2, 4),
+        (3, 2, 1),
+        (2, 1, 3),
+        (large, 2, 3),
+        (1, large, 3),
+        (1, 2, large),
+    ]
+    keys += [(1 + 2**32, 2, 3), (1, 2 + 2**32, 3), (1, 2, 3 + 2**32)]
+    places = [(1, 2, 3, position) for position in (1, 2**32, large)]
+    assert len({draw(*key) for key in [*keys, *places]}) == len(keys) + len(places)
+    image = picture(50, 40)
+    assert torch.equal(run(recipe, image, seed=1, sample=9), run(recipe, image, seed=1, sample=9))
+    assert not torch.equal(run(recipe, image, seed=1, sample=9), run(recipe, image, seed=1, sample=8))
+
+
+def drawn_table(transform, count, width, height):
+    """Return the parameters of the first operation for `count` samples."""
+    native = recipe_of(v1.Compose([transform, v1.ToTensor()])).native
+    return np.array([_native.draw(native, 11, 0, sample, 0, width, height)[0] for sample in range(count)])
+
+
+def test_flips_come_as_often_as_asked_for():
+    for p in (0.0, 0.2, 0.5, 1.0):
+        flips = int(drawn_table(v1.RandomHorizontalFlip(p), 20_000, 8, 8).sum())
+        assert stats.binomtest(flips, 20_000, p).pvalue > 1e-3
+
+
+def test_flips_of_one_sample_are_independent():
+    native = recipe_of(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomHorizontalFlip(), v2.ToImage()])).native
+    pairs = np.array([_native.draw(native, 0, 0, sample, 0, 8, 8) for sample in range(20_000)])
+    counts = np.array([[np.sum((pairs == [a, b]).all(axis=1)) for b in (False, True)] for a in (False, True)])
+    assert stats.chisquare(counts.ravel()).pvalue > 1e-3
+
+
+def test_crop_offsets_are_uniform():
+    boxes = drawn_table(v1.RandomCrop((30, 32), padding=4), 20_000, 32, 32)
+    assert (boxes[:, 2:] == [30, 32]).all()
+    counts = np.zeros((11, 9))
+    np.add.at(counts, (boxes[:, 0], boxes[:, 1]), 1)
+    assert stats.chisquare(counts.ravel()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scale", "ratio"),
+    [
+        (500, 375, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (375, 500, (0.5, 1.0), (3 / 4, 4 / 3)),
+        (2000, 300, (0.3, 0.9), (0.5, 2.0)),  # most tries fail, many samples fall back to the centre
+        (300, 2000, (0.9, 1.0), (0.5, 2.0)),
+    ],
+)
+def test_boxes_follow_torchvisions_distribution(width, height, scale, ratio):
+    count = 4_000
+    ours = drawn_table(v1.RandomResizedCrop(8, scale=scale, ratio=ratio), count, width, height)
+    torch.manual_seed(3)
+    image = torch.empty(1, height, width, dtype=torch.uint8)
+    theirs = np.array([v1.RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
+    assert (ours[:, 0] + ours[:, 2] <= height).all()
+    assert (ours[:, 1] + ours[:, 3] <= width).all()
+    for column in range(4):
+        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+    assert stats.ks_2samp(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]).pvalue > 1e-3
+    assert stats.ks_2samp(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]).pvalue > 1e-3
+
+
+# ---- arithmetic instead of tables ----
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
+def test_many_normalisations_are_exact(t, scale):
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(1, 256).repeat(3, 0)).convert("RGB")
+    numbers = np.random.default_rng(5)
+    for mean, std in zip(numbers.uniform(-1, 2, (60, 3)), numbers.uniform(0.01, 3, (60, 3)), strict=True):
+        conversion = [v1.ToTensor()] if t is v1 and scale else [v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
+        transform = v1.Compose([*conversion, t.Normalize(mean.tolist(), std.tolist())])
+        assert_same(run(recipe_of(transform), ramp), transform(ramp))
+
+
+# ---- refusals ----
+
+
+class OwnToTensor(v1.ToTensor):
+    pass
+
+
+def hooked():
+    transform = v1.Resize(8)
+    transform.register_forward_hook(lambda *_: None)
+    return transform
+
+
+def replaced():
+    transform = v1.Resize(8)
+    transform.forward = lambda image: image
+    return transform
+
+
+REFUSED = {
+    "no transform": (None, "PIL images cannot be collated"),
+    "a function": (lambda image: image, "does not know it"),
+    "a subclass": (OwnToTensor(), "a subclass of ToTensor"),
+    "unknown": (v1.Compose([v1.ColorJitter(0.5), v1.ToTensor()]), "does not know it"),
+    "not a tensor": (v2.Compose([v2.Resize(8)]), "ends in a PIL image"),
+    "hooks": (v1.Compose([hooked(), v1.ToTensor()]), "hooks"),
+    "replaced": (v1.Compose([replaced(), v1.ToTensor()]), "replaced"),
+    "resize of floats": (v1.Compose([v1.ToTensor(), v1.Resize(8)]), "converted before"),
+    "resize of tensors": (v1.Compose([v1.PILToTensor(), v1.Resize(8)]), "not reproduced"),
+    "name of a filter": (
+        v1.Compose([v1.Resize(8, interpolation="bilinear"), v1.ToTensor()]),
+        "interpolation='bilinear'",
+    ),
+    "grey of tensors": (v1.Compose([v1.ToTensor(), v1.Grayscale()]), "Pillow's grey"),
+    "filter of tensors": (
+        v2.Compose([v2.ToImage(), v2.Resize(8, interpolation=InterpolationMode.LANCZOS)]),
+        "not reproduced",
+    ),
+    "normalise bytes": (v1.Compose([v1.PILToTensor(), v1.Normalize(MEAN, STD)]), "raises TypeError"),
+    "normalise one of three": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN[:2], STD[:2])]), "raises RuntimeError"),
+    "normalise an image": (
+        v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(torch.zeros(3, 1, 256), STD)]),
+        "",
+    ),
+    "std of zero": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, [1, 0, 1])]), "raises ValueError"),
+    "dtype dict": (v2.Compose([v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32, "others": None})]), "each type"),
+    "fill dict": (v2.Compose([v2.Pad(1, fill={Image.Image: 3, "others": 0}), v2.ToImage()]), "each type"),
+    "fill of two": (v1.Compose([v1.Pad(1, fill=(1, 2)), v1.ToTensor()]), "raises ValueError"),
+    "negative padding": (v1.Compose([v1.Pad(-1), v1.ToTensor()]), "padding=-1"),
+    "padding of halves": (v1.Compose([v1.Pad(1.5), v1.ToTensor()]), "padding=1.5"),
+    "tensor twice": (v1.Compose([v1.ToTensor(), v1.ToTensor()]), "raises TypeError"),
+    "max_size": (v1.Compose([v1.Resize(8, max_size=8), v1.ToTensor()]), "max_size"),
+    "size zero": (v1.Compose([v1.CenterCrop(0), v1.ToTensor()]), "size="),
+    "size huge": (v1.Compose([v1.CenterCrop(2**21), v1.ToTensor()]), "out of range"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_left_to_python_is_named(case):
+    transform, why = REFUSED[case]
+    refusal = read(transform, mode="RGB")
+    assert isinstance(refusal, Refusal)
+    assert why in refusal.why
+    assert refusal.what
+    assert refusal.remedy
+
+
+def test_normalise_that_adds_channels_is_pythons():
+    refusal = read(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD)]), mode="L")
+    assert isinstance(refusal, Refusal)
+    assert "number of channels" in refusal.why
+
+
+def test_reversed_ranges_are_pythons():
+    with warnings.catch_warnings(action="ignore"):
+        crop = v1.RandomResizedCrop(8, scale=(1.0, 0.5))
+    assert isinstance(read(v1.Compose([crop, v1.ToTensor()]), mode="RGB"), Refusal)
+
+
+def test_the_mode_is_checked():
+    with pytest.raises(ValueError, match="mode 'CMYK'"):
+        read(v1.ToTensor(), mode="CMYK")
+
+
+def test_steps_name_each_transform_and_who_does_it():
+    recipe = recipe_of(AUGMENTATION)
+    assert recipe.shape == (3, 24, 24)
+    assert recipe.dtype == torch.float32
+    assert [step.who for step in recipe.steps] == ["native"] * 4
+    assert [step.what.split()[0] for step in recipe.steps] == ["resize", "flip", "flip", "convert"]
+    assert "RandomResizedCrop" in recipe.steps[0].what
+    assert "ToTensor" in recipe.steps[3].what
+
+
+def test_the_shape_is_known_where_it_can_be():
+    assert recipe_of(v1.ToTensor()).shape is None
+    assert recipe_of(v1.Compose([v1.Resize(8), v1.ToTensor()])).shape is None
+    sized = read(v1.Compose([v1.Pad(2), v1.ToTensor()]), mode="L", size=(28, 30))
+    assert isinstance(sized, Recipe)
+    assert sized.shape == (1, 32, 34)
+
+
+# ---- the native core by itself ----
+
+IDENTITY = {"channels": 3, "operations": [], "dtype": "uint8", "layout": "chw", "table": None, "fills": []}
+RESIZE = {"op": "Resize", "size": (4, 4), "shorter": 0, "longest": 0, "filter": "bilinear", "arithmetic": "pillow"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": 2}, "1 or 3 channels"),
+        ({"dtype": "complex128"}, "cannot give dtype"),
+        ({"dtype": "float32"}, "without a table"),
+        ({"table": b"\0" * 767}, "does not hold"),
+        ({"layout": "nchw"}, "layout 'nchw'"),
+        ({"operations": [{"op": "Rotate"}]}, "operation 'Rotate'"),
+        ({"operations": [{"op": "CenterCrop", "size": (3, 3), "fill": 0}]}, "a fill that is not there"),
+        ({"operations": [{"op": "CenterCrop", "size": (3, 0), "fill": 0}]}, "out of range"),
+        ({"operations": [RESIZE | {"antialias": True, "filter": "cubic"}]}, "filter 'cubic'"),
+        ({"operations": [RESIZE | {"antialias": True, "size": None}]}, "no size"),
+        ({"fills": [(b"1234", b"")]}, "too many channels"),
+    ],
+)
+def test_a_wrong_description_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        _native.Recipe(**(IDENTITY | change))
+
+
+@pytest.mark.parametrize("fill", [0, 3])
+def test_channels_last_rows_hold_the_same_pixels(fill):
+    image = picture(37, 53)
+    operations = [
+        {"op": "Pad", "padding": (fill, fill, 1, 0), "mode": "constant", "fill": 0},
+        {"op": "RandomFlip", "horizontal": True, "p": 1.0},
+        {"op": "Pad", "padding": (0, 0, fill, 2), "mode": "edge", "fill": 0},
+    ]
+    table = np.arange(3 * 256, dtype=np.float32).tobytes()
+    for dtype, lookup in (("uint8", None), ("float32", table)):
+        element = np.array([1, 2, 3], dtype).tobytes()
+        results = {}
+        for layout in ("chw", "hwc"):
+            native = _native.Recipe(3, operations, dtype, layout, lookup, [(b"\1\2\3", element)])
+            content, (channels, height, width) = _native.run_recipe(native, np.array(image), 0, 0, 0, 0)
+            shape = (channels, height, width) if layout == "chw" else (height, width, channels)
+            results[layout] = np.frombuffer(content, dtype).reshape(shape)
+        np.testing.assert_array_equal(results["hwc"].transpose(2, 0, 1), results["chw"])
+
+
+def test_an_image_of_another_mode_is_pythons():
+    with pytest.raises(ValueError, match="channels"):
+        run(recipe_of(v1.ToTensor()), picture(5, 5, "L"))
+
+
+def test_torchvision_is_not_imported_here():
+    assert "torchvision" not in vars(sys.modules["penstock.recipe.reader"])
+
+
+@pytest.mark.parametrize("layout", ["grey", "interleaved", "planar"])
+def test_small_pictures_in_memory(layout: str) -> None:
+    """Narrow planes of bytes have a way of their own: every width around its blocks, all edges, both flips."""
+    rng = np.random.default_rng(7)
+    mode, channels = ("L", 1) if layout == "grey" else ("RGB", 3)
+    for width in (1, 15, 16, 17, 31, 32, 33, 48, 100, 127, 128, 129):
+        height = int(rng.integers(1, 9))
+        pad = [int(n) for n in rng.integers(0, 20, 4)]
+        size = (int(rng.integers(1, height + pad[1] + pad[3] + 1)), int(rng.integers(1, width + pad[0] + pad[2] + 1)))
+        crop = v1.RandomCrop(size, padding=pad, fill=int(rng.integers(0, 256)))
+        steps = [crop, v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.PILToTensor()]
+        recipe = read(v1.Compose(steps), mode=mode, size=(height, width))
+        assert isinstance(recipe, Recipe)
+        pixels = rng.integers(0, 256, (6, height, width, channels), dtype=np.uint8)
+        if layout == "planar":
+            images = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
+        else:
+            images = pixels if channels == 3 else pixels[..., 0]
+        rows = np.zeros((6, channels, *size), dtype=np.uint8)
+        spec = _native.Spec("uint8", [channels, *size])
+        pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe.native)]]), 0)
+        every = np.arange(6)
+        number = pool.submit(
+            3, 0, every, every, 5 + 3 * every, None, None, [(rows, rows.ctypes.data, rows.nbytes, spec)]
+        )
+        pool.run_here(number)
+        assert pool.retire(number) == []
+        for i in range(6):
+            drawn = _native.draw(recipe.native, 3, 0, i, 5 + 3 * i, width, height)
+            (top, left, _, _), mirrored, turned, _ = [*drawn, None]
+            padded = np.pad(pixels[i], ((pad[1], pad[3]), (pad[0], pad[2]), (0, 0)), constant_values=crop.fill)
+            expected = padded[top : top + size[0], left : left + size[1]].transpose(2, 0, 1)
+            expected = expected[:, :, ::-1] if mirrored else expected
+            assert np.array_equal(rows[i], expected[:, ::-1] if turned else expected), (width, i)

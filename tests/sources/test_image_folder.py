@@ -1,0 +1,462 @@
+"""ImageFolder against torchvision's, and the cache of its scan."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from penstock import _native
+from penstock.sources import scan_cache
+from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
+from penstock.system import cache_folder
+
+torchvision = pytest.importorskip("torchvision")
+pytestmark = pytest.mark.native
+
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "penstock" / "scans"
+
+
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The roots of all scans so far that listed a tree."""
+    roots: list[bytes] = []
+    original = _native.scan_image_folder
+
+    def scan(root: bytes, extensions: list[str], threads: int) -> Any:
+        roots.append(root)
+        return original(root, extensions, threads)
+
+    monkeypatch.setattr(_native, "scan_image_folder", scan)
+    return roots
+
+
+def tree(root: Path, *files: str | bytes) -> Path:
+    """Make empty files and the folders above them."""
+    for name in files:
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root
+
+
+def age(root: Path, by_ns: int = HOUR_NS) -> None:
+    """Set the folders' modification times back, as if the tree were older."""
+    then = time.time_ns() - by_ns
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, ns=(then, then))
+
+
+def assert_same(root: Path | str) -> ImageFolder:
+    expected = torchvision.datasets.ImageFolder(root)
+    ours = ImageFolder(root)
+    assert ours.classes == expected.classes
+    assert ours.class_to_idx == expected.class_to_idx
+    assert list(ours.samples) == expected.samples
+    assert ours.samples == expected.samples
+    assert ours.imgs == expected.imgs
+    assert ours.targets == expected.targets
+    assert ours.labels.tolist() == expected.targets
+    assert len(ours) == len(expected)
+    assert repr(ours) == repr(expected)
+    return ours
+
+
+# --- The scan -----------------------------------------------------------------------------------------------------
+
+
+def test_extensions_are_torchvisions() -> None:
+    assert torchvision.datasets.folder.IMG_EXTENSIONS == IMG_EXTENSIONS
+
+
+def test_nested_and_odd_names(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path / "data",
+        "b/1.jpg", "b/10.jpg", "b/2.JPG", "b/x.JpEg", "b/x.txt", "b/.jpg", "b/jpg", "b/x.jpg.bak", "b/a.webp",
+        "a/z.png", "a/c/1.png", "a/c-d/1.png", "a/c/d/1.tiff", "a/c.d/1.tif", "a/c d/1.bmp", "a/C/1.pgm",
+        "a-b/1.ppm", "a b/name with spaces.jpg", "ä/ü.jpg", "ä/\U0001f600.jpg", "ä/\uffee.jpg", "ä/new\nline.jpg",
+        "a/folder.jpg/1.jpg", "in root.jpg", "a/deep/er/and/deeper/1.jpg",
+    )  # fmt: skip
+    ours = assert_same(root)
+    assert ours.samples[-1] == (str(root / "ä" / "\U0001f600.jpg"), 4)
+    assert_same(f"{root}/")
+
+
+def test_names_that_are_not_utf8_sort_as_python_strings(tmp_path: Path) -> None:
+    names = [b"\xff", b"\x80", b"\xc3", b"\xc3\xa9", b"\xc3A", b"\xe2\x82", b"\xe2\x82\xac", b"\xef\xbf\xae",
+             b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf0\x9f\xc3\xa9", b"\xf5\x80", b"a", b"\xc0\x80", b"a\xff", b"a\xc3\xa9"]  # fmt: skip # noqa: E501
+    tree(tmp_path / "data", *(b"c/" + name + b".jpg" for name in names), *(name + b"/x.jpg" for name in names))
+    assert_same(tmp_path / "data")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.sampled_from("aB-./é\udcff\U0001f600 "), min_size=1, max_size=4), min_size=2, max_size=4
+        ).map("/".join),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_tree(tmp_path: Path, names: list[str]) -> None:
+    root = tmp_path / "any"
+    shutil.rmtree(root, ignore_errors=True)
+    for name in names:
+        parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+        tree(root, "/".join(["class", *parts, "x.jpg"]), *["/".join([*parts, "y.png"])] * (len(parts) > 0))
+    assert_same(root)
+
+
+def test_symbolic_links_are_followed(tmp_path: Path) -> None:
+    outside = tree(tmp_path / "outside", "far/1.jpg", "far/deep/2.jpg", "3.png")
+    root = tree(tmp_path / "data", "a/1.jpg", "b/1.jpg", "b/n/1.jpg")
+    (root / "a" / "far").symlink_to(outside / "far")
+    (root / "a" / "file.jpg").symlink_to(outside / "3.png")
+    (root / "a" / "again.jpg").symlink_to("1.jpg")
+    (root / "a" / "dangling.jpg").symlink_to("nowhere")
+    (root / "a" / "dangling").symlink_to("nowhere")
+    (root / "c").symlink_to(outside)
+    (root / "d").symlink_to("b")
+    (root / "nothing").symlink_to("nowhere")
+    os.mkfifo(root / "a" / "fifo.jpg")
+    assert_same(root)
+    (tmp_path / "link").symlink_to(root)
+    assert_same(tmp_path / "link")
+
+
+def test_a_cycle_of_links_ends(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", "a/1.jpg", "a/n/2.jpg")
+    (root / "a" / "n" / "up").symlink_to(root / "a")
+    (root / "a" / "self.jpg").symlink_to("self.jpg")  # ELOOP: a file, for os.walk too
+    assert [os.path.relpath(path, root) for path, _ in ImageFolder(root).samples] == [
+        "a/1.jpg", "a/self.jpg", "a/n/2.jpg",
+    ]  # fmt: skip
+
+
+def test_relative_root_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path / "data", "a/1.jpg")
+    monkeypatch.chdir(tmp_path)
+    assert_same("data")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert assert_same("~/data").root == str(tmp_path / "data")
+
+
+def test_errors_are_torchvisions_with_what_to_do(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", "x.jpg")
+    for make in (torchvision.datasets.ImageFolder, ImageFolder):
+        with pytest.raises(FileNotFoundError, match=f"Couldn't find any class folder in {root}"):
+            make(root)
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory.*nowhere"):
+            make(root / "nowhere")
+        with pytest.raises(NotADirectoryError, match=r"x\.jpg"):
+            make(root / "x.jpg")
+    tree(root, "full/1.jpg", "none/1.txt", "empty/n/README")
+    message = r"Found no valid file for the classes empty, none\. Supported extensions are: \.jpg, .*\.webp"
+    for make in (torchvision.datasets.ImageFolder, ImageFolder):
+        with pytest.raises(FileNotFoundError, match=message):
+            make(root)
+    with pytest.raises(TypeError, match="root must be a str"):
+        ImageFolder(os.fsencode(root))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", "a/1.jpg")
+    folder = os.open(root / "a", os.O_RDONLY)
+    for _ in range(20):  # deeper than PATH_MAX: fails for root too, who may read every folder
+        os.mkdir("d" * 250, dir_fd=folder)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    with pytest.raises(OSError, match=rf"File name too long: '{root}/a/ddd"):
+        ImageFolder(root)
+
+
+def test_any_number_of_threads_gives_the_same(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", *(f"{c}/{d}/{e}/{i}.jpg" for c in "abc" for d in "xyz" for e in "uv" for i in "12"))
+    results = [_native.scan_image_folder(os.fsencode(root), [".jpg"], threads) for threads in (0, 1, 2, 16)]
+    assert len({(paths.names(), *rest) for paths, *rest, _ in results}) == 1
+
+
+# --- The dataset --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for number, mode in enumerate(("RGB", "L", "P", "RGBA", "1")):
+        (root / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (5, 7, 3), np.uint8)
+        Image.fromarray(pixels).convert(mode).save(root / f"class{number % 2}" / f"{number}.png")
+    return root
+
+
+def test_samples_are_torchvisions(photos: Path) -> None:
+    def as_array(image: Image.Image) -> np.ndarray[Any, Any]:
+        assert image.mode == "RGB"
+        return np.asarray(image)
+
+    expected = torchvision.datasets.ImageFolder(photos, as_array, lambda label: label + 10)
+    ours = ImageFolder(photos, as_array, lambda label: label + 10)
+    for index in (*range(5), -1, -5, np.int64(2)):
+        image, label = ours[index]
+        np.testing.assert_array_equal(image, expected[index][0])
+        assert (label, type(label)) == (expected[index][1], int)
+    image, label = ImageFolder(photos)[-1]
+    assert image.mode == "RGB"
+    assert label == 1
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=f"sample index {index} is out of range: there are 5 samples"):
+            ours[index]
+    with pytest.raises(TypeError):
+        ours["0"]  # type: ignore[index]
+
+
+def test_repr_is_torchvisions(photos: Path) -> None:
+    transforms = torchvision.transforms
+    compose = transforms.Compose([transforms.CenterCrop(3), transforms.ToTensor()])
+    for arguments in ((compose, None), (compose, transforms.Lambda(abs)), (None, abs)):
+        assert repr(ImageFolder(photos, *arguments)) == repr(torchvision.datasets.ImageFolder(photos, *arguments))
+
+
+def test_samples_is_a_sequence(photos: Path) -> None:
+    expected = torchvision.datasets.ImageFolder(photos).samples
+    samples = ImageFolder(photos).samples
+    assert isinstance(samples, Samples)
+    assert samples[1:4] == expected[1:4]
+    assert samples[::-2] == expected[::-2]
+    assert samples[-1] == expected[-1]
+    assert expected[3] in samples
+    assert samples.index(expected[3]) == 3
+    assert samples == ImageFolder(photos).samples
+    assert samples != expected[:-1]
+    assert samples != [*expected[:-1], ("x", 0)]
+    assert samples != 5
+    assert repr(samples) == f"Samples(5 pairs: [{expected[0]!r}, ...])"
+
+
+def test_pickle_lists_nothing(photos: Path, listings: list[bytes]) -> None:
+    ours = ImageFolder(photos, target_transform=str)
+    assert ours.targets == [0, 0, 0, 1, 1]
+    held = pickle.dumps(ours)
+    shutil.rmtree(cache_folder.folder_of(scan_cache.KIND) or "", ignore_errors=True)
+    again = pickle.loads(held)
+    assert len(listings) == 1
+    assert again.samples == ours.samples
+    assert again.classes == ours.classes
+    assert again.targets == ours.targets
+    assert again.class_to_idx == ours.class_to_idx
+    assert again[3][1] == "1"
+    assert repr(again) == repr(ours)
+
+
+def test_a_sample_costs_few_bytes(tmp_path: Path) -> None:
+    names = b"".join(b"class/%09d.jpg\0" % i for i in range(200_000))
+    paths = _native.PathTable(b"/data", names)
+    before = len(gc.get_objects())
+    samples = Samples(paths, np.zeros(len(paths), np.int64))
+    assert len(gc.get_objects()) - before < 100
+    assert sys.getsizeof(samples) < 1000
+    assert samples[123_456] == ("/data/class/000123456.jpg", 0)
+
+
+# --- The cache ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An old tree with nested folders and a link to a folder outside."""
+    tree(tmp_path / "outside", "x/1.jpg")
+    root = tree(tmp_path / "data", "a/1.jpg", "a/n/2.jpg", "b/3.jpg", "b/other.txt")
+    (root / "b" / "link").symlink_to(tmp_path / "outside")
+    (root / "b" / "later").symlink_to(tmp_path / "later")
+    age(root)
+    age(tmp_path / "outside")
+    return root
+
+
+def test_second_start_reads_one_file(root: Path, tmp_path: Path, cache: Path, listings: list[bytes]) -> None:
+    first = ImageFolder(root)
+    assert len(listings) == 1
+    assert len(list(cache.iterdir())) == 1
+    opened: list[str] = []
+    watching = [True]
+    sys.addaudithook(lambda event, args: opened.append(os.fspath(args[0])) if event == "open" and watching[0] else None)
+    second = ImageFolder(str(root))
+    watching[0] = False
+    assert len(listings) == 1
+    assert [path for path in opened if path.startswith(str(tmp_path))] == [str(next(cache.iterdir()))]
+    assert second.samples == first.samples
+    assert second.classes == first.classes
+    assert_same(root)
+    assert len(listings) == 1
+
+
+def into_outside(root: Path) -> None:
+    tree(root.parent / "outside", "y.jpg")
+
+
+def later_folder(root: Path) -> None:
+    tree(root.parent / "later", "z.jpg")
+
+
+def switched_link(root: Path) -> None:
+    tree(root.parent / "elsewhere", "q/1.jpg")
+    age(root.parent / "elsewhere")
+    os.rename(root.parent / "outside", root.parent / "gone")
+    os.symlink("elsewhere", root.parent / "outside")
+
+
+def hidden_change(root: Path) -> None:
+    before = (root / "a" / "n").stat().st_mtime_ns
+    tree(root, "a/n/3.jpg")
+    os.utime(root / "a" / "n", ns=(before, before))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: tree(root, "a/4.jpg"),
+        lambda root: tree(root, "a/n/4.jpg"),
+        lambda root: tree(root, "c/1.jpg"),
+        lambda root: tree(root, "a/n/deep/1.jpg"),
+        lambda root: (root / "a/n/2.jpg").unlink(),
+        lambda root: (root / "a/1.jpg").rename(root / "a/renamed.jpg"),
+        lambda root: (root / "a").rename(root / "z"),
+        lambda root: shutil.rmtree(root / "a"),
+        into_outside,
+        later_folder,
+        switched_link,
+        hidden_change,
+    ],
+)
+def test_changes_are_noticed(root: Path, listings: list[bytes], change: Callable[[Path], object]) -> None:
+    before = list(assert_same(root).samples)
+    change(root)
+    assert list(assert_same(root).samples) != before
+    assert len(listings) == 2
+
+
+def test_a_tree_changed_just_before_the_scan_is_not_kept(root: Path, cache: Path, listings: list[bytes]) -> None:
+    age(root / "a" / "n", by_ns=scan_cache.RACY_NS // 2)
+    ImageFolder(root)
+    assert not cache.exists()
+    age(root / "a" / "n", by_ns=-HOUR_NS)  # a clock that goes wrong is no reason to trust
+    ImageFolder(root)
+    assert not cache.exists()
+    age(root / "a" / "n", by_ns=scan_cache.RACY_NS + 1)
+    ImageFolder(root)
+    ImageFolder(root)
+    assert len(listings) == 3
+
+
+def rewrite(entry: Path, **changed: Any) -> None:
+    with np.load(entry) as file:
+        arrays = dict(file)
+    np.savez(entry, **{name: array for name, array in (arrays | changed).items() if array is not None})
+
+
+def as_npy(entry: Path) -> None:
+    with entry.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.write_bytes(b""),
+        lambda entry: entry.write_bytes(b"garbage"),
+        lambda entry: entry.write_bytes(pickle.dumps([1, 2])),
+        lambda entry: entry.write_bytes(entry.read_bytes()[:-30]),
+        lambda entry: entry.write_bytes(entry.read_bytes().replace(b"a/n/2.jpg", b"a/n/9.jpg")),
+        lambda entry: entry.write_bytes(
+            b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (0,)}".ljust(70)
+        ),
+        lambda entry: (entry.unlink(), entry.mkdir()),
+        lambda entry: rewrite(entry, version=np.array([0])),
+        lambda entry: rewrite(entry, key=np.zeros(3, np.uint8)),
+        lambda entry: rewrite(entry, names=None),
+        lambda entry: rewrite(entry, names=np.frombuffer(b"a/1.jpg\0a/2.jpg", np.uint8)),
+        lambda entry: rewrite(entry, names=np.frombuffer(b"a/1.jpg\0", np.uint8)),
+        lambda entry: rewrite(entry, counts=np.array([-1, 5])),
+        lambda entry: rewrite(entry, counts=np.array([4])),
+        lambda entry: rewrite(entry, counts=np.array([2.0, 2.0])),
+        lambda entry: rewrite(entry, folders=np.zeros(0, np.uint8), stamps=np.zeros((0, 4), np.int64)),
+        lambda entry: rewrite(entry, stamps=np.zeros((1, 4), np.int64)),
+        lambda entry: rewrite(entry, stamps=np.zeros((16, 2), np.int64)),
+    ],
+)
+def test_a_damaged_cache_is_none(
+    root: Path, cache: Path, listings: list[bytes], damage: Callable[[Path], object]
+) -> None:
+    ImageFolder(root)
+    entry = next(cache.iterdir())
+    damage(entry)
+    assert_same(root)
+    assert len(listings) == 2
+    assert_same(root)
+    assert len(listings) == 2 + entry.is_dir()  # written anew
+
+
+def test_no_cache_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path, "file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert_same(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder.folder_of(scan_cache.KIND) == tmp_path / "home" / ".cache" / "penstock" / "scans"
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert cache_folder.folder_of(scan_cache.KIND) is None
+    assert_same(root)
+
+
+def test_root_and_extensions_have_their_own_entry(root: Path, cache: Path, listings: list[bytes]) -> None:
+    shutil.copytree(root, root.with_name("copy"), symlinks=True)
+    age(root.with_name("copy"))
+    for _ in range(2):
+        assert len(scan_cache.scan(str(root), (".jpg",)).paths) == 4
+        assert len(scan_cache.scan(str(root), (".txt",)).paths) == 1
+        assert len(scan_cache.scan(str(root.with_name("copy")), (".jpg",)).paths) == 4
+    assert len(listings) == 3
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_the_cache_folder_stays_small(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(cache, *(f"{i}.npz" for i in range(70)), "new.tmp", "old.tmp", "README")
+    for i in range(70):
+        os.utime(cache / f"{i}.npz", ns=(0, i * HOUR_NS))
+    os.utime(cache / "old.tmp", ns=(0, 0))
+    ImageFolder(root)
+    kept = {path.name for path in cache.iterdir()}
+    assert {"new.tmp", "README"} < kept
+    assert "old.tmp" not in kept
+    entries = {name for name in kept if name.endswith(".npz")}
+    assert len(entries) == cache_folder.MAX_FILES
+    assert {f"{i}.npz" for i in range(7, 70)} < entries
+    monkeypatch.setattr(cache_folder, "MAX_BYTES", 0)
+    for i in range(70):
+        (cache / f"{i}.npz").write_bytes(b"x")
+    tree(root, "a/5.jpg")
+    age(root)
+    ImageFolder(root)
+    assert [path for path in cache.iterdir() if path.suffix == ".npz"] == [cache / max(entries, key=len)]

@@ -1,0 +1,634 @@
+"""Quarantine: what Replace allows, a manifest that many may write at once, and the count of one loader."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import pickle
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import CorruptSample, InvalidOption, TooManyBadSamples
+from penstock.state.manifest import LINE_BYTES, MAX_LINE_BYTES, BadSample, Manifest
+from penstock.state.quarantine import Quarantine, Replace
+from tests.waiting import wait_until
+
+ODD_NAMES = {
+    "newline": "a\nb\r\nc",
+    "quotes": "say \"a\" 'b' \\ back",
+    "bytes": os.fsdecode(b"\xff\xfe\x80-caf\xc3\xa9"),
+    "long": "n" * 300,
+    "separators": "a\u2028b\u0085c\x1b[31m",
+    "astral": "🦊/é",
+    "empty": "",
+    "nul": "a\0b",
+}
+
+
+def bad(id: str, path: str | None = None, index: int | None = None) -> BadSample:
+    return BadSample.of(id, path, ValueError("it is bad"), index)
+
+
+def lines(path: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "bad.jsonl"
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Let the permissions of files count, for root too."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+# --- Replace ---------------------------------------------------------------------------------------------------
+
+
+def test_replace_keeps_what_it_is_given(path: Path) -> None:
+    assert Replace() == Replace(0.001, None)
+    assert Replace(0).max_share == 0.0 and Replace(1).max_share == 1.0
+    given = Replace(0.5, path)
+    assert pickle.loads(pickle.dumps(given)) == given
+    with pytest.raises(AttributeError):
+        given.max_share = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j])
+def test_wrong_share(share: Any) -> None:
+    with pytest.raises(InvalidOption, match="is no share: give a number from 0 to 1") as caught:
+        Replace(max_share=share)
+    assert repr(share) in str(caught.value)
+
+
+def test_wrong_manifest(tmp_path: Path) -> None:
+    wrong: list[tuple[Any, str]] = [
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "bad.jsonl", "does not exist; make it"),
+        (b"bad.jsonl", "no name of a file"),
+        ("", "no name of a file"),
+        ("a\0b", "no name of a file"),
+        (3, "no name of a file"),
+    ]
+    for manifest, words in wrong:
+        with pytest.raises(InvalidOption, match=words):
+            Replace(manifest=manifest)
+
+
+# --- one line ---------------------------------------------------------------------------------------------------
+
+
+def test_entry_says_what_was_met(tmp_path: Path) -> None:
+    file = tmp_path / "a.pt"
+    file.write_bytes(b"12345")
+    before = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    entry = BadSample.of("a", file, CorruptSample("first line\nsecond"), 7)
+    after = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    assert before <= entry.time <= after
+    assert asdict(entry) == {
+        "id": "a", "path": str(file), "error": "CorruptSample: first line", "size": 5, "time": entry.time, "index": 7,
+    }  # fmt: skip
+    assert list(json.loads(entry.line())) == ["id", "path", "error", "size", "time", "index"]
+    assert BadSample.of("a", tmp_path / "none", KeyError("x")).size is None
+    assert BadSample.of("a", None, KeyboardInterrupt()).error == "KeyboardInterrupt"
+
+
+def test_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pt").write_bytes(b"123")
+    monkeypatch.chdir(tmp_path)
+    entry = bad("a.pt", "a.pt")
+    assert (entry.id, entry.path, entry.size) == ("a.pt", str(tmp_path / "a.pt"), 3)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_error_without_words() -> None:
+    assert BadSample.of("a", None, Unspeakable()).error == "Unspeakable"
+    assert BadSample.of("a", None, ValueError("\n \nlater")).error == "ValueError: later"
+
+
+@pytest.mark.parametrize("char", ["x", "é", "\x01", "🦊", "\udc80", '"'])
+def test_long_message_is_cut(char: str) -> None:
+    entry = BadSample.of("id-1", "/data/" + "p" * 1000, ValueError(char * 100_000))
+    line = entry.line()
+    assert LINE_BYTES * 0.7 < len(line) < LINE_BYTES
+    assert entry.error.startswith(f"ValueError: {char}") and entry.error.endswith("…")
+    assert json.loads(line)["id"] == "id-1"
+
+
+def test_names_are_never_cut() -> None:
+    entry = BadSample.of("i" * 5000, "/" + "p" * 5000, ValueError("x" * 5000))
+    assert (len(entry.id), len(entry.path or "")) == (5000, 5001)
+    assert entry.error.startswith("ValueError") and len(entry.error) < 20
+
+
+@pytest.mark.parametrize("name", ODD_NAMES.values(), ids=ODD_NAMES)
+def test_odd_names(name: str, path: Path) -> None:
+    manifest = Manifest(path)
+    entry = BadSample(name, f"/data/{name}", f"ValueError: {name}", None, "2025-01-01T00:00:00Z")
+    assert manifest.add(entry) is True
+    assert manifest.add(entry) is Manifest(path).add(entry) is False
+    assert manifest.read() == {name: entry}
+    assert path.read_bytes().count(b"\n") == 1
+    path.read_text("utf-8", "strict")
+    assert manifest.remove([name]) == 1 and path.read_bytes() == b""
+
+
+NAMES = st.binary(max_size=40).map(os.fsdecode)
+
+
+@given(name=NAMES, place=st.none() | NAMES, error=st.text(max_size=40), size=st.none() | st.integers(0, 1 << 70))
+@settings(deadline=None)
+def test_every_entry_comes_back(name: str, place: str | None, error: str, size: int | None) -> None:
+    entry = BadSample(name, place, error, size, "2025-01-01T00:00:00Z", size)
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = Manifest(os.path.join(folder, "bad.jsonl"))
+        manifest.add(entry)
+        assert list(manifest.read().values()) == [entry]
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_an_empty_manifest(path: Path) -> None:
+    manifest = Manifest(path)
+    assert manifest.read() == {} and manifest.remove(["a"]) == 0
+    assert not path.exists()
+    manifest.check()
+    assert path.read_bytes() == b"" and manifest.read() == {}
+
+
+def test_add_read_remove(path: Path) -> None:
+    manifest = Manifest(path)
+    assert [manifest.add(bad(id)) for id in "abac"] == [True, True, False, True]
+    assert lines(path) == ["a", "b", "c"]
+    assert repr(manifest) == f"Manifest({str(path)!r}, 2 IDs seen)"  # the third is what it wrote itself
+    path.chmod(0o640)
+    assert manifest.remove(["b", "x"]) == 1
+    assert path.stat().st_mode & 0o777 == 0o640
+    inode = path.stat().st_ino
+    assert manifest.remove(["x"]) == 0
+    assert path.stat().st_ino == inode
+    assert list(manifest.read()) == ["a", "c"]
+    assert manifest.add(bad("b")) is True
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_others_write_too(path: Path) -> None:
+    one, two = Manifest(path), Manifest(path)
+    assert one.add(bad("a")) and two.add(bad("b")) and one.add(bad("c"))
+    assert not one.add(bad("b")) and not two.add(bad("c")) and not two.add(bad("a"))
+    two.remove(["a", "b"])
+    assert not one.add(bad("c")) and one.add(bad("a"))
+    path.write_bytes(bad("z").line() * 2)  # in place, as some editors do
+    assert not one.add(bad("z")) and one.add(bad("c"))
+    path.unlink()
+    assert one.add(bad("z"))
+    assert lines(path) == ["z"]
+
+
+def test_edited_in_place_to_the_same_length(path: Path) -> None:
+    manifest = Manifest(path)
+    manifest.add(bad("a"))
+    assert not manifest.add(bad("a"))
+    path.write_bytes(path.read_bytes().replace(b'"id": "a"', b'"id": "b"'))
+    assert not manifest.add(bad("b")) and manifest.add(bad("a"))
+    assert lines(path) == ["b", "a"]
+
+
+def test_later_of_two_entries(path: Path) -> None:
+    first, second = bad("a", index=1), bad("a", index=2)
+    path.write_bytes(first.line() + bad("b").line() + second.line())
+    assert Manifest(path).read()["a"] == second
+    assert Manifest(path).remove(["a"]) == 1
+    assert lines(path) == ["b"]
+
+
+def test_link_stays_a_link(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    real = tmp_path / "deep" / "real.jsonl"
+    path.symlink_to(real)
+    manifest = Manifest(path)
+    manifest.add(bad("a"))
+    manifest.add(bad("b"))
+    manifest.remove(["a"])
+    assert path.is_symlink() and lines(real) == ["b"] and os.listdir(real.parent) == [real.name]
+
+
+DAMAGED = {
+    b"no json at all": "no JSON",
+    b'{"id": "half", "path": nu': "no JSON",
+    b'\xff\xfe{"id": "x"}': "no JSON",
+    b"[" * 30_000: "no JSON",
+    b"[1]": "no JSON object",
+    b'"id"': "no JSON object",
+    b'{"id": "a"}': "no 'path'",
+    b'{"id": 1, "path": null, "error": "", "size": null, "time": ""}': "'id' is of type int",
+    b'{"id": "a", "path": null, "error": null, "size": null, "time": ""}': "'error' is of type NoneType",
+    b'{"id": "a", "path": null, "error": "", "size": true, "time": ""}': "'size' is of type bool",
+    b'{"id": "a", "path": null, "error": "", "size": 1.5, "time": ""}': "'size' is of type float",
+    b'{"id": "a", "path": null, "error": "", "size": 1, "time": "", "index": "1"}': "'index' is of type str",
+    b'{"id": "a", "path": null, "error": "", "size": ' + b"9" * 5000 + b', "time": ""}': "no JSON",
+    b"x" * (3 * MAX_LINE_BYTES): "longer than 65,536 bytes",
+}
+
+
+@pytest.mark.parametrize(("line", "why"), DAMAGED.items(), ids=range(len(DAMAGED)))
+def test_damaged_line(line: bytes, why: str, path: Path) -> None:
+    first, last = bad("first").line(), bad("last").line()
+    path.write_bytes(first + b"\n" + line + b"\n" + last)
+    manifest = Manifest(path)
+    words = rf"{path.name}' has damaged lines, which are skipped and stay: line 3 \({why}\); mend them"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert list(manifest.read()) == ["first", "last"]
+    assert manifest.add(bad("new")) and not manifest.add(bad("last"))  # warnings are errors: no second one
+    with pytest.warns(RuntimeWarning, match=words):
+        assert not Manifest(path).add(bad("last"))
+    assert manifest.remove(["first", "new"]) == 2
+    assert path.read_bytes() == b"\n" + line + b"\n" + last
+
+
+def test_many_damaged_lines_are_one_warning(path: Path) -> None:
+    path.write_bytes(bad("a").line() + b"?\n" * 20)
+    with pytest.warns(RuntimeWarning) as caught:
+        Manifest(path).read()
+    assert len(caught) == 1
+    assert "line 2 (no JSON), line 3" in str(caught[0].message) and "and 15 more" in str(caught[0].message)
+
+
+def test_half_line_at_the_end(path: Path) -> None:
+    half = bad("half").line()[:-20]
+    path.write_bytes(bad("a").line() + half)
+    manifest = Manifest(path)
+    with pytest.warns(RuntimeWarning, match="line 2 "):
+        assert not manifest.add(bad("a"))
+    assert manifest.add(bad("b")) and not manifest.add(bad("b")) and manifest.add(bad("half"))
+    assert path.read_bytes().split(b"\n")[1] == half
+    assert list(manifest.read()) == ["a", "b", "half"]
+
+
+def test_whole_last_line_without_newline(path: Path) -> None:
+    path.write_bytes(bad("a").line()[:-1])
+    manifest = Manifest(path)
+    assert not manifest.add(bad("a"))
+    assert manifest.add(bad("b")) and not manifest.add(bad("a"))
+    assert lines(path) == ["a", "b"]
+
+
+def test_other_tools_wrote_it(path: Path) -> None:
+    """A byte order mark, CRLF, other order of keys, more keys, no index: all are read, and kept."""
+    line = b'{"time": "t", "note": [1], "size": null, "error": "e", "path": null, "id": "a"}'
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + bad("b").line())
+    assert Manifest(path).read()["a"] == BadSample("a", None, "e", None, "t", None)
+    Manifest(path).remove(["b"])
+    assert path.read_bytes() == b"\xef\xbb\xbf" + line + b"\r\n"
+
+
+@given(st.lists(st.binary(max_size=30) | st.sampled_from(list(DAMAGED)[:6]), max_size=6))
+@settings(deadline=None)
+def test_any_bytes_behind_the_first_line(pieces: list[bytes]) -> None:
+    before = bad("first").line() + b"\n".join(pieces)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder, "bad.jsonl")
+        path.write_bytes(before)
+        manifest = Manifest(path)
+        assert manifest.add(bad("new")) and not manifest.add(bad("new")) and not manifest.add(bad("first"))
+        assert list(manifest.read()) == ["first", "new"]
+        manifest.remove(["new"])
+        assert path.read_bytes() == (before if before.endswith(b"\n") else before + b"\n")
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n" + bytes(range(256)), b"PK\x03\x04", b"a,b,c\n1,2,3\n", b"[]"])
+def test_other_kind_of_file(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    for act in (Manifest(path).check, Manifest(path).read, lambda: Quarantine(Replace(manifest=path), 10)):
+        with pytest.raises(InvalidOption, match="is no manifest of bad samples"):
+            act()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"i', b'{"id": "a', b"\0" * 100])
+def test_beginnings_of_a_manifest(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        manifest = Manifest(path)
+        manifest.check()
+        assert manifest.read() == {} and manifest.add(bad("a"))
+        assert list(manifest.read()) == ["a"]
+
+
+def test_no_place_for_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place, words in (
+        (tmp_path, "cannot be written: Is a directory"),
+        (tmp_path / "none" / "bad.jsonl", "cannot be written: No such file"),
+        (tmp_path / ("n" * 300), "cannot be written: File name too long"),
+        (Path("/proc/self/bad.jsonl"), "cannot be written: No such file"),
+        (Path("/dev/null"), "no regular file"),
+        (tmp_path / "pipe", "no regular file"),
+    ):
+        with pytest.raises(InvalidOption, match=words):
+            Manifest(place).check()
+    (tmp_path / "closed").mkdir(0o555)
+    how = Replace(manifest=tmp_path / "closed" / "bad.jsonl")
+    with unprivileged(), pytest.raises(InvalidOption, match="cannot be written: Permission denied; name a file that"):
+        Quarantine(how, 10)
+
+    def read_only(*_: Any) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(InvalidOption, match="cannot be written: Read-only file system"):
+        Quarantine(Replace(manifest=tmp_path / "bad.jsonl"), 10)
+
+
+def test_no_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Manifest(path).add(bad("a"))
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(InvalidOption, match="its file system has no file locks"):
+        Manifest(path).check()
+    assert list(Manifest(path).read()) == ["a"]
+
+
+def test_full_disk_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest(path)
+    manifest.add(bad("a"))
+    before, write = path.read_bytes(), os.write
+    calls: list[int] = []
+
+    def full(descriptor: int, data: bytes) -> int:
+        calls.append(len(data))
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:10])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            manifest.add(bad("b"))
+    assert path.read_bytes() == before and len(calls) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+        assert manifest.add(bad("b"))
+    assert lines(path) == ["a", "b"]
+
+
+# --- many at once -----------------------------------------------------------------------------------------------
+
+
+def open_here(inode: int) -> int:
+    """Return how many descriptors of this process are of a file."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.stat(f"/proc/self/fd/{name}").st_ino == inode
+    return found
+
+
+@pytest.mark.parametrize("act", ["add", "remove", "read"])
+def test_replaced_between_open_and_lock(act: str, path: Path, tmp_path: Path) -> None:
+    """Who waited for the lock of a file that was replaced meanwhile acts on the new one."""
+    Manifest(path).add(bad("old"))
+    results: list[Any] = []
+    acts: dict[str, Callable[[], Any]] = {
+        "add": lambda: Manifest(path).add(bad("new")),
+        "remove": lambda: Manifest(path).remove(["kept"]),
+        "read": lambda: list(Manifest(path).read()),
+    }
+    with path.open("rb") as old:
+        fcntl.flock(old, fcntl.LOCK_EX)
+        inode = os.fstat(old.fileno()).st_ino
+        thread = threading.Thread(target=lambda: results.append(acts[act]()))
+        thread.start()
+        wait_until(lambda: open_here(inode) == 2)
+        (tmp_path / "next").write_bytes(bad("kept").line())
+        os.replace(tmp_path / "next", path)
+        fcntl.flock(old, fcntl.LOCK_UN)
+        thread.join(30)
+        assert len(old.read().splitlines()) == 1
+    wanted = {"add": (True, ["kept", "new"]), "remove": (1, []), "read": (["kept"], ["kept"])}[act]
+    assert (results[0], lines(path)) == wanted
+
+
+def test_lock_that_is_never_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.state.manifest.LOCK_SECONDS", 0.0)
+    kept = Quarantine(Replace(1, path), 10)
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="another process has held its lock for"):
+            Manifest(path).add(bad("a"))
+        with pytest.warns(RuntimeWarning, match="'a' could not be written to the manifest .* written with the next"):
+            kept.report(bad("a"))
+    assert kept.known == {"a"} and lines(path) == []
+    kept.report(bad("b"))
+    assert lines(path) == ["a", "b"]
+
+
+def test_descriptor_that_a_fork_copied_holds_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.state.manifest.LOCK_SECONDS", 0.0)
+    copies, flock = [], fcntl.flock
+
+    def copying(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if how != fcntl.LOCK_UN:
+            copies.append(os.dup(descriptor))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", copying)
+        Manifest(path).add(bad("a"))
+    assert len(copies) == 1 and Manifest(path).add(bad("b"))
+    os.close(copies[0])
+
+
+def adds(path: str, number: int, start: Any, results: Any) -> None:
+    """Add 120 IDs, which the other processes add too, each in an order of its own."""
+    manifest = Manifest(path)
+    start.wait()
+    results.put(sum(manifest.add(bad(f"id-{(number * 37 + 7 * i) % 120}", index=number)) for i in range(120)))
+
+
+def takes_out(path: str, start: Any, results: Any) -> None:
+    manifest = Manifest(path)
+    start.wait()
+    results.put(-sum(manifest.remove([f"gone-{i}", f"gone-{i + 1}"]) for i in range(0, 40, 2)))
+
+
+def run_at_once(targets: list[tuple[Any, tuple[Any, ...]]]) -> list[int]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    start, results = context.Barrier(len(targets)), context.Queue()
+    processes = [context.Process(target=target, args=(*args, start, results)) for target, args in targets]
+    for process in processes:
+        process.start()
+    counts = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+    return counts
+
+
+def test_processes_write_each_id_once(path: Path) -> None:
+    counts = run_at_once([(adds, (str(path), number)) for number in range(5)])
+    assert sum(counts) == 120
+    assert sorted(lines(path)) == sorted(f"id-{i}" for i in range(120))
+
+
+def test_processes_add_while_one_takes_out(path: Path) -> None:
+    path.write_bytes(b"".join(bad(f"gone-{i}").line() for i in range(40)) + b"?\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = run_at_once([*((adds, (str(path), number)) for number in range(3)), (takes_out, (str(path),))])
+    assert sum(counts) == 120 - 40
+    content = path.read_bytes().splitlines()
+    assert content.count(b"?") == 1
+    content.remove(b"?")
+    assert sorted(json.loads(line)["id"] for line in content) == sorted(f"id-{i}" for i in range(120))
+
+
+def test_threads_report_at_once(path: Path) -> None:
+    kept = Quarantine(Replace(1, path), 1000)
+
+    def reports() -> None:
+        for i in range(40):
+            kept.report(bad(f"id-{i}"))
+
+    threads = [threading.Thread(target=reports) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(kept.found) == 40 and kept.known == {f"id-{i}" for i in range(40)}
+    assert sorted(lines(path)) == sorted(kept.known)
+
+
+# --- one loader's count -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "allowed"),
+    [
+        (0.001, 999, 1), (0.001, 1, 1), (0.001, 1000, 1), (0.001, 1999, 1), (0.29, 100, 29), (0.1, 30, 3),
+        (0.07, 100, 7), (1e-05, 300_000, 3), (0, 100, 0), (1, 7, 7), (0.5, 0, 0), (1 / 3, 3, 1), (0, 3, 0),
+    ],
+)  # fmt: skip
+def test_limit_is_exact(share: float, size: int, allowed: int) -> None:
+    kept = Quarantine(Replace(share), size)
+    assert kept.limit == allowed
+    for i in range(min(allowed, 50)):
+        kept.report(bad(f"id-{i}"))
+        kept.report(bad(f"id-{i}"))  # the same one counts once
+    if allowed <= 50:
+        with pytest.raises(TooManyBadSamples, match=f"^{allowed + 1} of {size:,} samples are bad"):
+            kept.report(bad("one-more"))
+        assert len(kept) == allowed + 1
+
+
+def test_message_lists_what_is_bad(path: Path) -> None:
+    kept = Quarantine(Replace(0.022, path), 1000)
+    for i in range(22):
+        kept.report(BadSample(f"id-{i}", f"/data/{i}.pt", "CorruptSample: torn", 3, "t"))
+    with pytest.raises(TooManyBadSamples) as caught:
+        kept.report(BadSample("last", None, "ValueError: no", None, "t"))
+    first, *listed, more, remedy = str(caught.value).split("\n")
+    assert first == "23 of 1,000 samples are bad (2.300%), and on_error=Replace(max_share=0.022) allows 22:"
+    assert listed == [f"  'id-{i}' (/data/{i}.pt): CorruptSample: torn" for i in range(20)]
+    assert more == "  and 3 more"
+    assert remedy.startswith(f"The list stands in {path}. Repair the files and run `penstock quarantine retry`")
+    assert "raise max_share" in remedy
+    assert lines(path)[-1] == "last"  # it was written before the error
+    with pytest.raises(
+        TooManyBadSamples, match=r"\n  'x': KeyError: /p/x is bad\nRepair .* or raise max_share; manifest="
+    ):
+        Quarantine(Replace(0), 10).report(BadSample("x", "/p/x", "KeyError: /p/x is bad", None, "t"))
+
+
+def test_later_run_takes_up_its_own(path: Path) -> None:
+    first = Quarantine(Replace(0.5, path), 4)
+    first.report(bad("a"))
+    first.report(bad("b"))
+    assert [one.id for one in first.found] == ["a", "b"]
+    later = Quarantine(Replace(0.5, path), 6)
+    assert list(later.entries()) == ["a", "b"] and later.known == frozenset()
+    assert later.take_up(f"{c}" for c in "xyzbw") == {"b"}  # "a" is of another dataset, and does not count
+    assert later.known == {"b"} and "b" in later and "a" not in later and later.found == ()
+    later.report(bad("b"))
+    assert later.found == ()
+    before = later.known
+    later.report(bad("a"))  # found bad here too: it stands in the manifest already
+    assert before == {"b"} and later.known == {"a", "b"} and lines(path) == ["a", "b"]
+    assert repr(later) == f"Quarantine(2 of 6 bad, 3 allowed, manifest={str(path)!r})"
+    later.report(bad("c"))
+    with pytest.raises(TooManyBadSamples):
+        later.report(bad("d"))
+    with pytest.raises(TooManyBadSamples, match=r"^4 of 6 "):
+        Quarantine(Replace(0.5, path), 6).take_up("abcd")
+
+
+def test_nothing_bad() -> None:
+    kept = Quarantine(Replace(), 10)
+    assert not kept.entries() and not kept.take_up(["a"]) and not kept.known and kept.found == () and len(kept) == 0
+    assert kept and repr(kept) == "Quarantine(0 of 10 bad, 1 allowed)"
+
+
+def test_manifest_that_goes_bad_does_not_end_the_run(path: Path) -> None:
+    kept = Quarantine(Replace(1, path), 10)
+    path.unlink()
+    path.mkdir()
+    with pytest.warns(RuntimeWarning, match="'a' could not be written"):
+        kept.report(bad("a"))
+    path.rmdir()
+    kept.report(bad("a"))  # known already; what was not written is tried again
+    assert lines(path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda kept: pickle.loads(pickle.dumps(kept)), copy.deepcopy], ids=["pickle", "copy"]
+)
+def test_copies_are_their_own(copied: Callable[[Quarantine], Quarantine], path: Path) -> None:
+    kept = Quarantine(Replace(1, path), 10)
+    kept.report(bad("a"))
+    other = copied(kept)
+    other.report(bad("b"))
+    assert kept.known == {"a"} and other.known == {"a", "b"}
+    assert lines(path) == ["a", "b"]
+
+
+def test_forked_child_is_not_locked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Quarantine(Replace(1), 10)
+    with kept._guard():  # a thread that the child does not have
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        kept.report(bad("a"))
+    assert kept.known == {"a"}

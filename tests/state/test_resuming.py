@@ -1,0 +1,495 @@
+"""Going on where a state says: batches out of order, datasets and samplers that say where they are, generators."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
+
+import penstock
+from penstock.state.ahead import Ahead
+from penstock.state.ledger import Verdict, compare, read
+
+SIZE = 24
+
+
+class Gated(Dataset[Any]):
+    """Its samples wait until their gate is open: batches come in the order in which their gates are opened."""
+
+    def __init__(self, shut: set[int]) -> None:
+        self.shut = shut
+        self.gate = multiprocessing.Event()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.shut:
+            assert self.gate.wait(60)
+        return torch.tensor(index)
+
+
+NUMBERS: Any = range(SIZE)
+
+
+def flat(batches: Any) -> list[int]:
+    return [number for batch in batches for number in torch.as_tensor(batch).view(-1).tolist()]
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+# Threads may work one at a time, and would wait for the gate.
+HOW = pytest.mark.parametrize("method", ["process"])
+ORDERS = pytest.mark.parametrize(
+    "order", [{}, {"shuffle": True}, {"seed": 7, "shuffle": True}, {"sampler": list(range(SIZE))[::-1]}], ids=str
+)
+
+
+def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
+    """Return a loader whose first batch is missing, what it gave, its state then, and the pass."""
+    torch.manual_seed(5)
+    order: list[int] = []
+    plain = {name: value for name, value in options.items() if name in ("seed", "shuffle", "sampler")}
+    twin: Any = penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain)
+    if "seed" in options or "shuffle" not in options:
+        order = flat(twin)
+    dataset = Gated(set(order[:2]))
+    loader: Any = penstock.DataLoader(
+        dataset, 2, num_workers=2, worker_method=method, in_order=False, prefetch_factor=4, timeout=100, **options
+    )
+    batches = iter(loader)
+    if not order:  # the shuffle that was drawn
+        dataset.gate.set()
+    got = flat(next(batches) for _ in range(count))
+    return loader, got, stored(loader.state_dict()), batches
+
+
+@HOW
+@ORDERS
+def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, Any]) -> None:
+    loader, got, state, batches = begun_out_of_order(method, **order)
+    if "shuffle" not in order or "seed" in order:
+        assert state["position"] == 0, "the first batch is missing"
+        assert state["dataset"][0]["ahead"], "and others are not"
+    loader.dataset.gate.set()
+    assert sorted(got + flat(batches)) == list(range(SIZE)), "the pass itself"
+    for size, workers, in_order in ((2, 2, False), (2, 0, True), (5, 0, True), (3, 2, False), (None, 0, True)):
+        again: Any = penstock.DataLoader(
+            NUMBERS, size, num_workers=workers, worker_method="thread", in_order=in_order, **order
+        )
+        again.load_state_dict(state)
+        rest = flat(again)
+        assert sorted(got + rest) == list(range(SIZE)), (size, workers, in_order)
+        assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole"
+
+
+@HOW
+def test_the_missing_batches_come_first_and_in_order(method: str) -> None:
+    loader, got, state, _ = begun_out_of_order(method)
+    again: Any = penstock.DataLoader(NUMBERS, 2, num_workers=0)
+    again.load_state_dict(state)
+    assert flat(again) == [number for number in range(SIZE) if number not in got]
+    loader.dataset.gate.set()
+
+
+@HOW
+def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
+    loader, got, state, _ = begun_out_of_order(method, seed=3)
+    loader.dataset.gate.set()
+    again: Any = penstock.DataLoader(NUMBERS, 3, num_workers=0, seed=3)
+    again.load_state_dict(state)
+    batches = iter(again)
+    got += flat(next(batches) for _ in range(2))
+    third: Any = penstock.DataLoader(NUMBERS, 4, num_workers=0, seed=3)
+    third.load_state_dict(stored(again.state_dict()))
+    assert len(third) == SIZE // 4
+    assert sorted(got + flat(third)) == list(range(SIZE))
+
+
+def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
+    state: dict[str, Any] = {}
+    loader, got, state, _ = begun_out_of_order("process", seed=7, shuffle=True, shard=(0, 1))
+    loader.dataset.gate.set()
+    both: list[Any] = [penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(rank, 2)) for rank in (0, 1)]
+    for one in both:
+        one.load_state_dict(state)  # of one rank: any number goes on
+    assert sorted(got + [number for one in both for number in flat(one)]) == list(range(SIZE))
+    mine: Any = penstock.DataLoader(
+        NUMBERS, 2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2)
+    )
+    batches = iter(mine)
+    first = next(batches)
+    state = stored(mine.state_dict())
+    others: dict[str, Any]
+    for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
+        options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
+        wrong: Any = penstock.DataLoader(NUMBERS, **options)
+        with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
+            wrong.load_state_dict(state)
+    again: Any = penstock.DataLoader(NUMBERS, 2, seed=7, shard=(0, 2))
+    again.load_state_dict(state)
+    assert len(flat([first])) + len(flat(again)) == SIZE // 2
+
+
+def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
+    ledgers = [str(tmp_path / name) for name in ("in order", "out of order", "went on")]
+    assert flat(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, ledger=ledgers[0])) == list(range(SIZE))
+    loader, got, state, batches = begun_out_of_order("process", seed=1, ledger=ledgers[1])
+    loader.dataset.gate.set()
+    came = got + flat(batches)
+    told = compare(read(ledgers[0]), read(ledgers[1]))
+    assert (told.verdict, told.at) == (Verdict.PARTED, (0, 0)), "the first step was given another batch"
+    # What was given at each step, whichever way it came to that, is what two ledgers agree on.
+    same: Any = penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2])
+    same.load_state_dict({**state, "ledger": None})
+    assert flat(same) == [number for number in range(SIZE) if number not in got]
+    steps = [record.step for record in read(ledgers[2])]
+    assert steps == list(range(4, SIZE // 2)), "steps are counted on from those that were given"
+    assert len(came) == SIZE
+
+
+def test_in_order_native_passes_keep_their_small_states() -> None:
+    loader: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 2, in_order=False, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    assert (loader.state_dict()["position"], loader.state_dict()["format"]) == (2, 1)
+
+
+@pytest.mark.parametrize("ranges", [[], [(2, 4)], [(3, 5), (5, 6), (9, 12)]])
+def test_numbers_that_are_left(ranges: list[tuple[int, int]]) -> None:
+    ahead = Ahead.of(ranges)
+    taken = {number for begin, end in ranges for number in range(begin, end)}
+    left = [number for number in range(20) if number not in taken]
+    assert [ahead.number(i) for i in range(len(left))] == left
+    for begin in range(len(left)):
+        for end in range(begin + 1, len(left)):
+            assert [n for one in ahead.spans(begin, end) for n in range(*one)] == left[begin:end]
+    assert list(ahead.leave_out(iter(range(20)), 0)) == left
+
+
+# --- datasets and samplers that say where they are --------------------------------------------------------------------
+
+
+class Rewinding(IterableDataset[Any]):
+    """Its own iterator; iter() begins anew, and load_state_dict() needs what iter() sets."""
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        self.at = {"next": 0 if info is None else info.id}
+        self.step = 1 if info is None else info.num_workers
+        return self
+
+    def __next__(self) -> int:
+        if self.at["next"] >= SIZE:
+            raise StopIteration
+        self.at["next"] += self.step
+        return self.at["next"] - self.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.at
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at["next"] = state["next"]
+
+
+class Parts(IterableDataset[Any]):
+    """Says nothing itself; its iterators do."""
+
+    def __iter__(self) -> Any:
+        return iter(Rewinding())
+
+
+class Counting(Dataset[Any]):
+    """Map-style: each sample holds how many this copy of the dataset has read before."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return index, self.read - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.read = state["read"]
+
+
+def listed(batches: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] if isinstance(batch, list) else batch.tolist() for batch in batches]
+
+
+def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
+    """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
+    begun = make()
+    batches = iter(begun)
+    for _ in range(stop):
+        next(batches)
+    state = stored(begun.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    return listed(batches), listed(again), again
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4])
+@pytest.mark.parametrize("made", [Rewinding, Parts, Counting])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 0, "device": penstock.Feed("cpu")},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+    ],
+    ids=["0", "fed", "2", "persistent"],
+)
+def test_a_dataset_goes_on_where_it_says(options: dict[str, Any], made: Any, stop: int) -> None:
+    rest, again, loader = stop_and_go(lambda: penstock.DataLoader(made(), 3, **options), stop)
+    assert again == rest
+    if made is not Counting:
+        assert sorted(number for batch in listed(loader) for number in batch) == list(range(SIZE)), "the next epoch"
+
+
+@pytest.mark.parametrize("made", [Rewinding, Parts])
+def test_an_iterator_goes_on_in_its_thread(made: Any) -> None:
+    workers = 1 if made is Rewinding else 2
+    rest, again, _ = stop_and_go(lambda: penstock.DataLoader(made(), 3, num_workers=workers, worker_method="thread"), 3)
+    assert again == rest
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_what_a_dataset_says_at_the_end_of_an_epoch_is_kept(options: dict[str, Any]) -> None:
+    begun: Any = penstock.DataLoader(Counting(), 3, **options)
+    listed(begun)
+    state = stored(begun.state_dict())
+    again: Any = penstock.DataLoader(Counting(), 3, **options)
+    again.load_state_dict(state)
+    assert listed(again) == listed(begun)
+
+
+def test_workers_that_end_with_their_pass_begin_anew() -> None:
+    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
+    first = listed(begun)
+    again: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
+    again.load_state_dict(stored(begun.state_dict()))
+    assert listed(again) == listed(begun) == first
+
+
+def test_states_of_other_numbers_of_workers() -> None:
+    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=0)
+    next(iter(begun))
+    with pytest.raises(penstock.InvalidOption, match=r"1 workers have read.*num_workers=2: give num_workers=1 or 0"):
+        penstock.DataLoader(Counting(), 3, num_workers=2).load_state_dict(begun.state_dict())
+    threads: Any = penstock.DataLoader(Counting(), 3, num_workers=2, worker_method="thread")
+    with pytest.warns(UserWarning, match=r"worker threads share it. The dataset goes on as it is"):
+        threads.load_state_dict(begun.state_dict())
+    next(iter(threads))
+    with pytest.warns(UserWarning, match=r"Counting has a state_dict\(\), and worker threads share the dataset"):
+        threads.state_dict()
+
+
+def test_a_state_of_before_is_read() -> None:
+    begun: Any = penstock.DataLoader(Rewinding(), 3, num_workers=0)
+    batches = iter(begun)
+    next(batches)
+    state = begun.state_dict()
+    old = {**state, "format": 1, "dataset": ({"states": [{"state": {"next": 3}}], "next": 0},)}
+    again: Any = penstock.DataLoader(Rewinding(), 3, num_workers=0)
+    again.load_state_dict(stored(old))
+    assert listed(again) == listed(batches)
+
+
+class Own(Sampler[int]):
+    """A sampler with a state, of one kind or the other."""
+
+    def __init__(self, *, iterates: bool) -> None:
+        self.iterates = iterates
+        self.epoch = self.at = 0
+        self.resume = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return OwnIterator(self) if self.iterates else self._all()
+
+    def _all(self) -> Iterator[int]:
+        self.at, self.resume = self.resume, 0
+        while self.at < SIZE - 1:
+            self.at += 1
+            yield (self.at - 1 + self.epoch) % SIZE
+        self.at = 0
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        return SIZE - 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "state_dict" and not self.iterates:
+            return lambda: {"at": self.at, "epoch": self.epoch}
+        if name == "load_state_dict" and not self.iterates:
+            return self._load
+        raise AttributeError(name)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.resume, self.epoch = state["at"], state["epoch"]
+
+
+class OwnIterator(Iterator[int]):
+    def __init__(self, sampler: Own) -> None:
+        self.at = sampler.at
+
+    def __next__(self) -> int:
+        if self.at >= SIZE - 1:
+            raise StopIteration
+        self.at += 1
+        return (self.at * 5) % SIZE
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("iterates", [False, True], ids=["sampler", "iterator"])
+@pytest.mark.parametrize("size", [1, 4, 5, None])
+@pytest.mark.parametrize(
+    "own", [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}], ids=["0", "thread"]
+)
+def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, iterates: bool) -> None:
+    def make(batch_size: int | None = size) -> Any:
+        return penstock.DataLoader(NUMBERS, batch_size, sampler=Own(iterates=iterates), **own)
+
+    begun = make()
+    epochs = [flat(begun) for _ in range(2)]
+    steps = len(make())
+    for stop in (0, 1, 3, steps):
+        begun = make()
+        batches = iter(begun)
+        got = flat(next(batches) for _ in range(stop))
+        state = stored(begun.state_dict())
+        for other in (size, 3):
+            again = make(other)
+            again.load_state_dict(state)
+            assert got + flat(again) == epochs[0], (stop, other)
+            assert flat(again) == epochs[1], "the next epoch"
+    begun = make()
+    flat(begun)
+    again = make()
+    again.load_state_dict(stored(begun.state_dict()))
+    assert flat(again) == epochs[1], "from the end of an epoch"
+
+
+@pytest.mark.parametrize("before", [1, 2, None])
+@pytest.mark.parametrize("after", [1, 3, None])
+def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | None) -> None:
+    order = list(range(SIZE))[::-1]
+    begun: Any = penstock.DataLoader(NUMBERS, before, sampler=order)
+    batches = iter(begun)
+    got = flat(next(batches) for _ in range(3))
+    again: Any = penstock.DataLoader(NUMBERS, after, sampler=order)
+    again.load_state_dict(stored(begun.state_dict()))
+    assert got + flat(again) == order
+
+
+def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
+    for options in ({}, {"worker_method": "thread"}):
+        begun: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
+        batches = iter(begun)
+        got = flat(next(batches) for _ in range(5))
+        again: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
+        again.load_state_dict(stored(begun.state_dict()))
+        assert sorted(got + flat(again)) == list(range(SIZE))
+    torch.manual_seed(3)
+    ours = flat(penstock.DataLoader(NUMBERS, None, shuffle=True))
+    torch.manual_seed(3)
+    assert ours == flat(TorchDataLoader(NUMBERS, None, shuffle=True))
+
+
+def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
+    def make(rank: int, world: int) -> Any:
+        sampler: Any = DistributedSampler(NUMBERS, world, rank, shuffle=False)
+        return penstock.DataLoader(NUMBERS, 2, sampler=sampler)
+
+    begun = make(0, 2)
+    batches = iter(begun)
+    next(batches)
+    state = stored(begun.state_dict())
+    other = make(1, 2)
+    other.load_state_dict(state)
+    assert flat(other) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
+    with pytest.raises(penstock.InvalidOption, match=r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
+        make(0, 3).load_state_dict(state)
+
+
+def test_a_state_between_passes_foretells_what_is_drawn() -> None:
+    begun: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True)
+    for _ in range(2):
+        before = torch.get_rng_state()
+        state = stored(begun.state_dict())
+        assert torch.equal(before, torch.get_rng_state()), "nothing is drawn by asking"
+        whole, behind = flat(batch for (batch,) in begun), torch.get_rng_state()
+        torch.set_rng_state(before)
+        again: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True)
+        again.load_state_dict(state)
+        assert flat(batch for (batch,) in again) == whole
+        assert torch.equal(behind, torch.get_rng_state()), "the generator is where it would have been"
+    torch.manual_seed(99)
+    again.load_state_dict(state)
+    assert flat(batch for (batch,) in again) == whole, "whatever the generator holds then"
+
+
+def test_a_loader_that_was_copied_goes_on_too() -> None:
+    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=0)
+    batches = iter(begun)
+    next(batches)
+    state = begun.state_dict()
+    copied = pickle.loads(pickle.dumps(begun))
+    copied.load_state_dict(state)
+    assert stored(copied.state_dict()) == stored(state)
+    assert listed(copied) == listed(batches)
+    begun.load_state_dict(state)
+    begun.load_state_dict(state)
+    begun.dataset.read = 50
+    assert listed(begun)[0] == [[3, 4, 5], [3, 4, 5]], "loaded twice, and told when the pass begins"
+
+
+@pytest.mark.parametrize("value", [1, 0, 15, None])
+def test_torchdatas_argument_is_taken(value: Any) -> None:
+    assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_torchdatas_argument_is_checked(value: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
+        penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value)
+
+
+def test_a_batch_that_was_waited_for_twice_counts_once() -> None:
+    dataset = Gated({0, 1})
+    begun: Any = penstock.DataLoader(dataset, 2, num_workers=2, worker_method="thread", timeout=0.2)
+    batches = iter(begun)
+    for _ in range(2):
+        with pytest.raises(penstock.WorkerStuck):
+            next(batches)
+    dataset.gate.set()
+    while True:
+        try:
+            got = next(batches).tolist()
+            break
+        except penstock.WorkerStuck:
+            continue
+    assert got == [0, 1]
+    assert begun.state_dict()["position"] == 2
