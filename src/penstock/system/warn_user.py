@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch.utils.data
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCHS = os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep
 
 
