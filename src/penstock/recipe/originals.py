@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from penstock.recipe.steps import Refusal
-
-_PACKAGE = os.path.dirname(__file__) + os.sep
+from penstock.system.warn_user import PACKAGE
 
 # By module, or class in a module after a colon: the functions that torchvision's transforms come to on images. What a
 # release does not have is not asked for. "a=b": b, under the name of a.
@@ -358,7 +357,7 @@ _STANDARD = {"builtins", "abc", "_abc"}
 def _stood_for(function: FunctionType) -> Any:
     """Return what a hook of Penstock's own stands for, or None where the function is none."""
     # By its code: a function of a program's that wraps a hook carries all its attributes.
-    if not function.__code__.co_filename.startswith(_PACKAGE):
+    if not function.__code__.co_filename.startswith(PACKAGE):
         return None
     return getattr(function, "__penstock_original__", getattr(function, "__wrapped__", None))
 

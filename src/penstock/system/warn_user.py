@@ -10,7 +10,8 @@ from types import FrameType
 
 import torch.utils.data
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: The folder of the package, where code of Penstock's own lies.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCHS = os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep
 
 
@@ -30,6 +31,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, through: C
 
 def _is_between(frame: FrameType, through: Collection[str]) -> bool:
     file = frame.f_code.co_filename
-    if file.startswith((_OURS, _TORCHS)):
+    if file.startswith((PACKAGE, _TORCHS)):
         return True
     return bool(through) and str(frame.f_globals.get("__name__", "")).partition(".")[0] in through
