@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
-from penstock.device.feed import Device, Feed, feed_of, told
-from penstock.device.feeding import Turns
+from penstock.device.delivery import Delivery
+from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.method import Method, and_join, method_of, shares
+from penstock.executors.job import Executor
 from penstock.executors.native import Filling
 from penstock.executors.passing import Course, Pass
+from penstock.executors.selection import Executors, default_workers, planned
 from penstock.executors.threads import Fetching
-from penstock.executors.workers.own_fetch import copies_told
-from penstock.order.batches import Epochs, checked_seed
-from penstock.order.keyed import KeyedSampler
+from penstock.explain import Explained
+from penstock.order.batch_order import BatchOrder
+from penstock.order.batches import checked_seed, deepest
+from penstock.order.epochs import SetEpoch
 from penstock.order.mix import Mix
-from penstock.order.schedule import Shard, share_of
+from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
-from penstock.passes import Passes, default_workers
-from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.recipe.compose_places import composes_in
-from penstock.recipe.reach import Reach, missed
-from penstock.recipe.reader import DRAWING
-from penstock.state.progress import Progress, Rest, is_count
+from penstock.plan import NativePlan, Plan, plan
+from penstock.recipe.reach import Reach
+from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
+from penstock.state.checkpoint import Checkpoint, OnChange
+from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
+from penstock.state.recording import Recording
 from penstock.state.substitutes import register_of
 from penstock.stats import Counters, Stats
 from penstock.system.arguments import check_numbers, naming_empty
@@ -52,7 +46,7 @@ T_co = TypeVar("T_co", covariant=True)
 _CHOOSING = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
-class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch.utils.data.DataLoader, with batches filled by native threads where the dataset is recognised.
 
     All arguments are torch's and mean what they mean there, with these additions:
@@ -103,6 +97,8 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         ValueError: arguments that torch refuses.
     """
 
+    dataset: Any
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -134,54 +130,43 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
     ) -> None:
         check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
         feed_of(device)  # refuses what makes no sense
-        self.device = device
-        self._station, self._there = None, None
-        self._turns = Turns()
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
             seed = checked_seed(seed)
-        self.seed = seed
         if type(dataset) is Mix and sampler is None and batch_sampler is None:
             sampler, shuffle = dataset.sampler(shuffle=bool(shuffle)), None
         if isinstance(sampler, Weighted):
             sampler.check_size(len(dataset))  # type: ignore[arg-type]
-        self._own_order = sampler is None and batch_sampler is None
-        self._prefetch_given = prefetch_factor is not None
-        self.shard = shard
-        self.ledger = ledger
         if snapshot_every_n_steps is not None and not is_count(snapshot_every_n_steps):
             raise InvalidOption(
                 f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
             )
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._ledger = None
-        self._epochs = Epochs(seed)
-        self._progress: Progress | None = None  # of the pass that began last
-        self._resume: Mapping[str, Any] | None = None  # the state that the next pass goes on from
-        self._rest: Rest | None = None  # of that state
-        self._fingerprint: tuple[object, dict[str, Any]] | None = None
-        self._base_seed = None
-        self.on_error = on_error
-        self._register = register_of(on_error, dataset)
-        self.worker_method = worker_method
-        self._method = method_of(worker_method)
-        if self._method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        method = method_of(worker_method)
+        self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
+        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        register = register_of(on_error, dataset)
+        if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
-        self.share_dataset = shares(share_dataset, self._method)
-        self._choice, self._draws, self._reach = None, None, Reach()
+        self.share_dataset = shares(share_dataset, method)
+        self._given = Given(
+            own_order=sampler is None and batch_sampler is None,
+            prefetch=prefetch_factor is not None,
+            method=method,
+            seeded=None if seed is None else torch.Generator().manual_seed(seed),
+        )
+        self._executors = Executors(register, Reach())
+        self._checkpoint = Checkpoint(seed, self._executors.in_threads)
+        self._delivery, self._recording = Delivery(), Recording()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
-            processes=self._method is Method.PROCESS,
+            processes=method is Method.PROCESS,
         )
-        self._chosen_workers = None
         if num_workers is None:
-            num_workers = self._chosen_workers = default_workers(dataset, self._plan, self._method)
-        self._counters = Counters()
-        self._buffers = None
+            num_workers = self._given.workers = default_workers(dataset, self._plan, method)
         with naming_empty(dataset, shuffle=shuffle):
             super().__init__(
                 dataset,
@@ -202,36 +187,92 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 pin_memory_device=pin_memory_device,
                 in_order=in_order,
             )
-        if shard is not None:
-            if shard != "auto":  # which is asked when a pass begins: the process group may run by then
-                share_of(shard)
-            self._refuse_shard()
-        # torch's own iterator draws from here, where it reads the dataset of a loader with a seed.
-        self._seeded = None if seed is None else torch.Generator().manual_seed(seed)
-        if self._seeded is not None and self._own_order and type(self.sampler) is RandomSampler:
-            self.sampler.generator = self._seeded
+        self._order().refuse_shard()
+        if self._given.seeded is not None and self._given.own_order and type(self.sampler) is RandomSampler:
+            self.sampler.generator = self._given.seeded
         self._offer_set_epoch()
         self.meet_accelerate()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what another process, or a copy, makes anew: the plan, the memory, the counters, the iterator."""
+        """Leave out what another process, or a copy, makes anew: the plan, the device, the ledger, the iterator."""
         state = self.__dict__.copy()
-        for own in ("_plan", "_buffers", "_counters", "_turns", "_station", "_there", "_fingerprint", "_ledger"):
+        for own in ("_plan", "_delivery", "_recording"):
             del state[own]
         return {**state, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._buffers, self._counters, self._base_seed = None, Counters(), None
-        self._turns, self._station, self._there, self._fingerprint, self._ledger = Turns(), None, None, None, None
-        self._epochs = self._epochs.again()
+        self._executors = self._executors.copied()
+        self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
+        self._delivery, self._recording = Delivery(), Recording()
         self._offer_set_epoch()
-        self._make_plan()
+        self._plan = planned(self._settings())
+        self._choose_workers()
+
+    # --- passes -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        feed = feed_of(self.device)
+        station = self._delivery.begin(feed)
+        sends = station is not None and station.sends
+        self._plan = planned(self._settings(), raw=sends)
+        self._choose_workers()
+        settings = self._settings()
+        progress = self._checkpoint.next_progress(settings)
+        progress.record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
+        self._checkpoint.progress = progress
+        executors = self._executors
+        executors.counters.ahead = sends
+        executors.warn_of_unreached(settings, self._plan)
+        if feed is None or station is None:
+            batches = self._batches(settings, None)
+            batches.progress = progress
+            return batches
+        lane = station.lane()
+        with station.current(lane):
+            batches = self._batches(settings, station.prepare(feed, self._plan, lane), sends=sends)
+        batches.progress = None
+        feeding = self._delivery.feeding(batches, feed, station, lane, settings, self._plan, executors.counters.waited)
+        feeding.progress = progress
+        return feeding
+
+    def _get_iterator(self) -> Any:
+        """Return a new pass, for programs that ask for torch's method."""
+        held, self._iterator = self._iterator, None
+        try:
+            return iter(self)
+        finally:
+            self._iterator = held
+
+    def _batches(self, settings: Settings, on_device: Executor | None, *, sends: bool = False) -> Any:
+        """Return the iterator of the pass that begins, behind what was handed out before."""
+        checkpoint = self._checkpoint
+        assert checkpoint.progress is not None
+        job = self._executors.job(self, settings, self._plan, checkpoint.progress, checkpoint.epochs, sends=sends)
+        held, self._iterator = self._iterator, None
+        batches = self._executors.begin(job, held, on_device)
+        if settings.persistent_workers and settings.num_workers:
+            self._iterator = batches
+        return checkpoint.forwarded(settings, batches, checkpoint.progress)
+
+    def _choose_workers(self) -> None:
+        """Choose the number of workers for the plan, where it was not given."""
+        given = self._given
+        if given.workers is not None and self.num_workers == given.workers:
+            self.num_workers = given.workers = default_workers(self.dataset, self._plan, given.method)
+            if not given.prefetch:
+                self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
+
+    def _settings(self) -> Settings:
+        return settings_of(self, self._given)
+
+    def _order(self) -> BatchOrder:
+        return BatchOrder(self._settings())
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
         native = isinstance(self._plan, NativePlan)
-        if not native and self._method is not Method.THREAD:
+        if not native and self._given.method is not Method.THREAD:
             super().check_worker_number_rationality()
         elif self.num_workers > 4 * (cpus := usable_cpus()):
             warn_user(
@@ -240,106 +281,139 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 "and make nothing faster: lower num_workers, or leave it out"
             )
 
+    # --- the order --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        order = self._order()
+        steps = None if order.share() is None else order.length()
+        return super().__len__() if steps is None else steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
+
+        With a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
+
+        Raises:
+            InvalidOption: a negative epoch.
+            TypeError: no integer.
+        """
+        self._checkpoint.begin_with(epoch)
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        theirs = getattr(deepest(given), "set_epoch", None)
+        if callable(theirs) and not isinstance(theirs, SetEpoch):
+            theirs(self._checkpoint.epochs.number)
+
+    def _offer_set_epoch(self) -> None:
+        """Give the sampler that torch's __init__ made a set_epoch."""
+        own = type(self.sampler) in (SequentialSampler, RandomSampler)
+        if self.seed is not None and self._given.own_order and own:
+            self.sampler.set_epoch = SetEpoch(self)  # type: ignore[attr-defined]
+
+    @property
+    def padded(self) -> int:
+        """How many samples at the end of the latest batch repeat others, so that all ranks have as many."""
+        return self._checkpoint.padded
+
+    # --- the state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest pass is, as its user sees it: JSON-able, under 1 KB.
+
+        It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
+        counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
+        thread or in worker processes, adds its states, of whatever size they are. The first call makes the dataset's
+        fingerprint, and keeps its IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
+        """
+        kept = self._iterator is not None and self.persistent_workers
+        return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
+
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
+        """Let the next pass go on where state_dict() was taken, with any number of ranks, workers and any batch size.
+
+        What was read before is not read again. No sample is read by this call.
+
+        Args:
+            state: of state_dict().
+            on_change: what becomes of a dataset that has changed since. "raise": an error says how. "continue": the
+                epoch goes on by ID: with each sample of the dataset as it is now whose ID was not handed out before;
+                where a sampler draws with replacement, with as many draws as were left. The next epoch is of the
+                dataset as it is now. The IDs that it had are read from the user's cache folder, where state_dict()
+                kept them.
+
+        Raises:
+            InvalidOption: a state of another seed, another order or another format; on_change="continue" where a
+                sampler of one's own, or a Mix, says which samples come.
+            DatasetChanged: the dataset is not what it was, the message says how it differs; or the IDs that it had are
+                not kept here.
+        """
+        self._checkpoint.load_state_dict(self._settings(), state, on_change)
+
+    def ids(
+        self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """Return the IDs of the samples of a batch, padding included, without reading anything.
+
+        The batches are those of an epoch that was begun at its start, with this batch size and these ranks.
+
+        Args:
+            epoch: its number.
+            step: the batch of that epoch, from 0 on.
+            rank: another rank of shard=; None: this one.
+            state: of a pass that began in the middle of the epoch, what state_dict() returned before its first batch:
+                steps count from there too.
+
+        Raises:
+            InvalidOption: the order is not a function of (seed, epoch), or the state is not of that epoch.
+            DatasetChanged: the dataset is not that of the state.
+            IndexError: there is no such step.
+        """
+        return self._checkpoint.ids(self._settings(), epoch, step, rank, state)
+
+    def batch_at(
+        self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return a batch as a pass would give it, in host memory, without going through what comes before it.
+
+        Args, Raises: as `ids`; and what reading the samples raises.
+        """
+        settings = replace(self._settings(), num_workers=0, persistent_workers=False, timeout=0)
+        indices, positions = self._checkpoint.replayed(settings, epoch, step, rank, state)
+        assert self.seed is not None
+        chosen, executors = planned(settings), self._executors
+        means = replace(executors.means(settings, chosen, sends=False), in_flight=1, ahead=False, counters=Counters())
+        made: Pass
+        if isinstance(chosen, NativePlan):
+            course = Course(iter([(indices, positions)]), 1, self.seed, epoch)
+            made = Filling(chosen, course, means, substitutes=executors.substitutes(settings))
+        else:
+            course = Course(iter([(indices.tolist(), positions)]), 1, self.seed, epoch)
+            made = Fetching(executors.fetch(settings, chosen, here=True), course, means, eager=False)
+        return next(made)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
     def explain(self) -> str:
         """Return the plan as text: each step and who does it; last, as advice, what would make the rest native."""
-        feed = feed_of(self.device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
-            self._station = self._stationed(feed)
-        self._make_plan()
-        python = isinstance(self._plan, PythonPlan)
-        setting = Setting(
-            self.num_workers,
-            self.batch_size,
-            self._order_name() + self._rest_name() + self._share_name(),
-            self._can_pin(),
-            threads=python and self._in_threads(),
-            advice=tuple(self._advice()) if python else (),
-            remarks=(
-                *(self._of_python() if python else self._of_native()),
-                *([self._register.explain()] if self._register else []),
-                *self._of_device(feed),
-            ),
+        feed, settings = feed_of(self.device), self._settings()
+        sends = self._delivery.sends(feed)
+        chosen = planned(settings, raw=sends)
+        if settings.workers_chosen:
+            settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
+        device = tuple(self._delivery.explain(feed, chosen))
+        return Explained(settings, chosen, self._executors, self._checkpoint.rest, device, sends).text(self.stats())
+
+    def stats(self) -> Stats:
+        """Return the counters of all epochs so far."""
+        return self._executors.stats()
+
+    def __repr__(self) -> str:
+        readers = "native threads" if isinstance(self._plan, NativePlan) else "Python"
+        return (
+            f"<penstock.DataLoader of {type(self.dataset).__name__}: batch_size={self.batch_size}, "
+            f"num_workers={self.num_workers}, read by {readers}>"
         )
-        return explain(self._plan, setting, self.stats())
 
-    def _of_device(self, feed: Feed | None) -> Iterator[str]:
-        if feed is not None and self._station is not None:
-            yield told(feed, self._station.device)
-            yield from self._station.told(feed, self._plan)
-
-    def _of_native(self) -> Iterator[str]:
-        recipes = [leaf.recipe for leaf in self._plan.leaves] if isinstance(self._plan, NativePlan) else []
-        if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
-            key = "seed" if self.seed is not None else "a seed drawn for the pass"
-            yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
-
-    def _of_python(self) -> Iterator[str]:
-        if self._method is Method.AUTO:
-            yield f"chosen   {self._chosen().why}"
-        if self._method is not Method.PROCESS and (places := composes_in(self.dataset)):
-            yield (
-                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
-                "transforms are known: same elements, same draws"
-            )
-        threads = bool(self.num_workers) and self._in_threads()
-        iterable = isinstance(self.dataset, IterableDataset)
-        if threads:
-            yield copies_told(self._fetch(here=False), self.worker_init_fn, shared=self.share_dataset)
-        if self.seed is not None and not iterable:
-            yield (
-                "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
-                "position), whoever calls them"
-            )
-        if threads and (draws := self._global_draws()):
-            yield (
-                f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "
-                "depend on timing. torch.random.thread_safe_generator() or get_worker_info().rng draw by sample; so do "
-                "worker processes with seed="
-            )
-        elif self.seed is not None and not iterable and not threads:
-            yield "random   the global generators are functions of (seed, epoch, sample, position), set for each sample"
-        if (
-            self.seed is not None
-            and not iterable
-            and (held := missed(self.dataset, shared=threads and self.share_dataset))
-        ):
-            yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
-
-    def _advice(self) -> Iterator[str]:
-        """Yield what might make it faster where Python reads the dataset."""
-        if self._method is not None or isinstance(self.dataset, (IterableDataset, IterDataPipe, MapDataPipe)):
-            return
-        workers = "" if self.num_workers or self._chosen_workers is not None else " with num_workers above 0"
-        than = "worker processes" if self.num_workers else "the caller's thread"
-        yield f"worker_method='auto'{workers} would measure whether threads of this process are faster than {than}"
-
-    def _order_name(self) -> str:
-        if not self._cuts_itself():
-            name = type(self.sampler if self.batch_size is not None else self.batch_sampler).__name__
-            asked = "" if self._reads_ahead() else ", asked for one batch at a time; with num_workers= given, ahead"
-            return f"by {name}{asked}"
-        if isinstance(self.sampler, KeyedSampler):
-            return f"by {type(self.sampler).__name__}, any position at once"
-        if type(self.sampler) is SequentialSampler:
-            return "in sequence"
-        if self.seed is not None:
-            return f"shuffled by (seed {self.seed}, epoch), any position at once"
-        return "shuffled as torch's loader would, evaluated as far as needed"
-
-    def _rest_name(self) -> str:
-        """Return what is said of an epoch that goes on with a dataset that has changed."""
-        rest = self._rest if self._progress is None or self._progress.done else self._progress.rest
-        if rest is None:
-            return ""
-        return f"; of the {len(rest.indices):,} samples that this epoch had not handed out when its dataset changed"
-
-    def _share_name(self) -> str:
-        share = self._share()
-        if share is None or share.world == 1:
-            return ""
-        drop = "the last ones dropped" if self.drop_last else "the last ones padded where they do not go round"
-        return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
+    # --- for frameworks ---------------------------------------------------------------------------------------------
 
     def again(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
         """Return a loader of other samples (dataset, batch_size, sampler, batch_sampler, drop_last), else as this one.
@@ -347,12 +421,13 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
         It counts its epochs on from this one's.
         """
         arguments = {name: getattr(self, name) for name in (*_READING, *_OWN)}
-        if self.num_workers == self._chosen_workers:
+        if self.num_workers == self._given.workers:
             arguments["num_workers"] = None
-        if not self._prefetch_given:
+        if not self._given.prefetch:
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
-        twin._epochs, twin._reach = self._epochs.again(), self._reach
+        twin._checkpoint.epochs = self._checkpoint.epochs.copy()
+        twin._executors.reach = self._executors.reach
         return twin
 
     @staticmethod
@@ -385,39 +460,9 @@ class DataLoader(Passes, torch.utils.data.DataLoader[T_co]):
                 "without native threads; a penstock.DataLoader, of that very class, is kept",
                 through=("accelerate",),
             )
-        if self._chosen_workers:  # native threads; torch's loader would start as many processes
+        if self._given.workers:  # native threads; torch's loader would start as many processes
             self.num_workers, self.prefetch_factor = 0, None
         return False
-
-    def batch_at(
-        self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Return a batch as a pass would give it, in host memory, without going through what comes before it.
-
-        Args, Raises: as `ids`; and what reading the samples raises.
-        """
-        indices, positions = self._replayed(epoch, step, rank, state)
-        assert self.seed is not None
-        station, self._station = self._station, None  # the host's plan
-        try:
-            self._make_plan()
-        finally:
-            self._station = station
-        course = Course(iter([(indices, positions)]), 1, self.seed, epoch)
-        means = replace(
-            self._means(), workers=0, in_flight=1, ahead=False, persistent=False, counters=Counters(), timeout=0
-        )
-        made: Pass
-        if isinstance(self._plan, NativePlan):
-            made = Filling(self._plan, course, means, substitutes=self._replacing())
-        else:
-            course = replace(course, batches=iter([(indices.tolist(), positions)]))
-            made = Fetching(self._fetch(here=True), course, means, eager=False)
-        return next(made)
-
-    def stats(self) -> Stats:
-        """Return the counters of all epochs so far."""
-        return self._counters.snapshot((0, 0, 0) if self._buffers is None else self._buffers.counts())
 
 
 _THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters

@@ -6,7 +6,7 @@ A plan is made when an iteration starts, because a dataset's transform may be ch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -25,7 +25,6 @@ from penstock.sources.labels import as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.sources.recognise import Labels, Leaf
 from penstock.sources.tree import LeafNumbers, Node, build
-from penstock.stats import Stats
 from penstock.system.modes import outside_inference
 
 
@@ -234,83 +233,3 @@ def _only_seeds(worker_init_fn: object) -> bool:
 
 def _same(a: _native.Spec | None, b: _native.Spec | None) -> bool:
     return a is not None and b is not None and (a.dtype, a.shape) == (b.dtype, b.shape)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a loader runs its plan, for the explanation."""
-
-    workers: int
-    batch_size: int | None
-    order: str
-    pinned: bool
-    threads: bool
-    """Where Python reads: in threads of this process."""
-    remarks: tuple[str, ...] = ()
-    """What else there is to say of it, a line each."""
-    advice: tuple[str, ...] = ()
-    """What might make it faster."""
-
-
-def explain(plan: Plan, setting: Setting, stats: Stats) -> str:
-    """Return the plan as lines of text: each step and who does it; last, as advice, what would make the rest native."""
-    if isinstance(plan, PythonPlan):
-        reason = plan.reason
-        steps = () if plan.assisted is None else plan.assisted.steps
-        return "\n".join(
-            [
-                f"plan     {_readers(setting)}",
-                *(f"{step.who:<8} {step.what}" for step in steps),
-                f"because  {reason.what}: {reason.why}",
-                *setting.remarks,
-                *_so_far(stats),
-                f"advice   with {reason.remedy} the native core could read it",
-                *(f"advice   {one}" for one in setting.advice),
-            ]
-        )
-    who = "the caller's thread fills"
-    if setting.workers:
-        who = f"{_count(setting.workers, 'native thread')} fill{'s' * (setting.workers == 1)}"
-    size = "batches by batch_sampler" if setting.batch_size is None else f"batches of {setting.batch_size}"
-    lines = [f"plan     {who} {size} in place, in order", f"order    {setting.order}"]
-    for number, leaf in enumerate(plan.leaves):
-        if len(plan.leaves) > 1:
-            lines.append(f"part {number + 1} of {len(plan.leaves)}")
-        lines += [f"{step.who:<8} {step.what}" for step in leaf.steps]
-    memory = "page-locked, from torch's host allocator" if setting.pinned else "pageable, recycled when you let go"
-    lines.append(f"buffers  {memory}")
-    lines += _so_far(stats)
-    lines += _by_python(stats.read_by_python)
-    return "\n".join(lines + list(setting.remarks))
-
-
-def _so_far(stats: Stats) -> list[str]:
-    if not stats.samples:
-        return []
-    return [
-        f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
-        f"your loop waited {stats.wait_seconds:.2f} s for them"
-    ]
-
-
-def _readers(setting: Setting) -> str:
-    if not setting.workers:
-        return "Python reads the dataset in the caller's thread" + (
-            ", each sample into its row" if setting.threads else " by torch's own iterator"
-        )
-    if setting.threads:
-        return (
-            f"Python reads the dataset in {_count(setting.workers, 'thread')} of this process, each sample into its row"
-        )
-    return f"torch's own iterator, {setting.workers} worker process{'es' * (setting.workers > 1)}"
-
-
-def _by_python(reasons: Mapping[str, int]) -> list[str]:
-    return [
-        f"Python   {_count(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
-    ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"

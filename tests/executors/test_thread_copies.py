@@ -229,7 +229,7 @@ def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
     (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
     dataset = Opening(tmp_path / "numbers")
     chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.passes.try_out", lambda *given, **more: chosen)
+    monkeypatch.setattr("penstock.executors.selection.try_out", lambda *given, **more: chosen)
     loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
     torch.manual_seed(0)
     assert type(iter(loader)).__name__ == "Fetching"

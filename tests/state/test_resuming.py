@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
-from penstock.state.ahead import Ahead
+from penstock.order.ahead import Ahead
 from penstock.state.ledger import Verdict, compare, read
 
 SIZE = 24

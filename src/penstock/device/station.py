@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,21 +21,67 @@ from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, finish
 from penstock.device.resident import Held, Resident
 from penstock.errors import InvalidOption
-from penstock.executors.passing import Course, Means, Pass
+from penstock.executors.job import Executor, Job
 from penstock.plan import NativePlan, Plan
-from penstock.state.substitutes import Substitutes
 from penstock.system.modes import outside_inference
 
 
 @dataclass(frozen=True)
-class There:
-    """A kind of pass whose batches are made on the device."""
+class ResidentExecutor:
+    """Gathers batches from data that lives on the device."""
 
-    kind: type[Pass]
-    make: Callable[[Course, Means, Substitutes | None, bool], Pass]
-    """Returns a new one, from how bad samples are replaced and whether to start now, among others."""
-    begin: Callable[[Any, Course, bool], object]
-    """Begins another pass with the same one."""
+    held: Held
+    lane: Lane
+    kind: type = Gathering
+
+    def accepts(self, job: Job) -> bool:
+        """Return True."""
+        return True
+
+    def open(self, job: Job) -> Gathering:
+        """Return an iterator of the batches."""
+        job.progress.arrivals = None  # batches come in order
+        return Gathering(self.held, job.course(), job.means, self.lane.working)
+
+    def restart(self, held: Gathering, job: Job) -> None:
+        """Make another pass with the same iterator."""
+        job.progress.arrivals = None
+        held.begin(self.held, job.course(), self.lane.working)
+
+
+@dataclass(frozen=True)
+class DecodingExecutor:
+    """Decodes images on the device."""
+
+    decoder: Decoder
+    device: torch.device
+    lane: Lane
+    kind: type = GpuDecoding
+
+    def accepts(self, job: Job) -> bool:
+        """Return True."""
+        return True
+
+    def open(self, job: Job) -> GpuDecoding:
+        """Return an iterator of the batches."""
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None  # batches come in order
+        return GpuDecoding(
+            job.plan,
+            job.course(),
+            job.means,
+            self.decoder,
+            self.device,
+            self.lane,
+            substitutes=job.substitutes,
+            eager=job.eager,
+        )
+
+    def restart(self, held: GpuDecoding, job: Job) -> None:
+        """Make another pass with the same iterator."""
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None
+        held.begin(job.plan, job.course(), self.lane, eager=job.eager)
 
 
 class Station:
@@ -68,7 +114,7 @@ class Station:
         return nullcontext() if lane is None else lane.current()
 
     @outside_inference()  # what stays on the device outlives the mode
-    def prepare(self, feed: Feed, plan: Plan, lane: Lane | None) -> There | None:
+    def prepare(self, feed: Feed, plan: Plan, lane: Lane | None) -> Executor | None:
         """Return what makes the batches of the pass that begins on the device; None: the host makes them.
 
         Raises:
@@ -81,23 +127,12 @@ class Station:
                 self._resident = Resident(self.device)
             held = self._resident.hold(plan)
             if isinstance(held, Held):
-                return There(
-                    Gathering,
-                    lambda course, means, replacing, eager: Gathering(held, course, means, lane.working),
-                    lambda gathering, course, eager: gathering.begin(held, course, lane.working),
-                )
+                return ResidentExecutor(held, lane)
         decoder = self._decoding(feed, plan)
         if decoder is None:
             self._meter, self._waited = Meter() if self._is_open(feed) else None, 0.0
             return None
-        device = self.device
-        return There(
-            GpuDecoding,
-            lambda course, means, replacing, eager: GpuDecoding(
-                plan, course, means, decoder, device, lane, substitutes=replacing, eager=eager
-            ),
-            lambda decoding, course, eager: decoding.begin(plan, course, lane, eager=eager),
-        )
+        return DecodingExecutor(decoder, self.device, lane)
 
     def waited(self, seconds: float) -> None:
         """Count what the loop waited for a batch of this pass."""

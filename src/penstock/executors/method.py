@@ -10,20 +10,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.errors import InvalidOption
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.measure import Found, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.recipe.compose_hook import natively_in_this_process
+from penstock.settings import Method
 from penstock.state.delivery import Task
 
 T = TypeVar("T")
@@ -34,40 +33,6 @@ LIMIT_SECONDS = 1.0
 LIMIT_EACH_SECONDS = 0.02
 #: What threads must reach of the processes' rate to be chosen: they start at once.
 ENOUGH = 0.95
-
-
-class Method(Enum):
-    """Who calls the dataset."""
-
-    PROCESS = "process"
-    THREAD = "thread"
-    AUTO = "auto"
-
-
-def method_of(value: object) -> Method | None:
-    """Return the method of a worker_method= argument; "multiprocessing", torch's word, is "process".
-
-    Raises InvalidOption.
-    """
-    if value is None:
-        return None
-    try:
-        return Method("process" if value == "multiprocessing" else value)
-    except ValueError:
-        raise InvalidOption(
-            f"worker_method={value!r}: it is 'process', 'thread', 'auto', or None for torch's processes"
-        ) from None
-
-
-def shares(value: object, method: Method | None) -> bool:
-    """Return a share_dataset= argument. Raises InvalidOption."""
-    if not isinstance(value, bool):
-        raise InvalidOption(f"share_dataset={value!r}: it is True or False")
-    if value and method not in (Method.THREAD, Method.AUTO):
-        raise InvalidOption(
-            "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
-        )
-    return value
 
 
 @dataclass(frozen=True)

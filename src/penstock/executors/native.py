@@ -25,6 +25,7 @@ from penstock import _native
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.fetch import Fetch
+from penstock.executors.job import Job, fetcher
 from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.workers.native import InFlight, Workers
 from penstock.order.batches import as_array
@@ -456,3 +457,34 @@ def _was_interrupted(batch: InFlight) -> bool:
 
 def _shape(shape: tuple[str, tuple[int, ...]]) -> str:
     return f"shape {tuple(shape[1])} of {shape[0]}"
+
+
+class NativeExecutor:
+    """Native threads, for a dataset that the native core reads."""
+
+    kind = Filling
+
+    def accepts(self, job: Job) -> bool:
+        """Return whether the plan is native."""
+        return isinstance(job.plan, NativePlan)
+
+    def open(self, job: Job) -> Filling:
+        """Return an iterator of the batches."""
+        assert isinstance(job.plan, NativePlan)
+        made = Filling(
+            job.plan,
+            job.course(),
+            job.means,
+            substitutes=job.substitutes,
+            eager=job.eager,
+            live=not job.eager,
+            fetch=fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0),
+        )
+        job.progress.arrivals = None  # batches come in order
+        return made
+
+    def restart(self, held: Filling, job: Job) -> None:
+        """Make another pass with the same iterator."""
+        assert isinstance(job.plan, NativePlan)
+        held.begin(job.plan, job.course(), eager=job.eager)
+        job.progress.arrivals = None

@@ -192,11 +192,6 @@ class Pass(_BaseDataLoaderIter):
         """Begin to make a batch of indices. Only for a pass that asks by `_ask`."""
         raise NotImplementedError
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Go through the data of a loader again, as torch's loader asks of a persistent iterator."""
-        with self._lock:
-            loader._begin(self)
-
     def _hold(self, crew: Crew) -> None:
         """Make a crew this pass's own: it ends with it."""
         self.close()
@@ -283,16 +278,3 @@ class Pass(_BaseDataLoaderIter):
 def pinned(batch: Any) -> Any:
     """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
-
-
-class Pinning:
-    """A loader as torch's iterator is to see it, which would warn of pinning at a line of ours."""
-
-    pin_memory_device = ""
-
-    def __init__(self, loader: Any, *, pin: bool) -> None:
-        self._loader = loader
-        self.pin_memory = pin
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

@@ -2,146 +2,29 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
+from penstock.executors.job import Job
 from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.threads import Loading, Threads
-from penstock.recipe.compose_hook import natively
-from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.order.ahead import Arrivals
+from penstock.plan import NativePlan
 from penstock.sources.premises import collates_as_torch
-from penstock.state.ahead import Arrivals
 from penstock.state.delivery import Task
-from penstock.state.progress import Progress, counted
-from penstock.state.streams import Streams, go_on, state_of, tell_dataset
-from penstock.stats import Counters, samples_given, samples_in
+from penstock.state.streams import Streams, begun, state_of, tell_dataset
+from penstock.stats import samples_given, samples_in
 from penstock.system.modes import as_taken
 from penstock.system.randomness import sample_number
-
-
-class InTurn(_SingleProcessDataLoaderIter):
-    """torch's own pass in the caller's thread.
-
-    Args:
-        loader: a torch DataLoader with num_workers=0.
-        batches: what its sampler gives; None: it is asked by torch.
-        composes: each Compose that the dataset calls runs natively.
-        streams: where the dataset is that says so itself.
-        ahead: the pass is read ahead of its user.
-    """
-
-    progress: Progress | None = None
-    counters: Counters | None = None
-
-    def __init__(
-        self,
-        loader: Any,
-        batches: Iterator[Any] | None = None,
-        *,
-        composes: bool = True,
-        streams: Streams | None = None,
-        ahead: bool = False,
-    ) -> None:
-        (given,) = [None] if streams is None else streams.states()
-        self._given, self._batches = given, batches
-        self._mid_epoch = streams is not None and any(streams.counts)
-        super().__init__(loader)
-        if type(self._dataset_fetcher) is _MapDatasetFetcher:
-            self._dataset_fetcher.__class__ = _Noting
-        self._composes = composes
-        if self._batches is not None:
-            self._sampler_iter = self._batches
-        fetcher = self._dataset_fetcher
-        if given is not None and batches is None:
-            go_on(fetcher, given)
-        self._streams = streams if ahead else None
-        if streams is not None and not ahead:
-            streams.now = partial(_state_now, loader.dataset, fetcher)
-
-    @property
-    def _base_seed(self) -> int:
-        return self._base
-
-    @_base_seed.setter
-    def _base_seed(self, drawn: int) -> None:
-        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
-        self._base = drawn
-        if self._given is not None:
-            if self._batches is not None and self._mid_epoch:
-                self._batches = begun(self._batches)
-            tell_dataset(self._dataset, self._given)
-
-    def __next__(self) -> Any:
-        if self.counters is None:
-            return counted(self.progress, self._one)
-        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
-
-    def _next_index(self) -> Any:
-        self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._asked_for
-
-    def _samples(self, batch: Any) -> int:
-        if not self._auto_collation:
-            return 1
-        iterable = self._dataset_kind == _DatasetKind.Iterable
-        stacks = self._collate_fn is default_collate
-        return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
-
-    def _one(self) -> Any:
-        if self._streams is None:
-            return super().__next__()
-        try:
-            batch = super().__next__()
-        except StopIteration:
-            self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
-            raise
-        except Exception:
-            self._streams.failed()
-            raise
-        self._streams.read(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
-        return batch
-
-    def _next_data(self) -> Any:
-        with natively() if self._composes else nullcontext():
-            return super()._next_data()  # type: ignore[no-untyped-call]
-
-
-class _Noting(_MapDatasetFetcher):
-    """torch's fetcher, whose errors get a note of their sample."""
-
-    def fetch(self, given: Any) -> Any:
-        """Return the batch of what a sampler gave."""
-        if self.auto_collation:
-            samples = fetched(self.dataset, given)
-        else:
-            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
-        return collated(self.collate_fn, given, samples)
-
-
-def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
-    return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
-
-
-def begun(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
-    return chain(list(islice(batches, 1)), batches)
 
 
 class Fetching(Pass):
@@ -382,3 +265,43 @@ class Fetching(Pass):
                 f"threads. Raise timeout= if samples may take as long.\n{doing}"
             )
         return batch
+
+
+class ThreadExecutor:
+    """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
+
+    kind = Fetching
+
+    def accepts(self, job: Job) -> bool:
+        """Return whether threads read the dataset, or torch's own iterator could not do what is asked of a sample."""
+        settings = job.settings
+        if isinstance(job.plan, NativePlan):
+            return False
+        if job.in_threads and (settings.num_workers or not settings.iterable):
+            return True
+        return not settings.num_workers and not settings.iterable and not job.fetch(here=True).plain
+
+    def open(self, job: Job) -> Fetching:
+        """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""
+        settings = job.settings
+        fetch = job.fetch(here=settings.num_workers == 0)
+        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
+        made = Fetching(
+            fetch,
+            job.course_of_python(),
+            job.means,
+            init=settings.worker_init_fn,
+            iterable=settings.iterable,
+            in_order=settings.in_order,
+            drop_last=settings.drop_last,
+            eager=job.eager,
+            streams=job.streams,
+            own=own,
+        )
+        made.arrivals = job.progress.arrivals
+        return made
+
+    def restart(self, held: Fetching, job: Job) -> None:
+        """Let the same threads make another pass."""
+        held.begin(job.fetch(here=False), job.course_of_python(), eager=job.eager, streams=job.streams)
+        held.arrivals = job.progress.arrivals

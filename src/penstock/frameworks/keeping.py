@@ -152,7 +152,7 @@ def _register(register: Callable[..., Any], *objects: Any) -> Any:
 
 def _goes_on(loader: DataLoader[Any]) -> bool:
     """Return whether the next pass goes on in the middle of an epoch."""
-    state = loader._resume
+    state = loader._checkpoint.resume
     return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
 
 
@@ -160,8 +160,8 @@ def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
     """Return torch's loader with the attributes of ours, for Accelerate to copy."""
     plain: torch.utils.data.DataLoader[Any] = object.__new__(torch.utils.data.DataLoader)
     vars(plain).update(vars(loader))
-    if loader.seed is not None and loader._cuts_itself():
-        sampler, size = Seeded(loader.sampler, loader.seed, loader._epochs.number), loader.batch_size or 1
+    if loader.seed is not None and loader._order().cuts_itself():
+        sampler, size = Seeded(loader.sampler, loader.seed, loader._checkpoint.epochs.number), loader.batch_size or 1
         vars(plain).update(sampler=sampler, batch_sampler=BatchSampler(sampler, size, loader.drop_last))
     return plain
 

@@ -13,10 +13,9 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.order.batches import order_of
+from penstock.order.batches import deepest, order_of
 from penstock.order.keyed import KeyedSampler, one_by_one
-from penstock.ordering import deepest
-from penstock.resumable import OnChange
+from penstock.state.checkpoint import OnChange
 
 
 class Seeded(Sampler[int]):

@@ -1,4 +1,4 @@
-"""Which pass it is, and the indices of each of its batches: from an order, or from a sampler of the user's."""
+"""The indices of each batch of a pass: from an order, or from a sampler of the user's."""
 
 from __future__ import annotations
 
@@ -22,28 +22,6 @@ from penstock.errors import InvalidOption
 from penstock.order.keyed import KeyedSampler
 from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order, Positions, TorchShuffle
 from penstock.system.randomness import digest, torch_seed
-
-
-class Epochs:
-    """The number of the epoch that comes next, and the seed."""
-
-    def __init__(self, seed: int | None) -> None:
-        self.seed = seed
-        self.number = 0
-
-    def again(self) -> Epochs:
-        """Return a copy that counts on by itself."""
-        twin = Epochs(self.seed)
-        twin.number = self.number
-        return twin
-
-    def next(self, *, counted: bool) -> tuple[int | None, int]:
-        """Return (seed, epoch) of the pass that begins.
-
-        Without a seed each pass has a base seed of its own, and is epoch 0 of it, unless they are counted.
-        """
-        epoch, self.number = self.number, self.number + 1
-        return self.seed, epoch if counted or self.seed is not None else 0
 
 
 def settled_at_start(sampler: Any) -> bool:
@@ -224,3 +202,17 @@ def as_list(indices: Indices) -> list[int]:
     """Return indices as torch's samplers give them."""
     listed: list[int] = indices.tolist()
     return listed
+
+
+def innermost(sampler: Any, batch_sampler: Any) -> Any:
+    """Return the sampler that says which samples come."""
+    return getattr(batch_sampler, "sampler", sampler) if batch_sampler is not None else sampler
+
+
+def deepest(sampler: Any) -> Any:
+    """Return the sampler that says which samples come, below any number of others that group, cut and skip."""
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(sampler, name, None)
+        if inner is not None and inner is not sampler:
+            return deepest(inner)
+    return sampler

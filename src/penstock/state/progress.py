@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import InvalidOption, WorkerStuck
-from penstock.order.permutations import Indices, Order
+from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
+from penstock.order.rest import Rest
 from penstock.order.schedule import Schedule
-from penstock.state.ahead import NONE_AHEAD, Ahead, Arrivals
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
@@ -31,35 +31,6 @@ class Recording(Protocol):
 FORMAT = 1
 #: Of those that hold what it would pass over: batches handed out ahead, states of samplers and of map-style datasets.
 FORMAT_WITH_OWN = 2
-
-
-@dataclass(frozen=True)
-class Rest:
-    """What is left of an epoch whose dataset has changed: it begins at a position, and has an order of its own."""
-
-    begin: int
-    indices: Indices
-    """Of the samples that were not handed out, ascending."""
-    past: tuple[Mapping[str, Any], ...]
-    """What the dataset was: "data", its fingerprint, and "to", the position up to which it was that; in turn."""
-
-    @property
-    def end(self) -> int:
-        """Return the number of positions of the epoch."""
-        return self.begin + len(self.indices)
-
-    def order(self, among: Callable[[], Order]) -> Order:
-        """Return the order of the rest: `among` makes one of len(indices) positions."""
-        return _RestOrder(self, among())
-
-
-class _RestOrder:
-    def __init__(self, rest: Rest, among: Order) -> None:
-        self._rest = rest
-        self._among = among
-
-    def take(self, begin: int, count: int) -> Indices:
-        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
 
 
 @dataclass

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.errors import InvalidOption
+from penstock.order.batch_order import BatchOrder
 from penstock.order.permutations import Order
 from penstock.order.schedule import Schedule, Share, indices_of
+from penstock.settings import Settings
 from penstock.sources.naming import id_of
+from penstock.state.checkpoint import Fingerprint
 from penstock.state.ledger import Ledger, ids_bytes
+from penstock.state.progress import Progress
 
 
 class Recorder:
@@ -56,6 +62,27 @@ class Recorder:
     def chain(self) -> str:
         """Return the ledger's chain as text, for a state."""
         return self._ledger.chain.hex()
+
+
+class Recording:
+    """The ledger of a loader, opened when its first pass begins. Not picklable."""
+
+    def __init__(self) -> None:
+        self._ledger: Ledger | None = None
+
+    def of_pass(self, settings: Settings, progress: Progress, fingerprint: Fingerprint) -> Recorder | None:
+        """Return what writes the pass that begins to the ledger. Raises InvalidOption, OSError."""
+        if settings.ledger is None:
+            return None
+        order = BatchOrder(settings)
+        if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
+            raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
+        if self._ledger is None:
+            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint.of(settings)}
+            self._ledger = open_ledger(os.fspath(settings.ledger), order.share() or Share(), facts)
+        made = order.order(settings.seed or 0, progress.epoch, progress.drawn, progress.rest, progress.ahead)
+        before = progress.start + progress.ahead.count
+        return Recorder(self._ledger, settings.dataset, made, progress.epoch, before, progress.chain)
 
 
 def open_ledger(path: str, share: Share, facts: Mapping[str, Any]) -> Ledger:

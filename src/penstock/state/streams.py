@@ -12,6 +12,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe
@@ -306,3 +307,8 @@ class _Samples(Iterator[Any]):
     def state(self, *, ended: bool) -> dict[str, Any] | None:
         """Return where the dataset is."""
         return state_of(self._dataset, self._iterator, ended=ended)
+
+
+def begun(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
+    return chain(list(islice(batches, 1)), batches)

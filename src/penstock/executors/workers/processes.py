@@ -34,10 +34,10 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.executors.workers.progress import Board, Stage
 from penstock.executors.workers.results import Context
+from penstock.order.ahead import Arrivals
 from penstock.order.batches import placed
 from penstock.order.permutations import Positions
 from penstock.recipe.compose_hook import natively_in_this_process
-from penstock.state.ahead import Arrivals
 from penstock.state.delivery import Delivered, Task
 from penstock.state.progress import Progress, counted
 from penstock.state.streams import End, Stating, Streams, state_of, tell_dataset
@@ -111,7 +111,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._kills_before = memory().oom_kills
         self._board = Board(loader.num_workers)
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
-        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batches, batched=fetch.batched)
+        self.batches = batches
+        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batched=fetch.batched)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -175,6 +176,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
+            self._tasks.batches = self.batches
         self._sizes.clear()
         super()._reset(loader, first_iter)
 
@@ -391,15 +393,15 @@ class _View:
 class _Tasks:
     """A sampler of batches (or indices) that yields tasks."""
 
-    def __init__(self, sampler: Any, batches: Batches | None, *, batched: bool) -> None:
+    def __init__(self, sampler: Any, *, batched: bool) -> None:
         self._sampler = sampler
         self._batched = batched
-        self._batches = batches
+        self.batches: Batches | None = None
         self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Task]:
         given = placed(iter(self._sampler), 0, batched=self._batched)
-        return map(self._task, given if self._batches is None else self._batches(self.seed, self.epoch))
+        return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
         return Task(given[0], self.seed, self.epoch, given[1])

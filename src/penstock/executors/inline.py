@@ -1,0 +1,154 @@
+"""Torch's own pass in the caller's thread."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from penstock.executors.job import Job, TorchView
+from penstock.recipe.compose_hook import natively
+from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.settings import Method
+from penstock.state.progress import Progress, counted
+from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
+from penstock.stats import Counters, samples_given, samples_in
+
+
+class Inline(_SingleProcessDataLoaderIter):
+    """torch's own pass in the caller's thread.
+
+    Args:
+        loader: a torch DataLoader with num_workers=0.
+        batches: what its sampler gives; None: it is asked by torch.
+        composes: each Compose that the dataset calls runs natively.
+        streams: where the dataset is that says so itself.
+        ahead: the pass is read ahead of its user.
+    """
+
+    progress: Progress | None = None
+    counters: Counters | None = None
+
+    def __init__(
+        self,
+        loader: Any,
+        batches: Iterator[Any] | None = None,
+        *,
+        composes: bool = True,
+        streams: Streams | None = None,
+        ahead: bool = False,
+    ) -> None:
+        (given,) = [None] if streams is None else streams.states()
+        self._given, self._batches = given, batches
+        self._mid_epoch = streams is not None and any(streams.counts)
+        super().__init__(loader)
+        if type(self._dataset_fetcher) is _MapDatasetFetcher:
+            self._dataset_fetcher.__class__ = _Noting
+        self._composes = composes
+        if self._batches is not None:
+            self._sampler_iter = self._batches
+        fetcher = self._dataset_fetcher
+        if given is not None and batches is None:
+            go_on(fetcher, given)
+        self._streams = streams if ahead else None
+        if streams is not None and not ahead:
+            streams.now = partial(_state_now, loader.dataset, fetcher)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._base
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        self._base = drawn
+        if self._given is not None:
+            if self._batches is not None and self._mid_epoch:
+                self._batches = begun(self._batches)
+            tell_dataset(self._dataset, self._given)
+
+    def __next__(self) -> Any:
+        if self.counters is None:
+            return counted(self.progress, self._one)
+        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
+
+    def _next_index(self) -> Any:
+        self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._asked_for
+
+    def _samples(self, batch: Any) -> int:
+        if not self._auto_collation:
+            return 1
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        stacks = self._collate_fn is default_collate
+        return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
+
+    def _one(self) -> Any:
+        if self._streams is None:
+            return super().__next__()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+            raise
+        except Exception:
+            self._streams.failed()
+            raise
+        self._streams.read(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+        return batch
+
+    def _next_data(self) -> Any:
+        with natively() if self._composes else nullcontext():
+            return super()._next_data()  # type: ignore[no-untyped-call]
+
+
+class _Noting(_MapDatasetFetcher):
+    """torch's fetcher, whose errors get a note of their sample."""
+
+    def fetch(self, given: Any) -> Any:
+        """Return the batch of what a sampler gave."""
+        if self.auto_collation:
+            samples = fetched(self.dataset, given)
+        else:
+            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
+        return collated(self.collate_fn, given, samples)
+
+
+def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
+    return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+class InlineExecutor:
+    """Torch's own iterator: for what no other executor accepts."""
+
+    kind = Inline
+
+    def accepts(self, job: Job) -> bool:
+        """Return True."""
+        return True
+
+    def open(self, job: Job) -> Inline:
+        """Return an iterator of the batches."""
+        settings = job.settings
+        job.epochs.next(counted=True)
+        made = Inline(
+            TorchView(job),
+            None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
+            composes=settings.method is not Method.PROCESS,
+            streams=job.streams,
+            ahead=settings.device is not None,
+        )
+        made.counters = job.means.counters
+        job.progress.arrivals = None  # batches come in order
+        return made
+
+    def restart(self, held: Inline, job: Job) -> None:
+        """Raise RuntimeError: torch keeps no iterator without workers."""
+        raise RuntimeError("an iterator of the caller's thread makes one pass")

@@ -1,0 +1,114 @@
+"""What a pass is made from, and what makes it: one protocol for all executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.executors.fetch import Fetch
+from penstock.executors.passing import Course, Means
+from penstock.order.epochs import Epochs
+from penstock.plan import Plan, PythonPlan
+from penstock.settings import Method, Settings
+from penstock.state.batches import PassBatches
+from penstock.state.progress import Progress
+from penstock.state.streams import Streams
+from penstock.state.substitutes import Substitutes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One pass to be made. An iterator may keep any part of it but the loader, which may hold the iterator."""
+
+    loader: Any
+    """Torch's own iterators read its attributes while they are made."""
+    settings: Settings
+    plan: Plan
+    progress: Progress
+    batches: PassBatches
+    epochs: Epochs
+    key: Callable[[], tuple[int, int]]
+    """Returns (seed, epoch) of the pass, and advances the generators as torch's iterator would. Called once."""
+    means: Means
+    substitutes: Substitutes | None
+    """How bad samples are replaced; None raises their errors."""
+    pins: bool
+    """Torch's own iterator pins its batches."""
+    in_threads: bool
+    """Python threads of this process read the dataset, where Python reads it."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether work begins before the first batch is asked for."""
+        return not self.settings.on_demand
+
+    @property
+    def streams(self) -> Streams | None:
+        """Where the dataset is in each worker, where it says so itself."""
+        return self.progress.streams
+
+    def course(self) -> Course:
+        """Return what the pass goes through; called once, for it draws."""
+        length = self.batches.order.length
+        if self.batches.drawn_first():
+            batches = self.batches.sampled()
+            return Course(batches, length(), *self.key())
+        seed, epoch = self.key()
+        return Course(self.batches(seed, epoch), length(), seed, epoch)
+
+    def course_of_python(self) -> Course:
+        """Return the same with what an iterable dataset said of its length."""
+        course, said = self.course(), self.settings.noted_length
+        return course if said is None else replace(course, promised=said, dataset=str(self.settings.dataset))
+
+    def fetch(self, *, here: bool) -> Fetch:
+        """Return what calls the dataset; here: in a process whose global generators it may set."""
+        assert isinstance(self.plan, PythonPlan)
+        return fetcher(self.settings, self.substitutes, here=here)(read=self.plan.assisted)
+
+
+def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Fetch]:
+    """Return what makes a Fetch, called with read=; here: in a process whose global generators it may set."""
+    return partial(
+        Fetch,
+        settings.dataset,
+        batched=settings.batched,
+        collate_fn=settings.collate_fn,
+        seeded=here and settings.seed is not None,
+        keyed=settings.seed is not None,
+        replacing=substitutes,
+        composes=settings.method is not Method.PROCESS,
+    )
+
+
+class Executor(Protocol):
+    """Fills the batches of a pass in one way."""
+
+    @property
+    def kind(self) -> type:
+        """The class of the iterators that it makes."""
+
+    def accepts(self, job: Job) -> bool:
+        """Return whether it can make this pass. It is the first one of the executors that accepts who makes it."""
+
+    def open(self, job: Job) -> Any:
+        """Return an iterator of the batches."""
+
+    def restart(self, held: Any, job: Job) -> None:
+        """Let an iterator that is kept between passes make this one too."""
+
+
+class TorchView:
+    """A loader as torch's own iterators are to see it."""
+
+    pin_memory_device = ""  # torch would warn of it at a line of Penstock's
+
+    def __init__(self, job: Job) -> None:
+        self._loader = job.loader
+        self.pin_memory = job.pins
+        self.generator = job.settings.draws_from
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

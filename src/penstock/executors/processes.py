@@ -1,0 +1,52 @@
+"""Worker processes, of torch's own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.executors.job import Job, TorchView
+from penstock.executors.workers.processes import Processes
+from penstock.plan import NativePlan
+from penstock.settings import Method
+from penstock.sources.naming import name_of
+
+
+class ProcessExecutor:
+    """Torch's worker processes, where Python reads the dataset and nobody asked for threads."""
+
+    kind = Processes
+
+    def accepts(self, job: Job) -> bool:
+        """Return whether there are workers, and no threads in their place."""
+        return not isinstance(job.plan, NativePlan) and job.settings.num_workers > 0 and not job.in_threads
+
+    def open(self, job: Job) -> Processes:
+        """Return an iterator of the batches."""
+        settings = job.settings
+        job.loader.check_worker_number_rationality()
+        made = Processes(
+            TorchView(job),
+            None if settings.iterable else job.fetch(here=True),
+            key=partial(job.epochs.next, counted=settings.persistent_workers),
+            composes=settings.method is not Method.PROCESS,
+            batches=job.batches,
+            streams=job.streams,
+            base_seed=job.progress.drawn.get("base"),
+            identify=partial(name_of, settings.dataset),
+            deliver=job.means.deliver,
+        )
+        return self._follow(made, job)
+
+    def restart(self, held: Processes, job: Job) -> None:
+        """Let the same workers make another pass."""
+        held.batches = job.batches
+        held._reset(TorchView(job))
+        self._follow(held, job)
+
+    def _follow(self, made: Processes, job: Job) -> Processes:
+        made.counters = job.means.counters
+        if made.streams is not job.streams:
+            made.follow(job.streams)  # the workers came with those of the pass before
+        job.progress.drawn.setdefault("base", made.base_seed)
+        made.arrivals = job.progress.arrivals
+        return made

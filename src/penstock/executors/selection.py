@@ -1,0 +1,261 @@
+"""Who reads a loader's dataset, pass after pass, and what its passes share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock.errors import InvalidOption, pair
+from penstock.executors.buffers import Buffers
+from penstock.executors.copies import NotCopied
+from penstock.executors.fetch import Fetch
+from penstock.executors.inline import InlineExecutor
+from penstock.executors.job import Executor, Job, fetcher
+from penstock.executors.measure import Trial
+from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
+from penstock.executors.native import NativeExecutor
+from penstock.executors.passing import IN_FLIGHT, Means
+from penstock.executors.processes import ProcessExecutor
+from penstock.executors.threads import ThreadExecutor
+from penstock.order.batch_order import BatchOrder
+from penstock.order.batches import draw, settled_at_start
+from penstock.order.epochs import Epochs
+from penstock.plan import NativePlan, Plan, PythonPlan, plan
+from penstock.recipe.reach import Reach
+from penstock.settings import Method, Settings
+from penstock.state.batches import PassBatches
+from penstock.state.progress import Progress
+from penstock.state.substitutes import Register, Substitutes, population
+from penstock.stats import Counters, Stats
+from penstock.system.cpus import usable_cpus
+from penstock.system.warn_user import warn_user
+
+#: In the order in which they are tried.
+EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
+
+
+class Executors:
+    """Chooses who makes a loader's passes, and keeps what they share: batch memory, choices, counters.
+
+    Args:
+        register: what is known of bad samples; None: their errors are raised.
+        reach: warns of draws that the seed does not reach.
+    """
+
+    def __init__(self, register: Register | None, reach: Reach) -> None:
+        self.register = register
+        self.reach = reach
+        self.counters = Counters()
+        self.buffers: Buffers | None = None
+        self._choice: Choice | None = None  # of worker_method="auto"
+        self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
+        self._base_seed: int | None = None  # torch's, of the latest pass
+
+    def copied(self) -> Executors:
+        """Return what a copy of the loader has."""
+        twin = Executors(self.register, self.reach)
+        twin._choice, twin._draws = self._choice, self._draws
+        return twin
+
+    def stats(self) -> Stats:
+        """Return the counters of all passes so far."""
+        return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a copy, or another process, makes anew."""
+        return {**vars(self), "counters": Counters(), "buffers": None, "_base_seed": None}
+
+    # --- making a pass ----------------------------------------------------------------------------------------------
+
+    def job(
+        self, loader: Any, settings: Settings, chosen: Plan, progress: Progress, epochs: Epochs, *, sends: bool
+    ) -> Job:
+        """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
+        native = isinstance(chosen, NativePlan)
+        pins = self._pins(settings)  # which warns, once a pass
+        return Job(
+            loader,
+            settings,
+            chosen,
+            progress,
+            PassBatches(BatchOrder(settings), progress, self.reach, native),
+            epochs,
+            lambda: self._key(settings, progress, epochs),
+            self.means(settings, chosen, sends=sends),
+            self.substitutes(settings),
+            pins,
+            not native and self.in_threads(settings, chosen),
+        )
+
+    def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
+        """Return the iterator of a pass: the one that is held, where it can make this pass too, or a new one.
+
+        Args:
+            job: the pass.
+            held: the iterator of the pass before, where it is kept; it is ended where it cannot make this one.
+            on_device: makes the batches on the device; tried first.
+        """
+        settings, streams = job.settings, job.streams
+        candidates = EXECUTORS if on_device is None else (on_device, *EXECUTORS)
+        executor = next(one for one in candidates if one.accepts(job))
+        elsewhere = streams is not None and streams.resumed  # its workers are where no state says
+        if held is not None and (type(held) is not executor.kind or not getattr(held, "reusable", True) or elsewhere):
+            held._shutdown_workers()
+            held = None
+        if not settings.num_workers and streams is not None:
+            streams.tell_between(settings.dataset)
+        if held is not None:
+            executor.restart(held, job)
+            return held
+        try:
+            return executor.open(job)
+        except NotCopied as error:
+            if settings.method is not Method.AUTO:
+                raise
+            self._choice = not_copied(error)  # the loop has opened something since threads were chosen
+            return self.begin(replace(job, in_threads=False), None, on_device)
+
+    def substitutes(self, settings: Settings) -> Substitutes | None:
+        """Return what replaces bad samples in the pass that begins."""
+        if self.register is None:
+            return None
+        drawn_from = population(settings.sampler, settings.batch_sampler, len(settings.dataset))
+        self.register.substitutes.population = drawn_from
+        return self.register.substitutes
+
+    def means(self, settings: Settings, chosen: Plan, *, sends: bool) -> Means:
+        """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
+        if settings.num_workers == 0 and settings.timeout:
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
+        return Means(
+            workers=settings.num_workers,
+            in_flight=settings.in_flight,
+            buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
+            counters=self.counters,
+            deliver=_as_it_is if self.register is None else self.register.deliver,
+            timeout=settings.timeout,
+            ahead=reads_ahead(settings),
+            persistent=settings.persistent_workers,
+        )
+
+    def _memory(self, settings: Settings, chosen: Plan, *, pinned: bool) -> Buffers:
+        """Return the batch memory: made once, and anew where pinning has changed."""
+        if self.buffers is None or self.buffers.pinned != pinned:
+            # Each field of each batch in flight, and of the two that a loop holds when it asks for the next.
+            fields = chosen.fields if isinstance(chosen, NativePlan) else 2
+            self.buffers = Buffers(pinned=pinned, keep=fields * ((settings.in_flight or IN_FLIGHT) + 2))
+        return self.buffers
+
+    def _key(self, settings: Settings, progress: Progress, epochs: Epochs) -> tuple[int, int]:
+        """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""
+        seed, epoch = epochs.next(counted=settings.persistent_workers)
+        if seed is not None:
+            return seed, epoch
+        if self._base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
+            self._base_seed = draw(settings.draws_from)
+        self._base_seed = progress.drawn.setdefault("base", self._base_seed)
+        return self._base_seed, epoch
+
+    def _pins(self, settings: Settings) -> bool:
+        """Return whether torch's iterator is to pin, with its warnings where it cannot."""
+        if settings.pin_memory and settings.pin_memory_device:
+            warn_user(
+                "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+                f"ignore pin_memory_device='{settings.pin_memory_device}'.",
+            )
+        if settings.pin_memory and not torch.accelerator.is_available():
+            warn_user(
+                "'pin_memory' argument is set as true but no accelerator is found, "
+                "then device pinned memory won't be used.",
+            )
+        return settings.pin_memory and torch.accelerator.is_available()
+
+    # --- threads or processes ---------------------------------------------------------------------------------------
+
+    def in_threads(self, settings: Settings, chosen: Plan | None = None) -> bool:
+        """Return whether Python threads of this process read the dataset, where Python reads it.
+
+        worker_method="auto" is measured once.
+        """
+        if settings.method is not Method.AUTO:
+            return settings.method is Method.THREAD
+        chosen = chosen or planned(settings)
+        return isinstance(chosen, PythonPlan) and self.choice(settings, chosen).method is Method.THREAD
+
+    def choice(self, settings: Settings, chosen: PythonPlan) -> Choice:
+        """Return what worker_method="auto" comes to: measured once."""
+        if self._choice is None:
+            trial = Trial(
+                self.fetch(settings, chosen),
+                settings.batch_size or 1,
+                settings.num_workers,
+                init=settings.worker_init_fn,
+                in_flight=settings.in_flight,
+                prefetch_factor=settings.prefetch_factor,
+                shared=settings.share_dataset,
+            )
+            batches = None if settings.persistent_workers else BatchOrder(settings).length()
+            samples = None if batches is None else batches * trial.batch_size
+            self._choice = try_out(trial, samples, seeded=settings.seed is not None)
+        return self._choice
+
+    def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
+        """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
+        if self._draws is None:
+            self._draws = draws_in_threads(self.fetch(settings, chosen))
+        return self._draws
+
+    def warn_of_unreached(self, settings: Settings, chosen: Plan) -> None:
+        """Warn once of draws of the dataset's that do not follow the seed."""
+        if settings.seed is None or isinstance(chosen, NativePlan) or settings.iterable:
+            return
+        threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
+        draws = (lambda: self.global_draws(settings, chosen)) if threads else None
+        self.reach.tell_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
+
+    def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
+        """Return what calls the dataset; here: in a process whose global generators it may set."""
+        return fetcher(settings, self.substitutes(settings), here=here)(read=chosen.assisted)
+
+
+def planned(settings: Settings, *, raw: bool = False) -> Plan:
+    """Return the plan for a loader's dataset as it is now. raw: images stay pixels for a device to convert."""
+    return plan(
+        settings.dataset,
+        batched=settings.batched,
+        collate_fn=settings.collate_fn,
+        worker_init_fn=settings.worker_init_fn,
+        processes=settings.method is Method.PROCESS,
+        raw=raw,
+    )
+
+
+def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int:
+    """Return the number of workers where num_workers= is not given."""
+    if isinstance(dataset, IterableDataset):
+        return 0  # as torch's default: each worker would go through all of it
+    return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
+
+
+def can_pin(settings: Settings, *, sends: bool) -> bool:
+    """Return whether batches are page-locked."""
+    if sends:
+        return True
+    device = torch.accelerator.current_accelerator(check_available=True) if settings.pin_memory else None
+    return device is not None and device.type != "mps"  # where torch's loader does not pin either
+
+
+def reads_ahead(settings: Settings) -> bool:
+    """Return whether the sampler may be asked for batches ahead of the user: not where torch would not."""
+    if not settings.workers_chosen or settings.iterable:
+        return True
+    return settled_at_start(settings.sampler if settings.batch_sampler is None else settings.batch_sampler)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,190 @@
+"""The text of explain(): each step of a plan and who does it; last, as advice, what would make the rest native."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
+
+from penstock.executors.method import and_join
+from penstock.executors.selection import Executors, can_pin, reads_ahead
+from penstock.executors.workers.own_fetch import copies_told
+from penstock.order.batch_order import BatchOrder
+from penstock.order.keyed import KeyedSampler
+from penstock.order.rest import Rest
+from penstock.plan import NativePlan, Plan, PythonPlan
+from penstock.recipe.compose_places import composes_in
+from penstock.recipe.reach import missed
+from penstock.recipe.reader import DRAWING
+from penstock.settings import Method, Settings
+from penstock.stats import Stats
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is explained: a loader as it is now. Nothing of it is changed."""
+
+    settings: Settings
+    plan: Plan
+    executors: Executors
+    rest: Rest | None
+    """What is left of an epoch whose dataset has changed."""
+    device: tuple[str, ...]
+    """What is done on the device, a line each."""
+    sends: bool
+    """Batches go to an accelerator."""
+
+    def text(self, stats: Stats) -> str:
+        """Return the explanation. stats: of the loader so far."""
+        plan = self.plan
+        lines = self._python(plan, stats) if isinstance(plan, PythonPlan) else self._native(plan, stats)
+        return "\n".join(lines)
+
+    def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
+        threads = self.executors.in_threads(self.settings, plan)
+        yield f"plan     {_readers(self.settings, in_threads=threads)}"
+        for step in () if plan.assisted is None else plan.assisted.steps:
+            yield f"{step.who:<8} {step.what}"
+        yield f"because  {plan.reason.what}: {plan.reason.why}"
+        yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
+        yield from self._bad_samples()
+        yield from self.device
+        yield from _so_far(stats)
+        yield f"advice   with {plan.reason.remedy} the native core could read it"
+        yield from self._advice()
+
+    def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
+        settings = self.settings
+        who = "the caller's thread fills"
+        if settings.num_workers:
+            who = f"{_count(settings.num_workers, 'native thread')} fill{'s' * (settings.num_workers == 1)}"
+        size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
+        yield f"plan     {who} {size} in place, in order"
+        yield f"order    {self._order()}"
+        for number, leaf in enumerate(plan.leaves):
+            if len(plan.leaves) > 1:
+                yield f"part {number + 1} of {len(plan.leaves)}"
+            for step in leaf.steps:
+                yield f"{step.who:<8} {step.what}"
+        pinned = can_pin(settings, sends=self.sends)
+        yield "buffers  " + (
+            "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
+        )
+        yield from _so_far(stats)
+        yield from _by_python(stats.read_by_python)
+        recipes = [leaf.recipe for leaf in plan.leaves]
+        if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
+            key = "seed" if settings.seed is not None else "a seed drawn for the pass"
+            yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
+        yield from self._bad_samples()
+        yield from self.device
+
+    def _of_python(self, plan: PythonPlan, *, threads: bool) -> Iterator[str]:
+        settings, executors = self.settings, self.executors
+        if settings.method is Method.AUTO:
+            yield f"chosen   {executors.choice(settings, plan).why}"
+        if settings.method is not Method.PROCESS and (places := composes_in(settings.dataset)):
+            yield (
+                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
+                "transforms are known: same elements, same draws"
+            )
+        if threads:
+            yield copies_told(executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset)
+        seeded = settings.seed is not None and not settings.iterable
+        if seeded:
+            yield (
+                "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
+                "position), whoever calls them"
+            )
+        if threads and (draws := executors.global_draws(settings, plan)):
+            yield (
+                f"random   the dataset draws from the global generators of {and_join(draws)}: in threads the draws "
+                "depend on timing. torch.random.thread_safe_generator() or get_worker_info().rng draw by sample; so do "
+                "worker processes with seed="
+            )
+        elif seeded and not threads:
+            yield "random   the global generators are functions of (seed, epoch, sample, position), set for each sample"
+        if seeded and (held := missed(settings.dataset, shared=threads and settings.share_dataset)):
+            yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
+
+    def _bad_samples(self) -> Iterable[str]:
+        register = self.executors.register
+        return () if register is None else (register.explain(),)
+
+    def _advice(self) -> Iterator[str]:
+        """Yield what might make it faster where Python reads the dataset."""
+        settings = self.settings
+        if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
+            return
+        workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
+        than = "worker processes" if settings.num_workers else "the caller's thread"
+        yield (
+            f"advice   worker_method='auto'{workers} would measure whether threads of this process are faster than "
+            f"{than}"
+        )
+
+    # --- the order --------------------------------------------------------------------------------------------------
+
+    def _order(self) -> str:
+        return self._order_name() + self._rest_name() + self._share_name()
+
+    def _order_name(self) -> str:
+        settings = self.settings
+        if not BatchOrder(settings).cuts_itself():
+            name = type(settings.sampler if settings.batch_size is not None else settings.batch_sampler).__name__
+            when = "" if reads_ahead(settings) else ", asked for one batch at a time; with num_workers= given, ahead"
+            return f"by {name}{when}"
+        if isinstance(settings.sampler, KeyedSampler):
+            return f"by {type(settings.sampler).__name__}, any position at once"
+        if type(settings.sampler) is SequentialSampler:
+            return "in sequence"
+        if settings.seed is not None:
+            return f"shuffled by (seed {settings.seed}, epoch), any position at once"
+        return "shuffled as torch's loader would, evaluated as far as needed"
+
+    def _rest_name(self) -> str:
+        """Return what is said of an epoch that goes on with a dataset that has changed."""
+        if self.rest is None:
+            return ""
+        return (
+            f"; of the {len(self.rest.indices):,} samples that this epoch had not handed out when its dataset changed"
+        )
+
+    def _share_name(self) -> str:
+        share = BatchOrder(self.settings).share()
+        if share is None or share.world == 1:
+            return ""
+        drop = "the last ones dropped" if self.settings.drop_last else "the last ones padded where they do not go round"
+        return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
+
+
+def _so_far(stats: Stats) -> list[str]:
+    if not stats.samples:
+        return []
+    return [
+        f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
+        f"your loop waited {stats.wait_seconds:.2f} s for them"
+    ]
+
+
+def _readers(settings: Settings, *, in_threads: bool) -> str:
+    if not settings.num_workers:
+        return "Python reads the dataset in the caller's thread" + (
+            ", each sample into its row" if in_threads else " by torch's own iterator"
+        )
+    if in_threads:
+        count = _count(settings.num_workers, "thread")
+        return f"Python reads the dataset in {count} of this process, each sample into its row"
+    return f"torch's own iterator, {settings.num_workers} worker process{'es' * (settings.num_workers > 1)}"
+
+
+def _by_python(reasons: Mapping[str, int]) -> list[str]:
+    return [
+        f"Python   {_count(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

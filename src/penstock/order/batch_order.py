@@ -1,0 +1,180 @@
+"""Which samples each batch of a loader holds: its order, cut into batches, cut among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from penstock.errors import InvalidOption
+from penstock.order.ahead import NONE_AHEAD, Ahead
+from penstock.order.batches import innermost, length, order_of
+from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
+from penstock.order.rest import Rest
+from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
+from penstock.settings import Settings
+
+#: The kind of an order that only a sampler of the user's knows.
+BY_SAMPLER = "by a sampler"
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """The order of a loader's batches, as far as its settings say it."""
+
+    settings: Settings
+
+    def size(self) -> int:
+        """Return the number of positions of an epoch's order."""
+        sampler = self.settings.sampler
+        return len(sampler if isinstance(sampler, KeyedSampler) else self.settings.dataset)
+
+    def share(self) -> Share | None:
+        """Return this rank's share, None where the loader does not cut. Raises InvalidOption."""
+        share = share_of(self.settings.shard)
+        return None if isinstance(self.innermost(), DistributedSampler) else share
+
+    def innermost(self) -> object:
+        """Return the sampler that says which samples come."""
+        return innermost(self.settings.sampler, self.settings.batch_sampler)
+
+    def length(self) -> int | None:
+        """Return the number of batches of a pass, None where the sampler has no length."""
+        return length(self.settings.index_sampler) if self.share() is None else self.schedule().steps
+
+    def schedule(
+        self, start: int = 0, share: Share | None = None, rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+    ) -> Schedule:
+        """Return which positions each batch of an epoch, or of the rest of one, holds on this rank, or another.
+
+        Positions are counted without those that were handed out ahead.
+        """
+        settings = self.settings
+        size = (self.size() if rest is None else rest.end) - ahead.count
+        drop_last = settings.drop_last and settings.batch_size is not None
+        return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
+
+    def order(
+        self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+    ) -> Callable[[], Order]:
+        """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead.
+
+        drawn: without a seed, keeps what the sampler draws for the order.
+        """
+        sampler, keyed = self.settings.sampler, self.settings.seed is not None
+        if rest is None:
+            return ahead.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn))
+        key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
+        return ahead.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
+
+    def kind(self) -> str:
+        """Return what distinguishes the order from others, but for seed and epoch."""
+        inner = self.innermost()
+        if isinstance(inner, KeyedSampler):
+            return f"{type(inner).__name__} {inner.fingerprint()}"
+        kinds: dict[type, str] = {SequentialSampler: "in sequence", RandomSampler: "shuffled"}
+        return kinds.get(type(inner), BY_SAMPLER) if self.settings.own_order else BY_SAMPLER
+
+    def indices_at(
+        self,
+        epoch: int,
+        step: int,
+        rank: int | None,
+        start: int = 0,
+        rest: Rest | None = None,
+        ahead: Ahead = NONE_AHEAD,
+    ) -> tuple[Indices, Positions]:
+        """Return the indices of a batch of an epoch, and their positions in the epoch's order.
+
+        Args:
+            epoch: its number.
+            step: the batch, counted from `start` on.
+            rank: another rank; None: this one.
+            start: the position that the pass began at.
+            rest: what is left of the epoch where its dataset has changed.
+            ahead: what was handed out ahead.
+
+        Raises:
+            InvalidOption: the order is not a function of (seed, epoch), or there is no such rank.
+        """
+        seed = self.settings.seed
+        if seed is None or not (self.cuts_itself() and self.settings.batch_size is not None):
+            raise InvalidOption(
+                "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
+            )
+        share = self.share() or Share()
+        if rank is not None:
+            if not 0 <= rank < share.world:
+                raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
+            share = Share(rank, share.world)
+        order = self.order(seed, checked_epoch(epoch), {}, rest, ahead)
+        part = self.schedule(start, share, rest, ahead).part(step)
+        return indices_of(order(), part), ahead.numbers(positions_of(part))
+
+    # --- whose order it is ------------------------------------------------------------------------------------------
+
+    def cuts_itself(self) -> bool:
+        """Return whether the batch sampler is torch's own, as torch made it, and of an order that Penstock makes."""
+        settings, batches = self.settings, self.settings.batch_sampler
+        if type(batches) is not BatchSampler or settings.index_sampler is not batches:
+            return False
+        if (batches.sampler, batches.batch_size, batches.drop_last) != (
+            settings.sampler,
+            settings.batch_size,
+            settings.drop_last,
+        ):
+            return False
+        return self.draws_itself()
+
+    def draws_itself(self) -> bool:
+        """Return whether Penstock makes the order: of a sampler that torch made, as torch made it, or a keyed one."""
+        settings, sampler = self.settings, self.settings.sampler
+        if isinstance(sampler, KeyedSampler):
+            return True
+        if not settings.own_order:
+            return False
+        if type(sampler) is SequentialSampler:
+            return sampler.data_source is settings.dataset
+        if type(sampler) is not RandomSampler or sampler.data_source is not settings.dataset:
+            return False
+        as_made = not sampler.replacement and sampler._num_samples is None and sampler.generator is settings.seeded
+        # With a generator of the user's, torch's sampler advances the generator as torch's loader would.
+        return as_made and (settings.seed is not None or len(sampler) < TorchShuffle.max_size)
+
+    def one_by_one(self) -> bool:
+        """Return whether batch_size is None and Penstock makes the order."""
+        return self.settings.index_sampler is self.settings.sampler and self.draws_itself()
+
+    def is_cut_by_torch(self) -> bool:
+        """Return whether torch's BatchSampler cuts what the loader's sampler gives."""
+        settings, batches = self.settings, self.settings.batch_sampler
+        return (
+            type(batches) is BatchSampler and settings.index_sampler is batches and batches.sampler is settings.sampler
+        )
+
+    def counts_samples(self) -> bool:
+        """Return whether what a user's sampler gave is counted in samples, whatever the batch size."""
+        if self.settings.iterable:
+            return False
+        return self.is_cut_by_torch() or self.settings.index_sampler is self.settings.sampler
+
+    def refuse_shard(self) -> None:
+        """Raise InvalidOption where shard= cannot be."""
+        if self.settings.shard is None:
+            return
+        if self.settings.shard != "auto":  # which is resolved when a pass begins: the process group may run by then
+            share_of(self.settings.shard)
+        inner = self.innermost()
+        if self.settings.iterable:
+            raise InvalidOption("shard= needs a map-style dataset: an iterable one is cut by itself")
+        if isinstance(inner, DistributedSampler):
+            return  # which is respected, and not cut a second time
+        if not self.settings.own_order and not isinstance(inner, KeyedSampler):
+            raise InvalidOption(
+                "shard= cuts the loader's own order: give shuffle= in place of the sampler, or shard=None"
+            )
+        if isinstance(inner, RandomSampler | KeyedSampler) and self.settings.seed is None:
+            raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")

@@ -1,0 +1,38 @@
+"""What is left of an epoch whose dataset has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.order.permutations import Indices, Order
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of an epoch whose dataset has changed: it begins at a position, and has an order of its own."""
+
+    begin: int
+    indices: Indices
+    """Of the samples that were not handed out, ascending."""
+    past: tuple[Mapping[str, Any], ...]
+    """What the dataset was: "data", its fingerprint, and "to", the position up to which it was that; in turn."""
+
+    @property
+    def end(self) -> int:
+        """Return the number of positions of the epoch."""
+        return self.begin + len(self.indices)
+
+    def order(self, among: Callable[[], Order]) -> Order:
+        """Return the order of the rest: `among` makes one of len(indices) positions."""
+        return _RestOrder(self, among())
+
+
+class _RestOrder:
+    def __init__(self, rest: Rest, among: Order) -> None:
+        self._rest = rest
+        self._among = among
+
+    def take(self, begin: int, count: int) -> Indices:
+        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]

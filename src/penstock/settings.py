@@ -1,0 +1,147 @@
+"""A loader's arguments and attributes as they are at one moment: programs set some between two passes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock.errors import InvalidOption
+
+
+class Method(Enum):
+    """Who calls a dataset that only Python can read."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+    AUTO = "auto"
+
+
+def method_of(value: object) -> Method | None:
+    """Return the method of a worker_method= argument; "multiprocessing", torch's word, is "process".
+
+    Raises InvalidOption.
+    """
+    if value is None:
+        return None
+    try:
+        return Method("process" if value == "multiprocessing" else value)
+    except ValueError:
+        raise InvalidOption(
+            f"worker_method={value!r}: it is 'process', 'thread', 'auto', or None for torch's processes"
+        ) from None
+
+
+def shares(value: object, method: Method | None) -> bool:
+    """Return a share_dataset= argument. Raises InvalidOption."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"share_dataset={value!r}: it is True or False")
+    if value and method not in (Method.THREAD, Method.AUTO):
+        raise InvalidOption(
+            "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
+        )
+    return value
+
+
+class Given:
+    """What a loader was given that its attributes do not show.
+
+    Args:
+        own_order: neither a sampler nor a batch_sampler was given.
+        prefetch: prefetch_factor= was given.
+        method: of worker_method=.
+        seeded: what torch's own samplers and iterators draw from, where the loader has a seed.
+    """
+
+    def __init__(
+        self, *, own_order: bool, prefetch: bool, method: Method | None, seeded: torch.Generator | None
+    ) -> None:
+        self.own_order = own_order
+        self.prefetch = prefetch
+        self.method = method
+        self.seeded = seeded
+        self.workers: int | None = None
+        """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the
+        last word."""
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What one pass, or one question, goes by. Attributes have the names and meanings of the loader's arguments."""
+
+    dataset: Any
+    batch_size: int | None
+    sampler: Any
+    batch_sampler: Any
+    drop_last: bool
+    num_workers: int
+    collate_fn: Any
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    seed: int | None
+    shard: Any
+    ledger: str | os.PathLike[str] | None
+    device: Any
+    share_dataset: bool
+    index_sampler: Any
+    """What torch's loader goes through: the batch_sampler, or the sampler where batch_size is None."""
+    batched: bool
+    """The loader makes batches."""
+    noted_length: int | None
+    """What len() of an iterable dataset said when the loader was asked for its own."""
+    method: Method | None
+    own_order: bool
+    prefetch_given: bool
+    seeded: torch.Generator | None
+    workers_chosen: bool
+    """num_workers= was not given, and no program has set it since."""
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset makes its own order."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether torch's loader would do nothing before the first batch is asked for."""
+        return self.num_workers == 0 or self.workers_chosen
+
+    @property
+    def in_flight(self) -> int | None:
+        """Batches in flight as prefetch_factor= says; None: chosen by their size."""
+        return (self.prefetch_factor or 0) * self.num_workers if self.prefetch_given else None
+
+    @property
+    def draws_from(self) -> torch.Generator | None:
+        """What torch's own iterators draw a base seed from; None: torch's global generator."""
+        return self.generator or self.seeded
+
+
+def settings_of(loader: Any, given: Given) -> Settings:
+    """Return the settings of a loader as they are now."""
+    return Settings(
+        **{name: getattr(loader, name) for name in _ATTRIBUTES},
+        index_sampler=loader._index_sampler,
+        batched=loader._auto_collation,
+        noted_length=getattr(loader, "_IterableDataset_len_called", None),
+        method=given.method,
+        own_order=given.own_order,
+        prefetch_given=given.prefetch,
+        seeded=given.seeded,
+        workers_chosen=given.workers is not None and given.workers == loader.num_workers,
+    )
+
+
+_ATTRIBUTES = [field.name for field in fields(Settings)]
+_ATTRIBUTES = _ATTRIBUTES[: _ATTRIBUTES.index("index_sampler")]

@@ -1,0 +1,109 @@
+"""What the sampler of a pass gives for each batch, from where the pass begins on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from penstock.errors import InvalidOption
+from penstock.order.batch_order import BatchOrder
+from penstock.order.batches import as_indices, as_list, placed, seeded, share_of_sampler, without_skip
+from penstock.order.permutations import Indices, Positions
+from penstock.order.schedule import cut
+from penstock.recipe.reach import Reach
+from penstock.state.progress import Progress
+from penstock.state.sampler_states import SamplerStates
+
+Batches = Iterator[tuple[Any, Positions]]
+"""What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
+
+
+@dataclass(frozen=True)
+class PassBatches:
+    """What the sampler of a pass gives; called with (seed, epoch) of the pass, when it begins.
+
+    Indices are arrays for the native core, and what torch's samplers give, lists and numbers, for Python.
+
+    Args:
+        order: of the loader. The loader itself is not held: it may hold the iterator that holds this.
+        progress: of the pass; what it says of the beginning is followed, and what comes is noted in it.
+        reach: warns of samplers that the seed does not reach.
+        native: the native core reads.
+    """
+
+    order: BatchOrder
+    progress: Progress
+    reach: Reach
+    native: bool
+
+    def __call__(self, seed: int, epoch: int) -> Batches:
+        """Return the batches of the pass."""
+        if self.native:
+            if self.order.cuts_itself():
+                return self._cut(seed, epoch)
+            return ((as_indices(batch), positions) for batch, positions in self.sampled(seed, epoch))
+        if self.order.cuts_itself():
+            return ((as_list(indices), positions) for indices, positions in self._cut(seed, epoch))
+        if self.order.one_by_one():
+            return _singly(self._cut(seed, epoch))
+        return self.sampled(seed, epoch)
+
+    def drawn_first(self) -> bool:
+        """Return whether the sampler draws before the base seed of the pass, as in torch's iterators."""
+        ours = self.order.cuts_itself() or self.order.one_by_one()
+        return self.order.settings.seed is None and not self.native and not ours
+
+    def sampled(self, seed: int = 0, epoch: int = 0) -> Batches:
+        """Return what a user's sampler gives. seed, epoch: of the pass, where the loader has a seed."""
+        order, settings, progress = self.order, self.order.settings, self.progress
+        inner = order.innermost()
+        if order.share() is not None and not isinstance(inner, DistributedSampler):
+            raise InvalidOption("shard= cuts the loader's own order, and a sampler was set since: give shard=None")
+        if settings.iterable:
+            return ((given, range(0)) for given in iter(settings.index_sampler))
+        states = progress.samplers = progress.samplers or SamplerStates()
+        batches, left_out = without_skip(settings.index_sampler)
+        share = share_of_sampler(batches, inner)
+        cut_by_torch = order.is_cut_by_torch()
+        given = settings.sampler if cut_by_torch else batches
+        if settings.seed is not None:
+            given = seeded(given, settings.seeded, seed, epoch)
+        # torch's BatchSampler begins its sampler at the first batch; another sampler begins with the pass.
+        items = states.begun_later(given) if cut_by_torch else states.begin(given)
+        if settings.seed is not None:
+            items = self.reach.watched(items, inner if type(batches) is BatchSampler else batches)
+        skipped = left_out if states.resumes else left_out + progress.skipped
+        placed_items: Batches
+        if order.counts_samples():
+            items = progress.ahead.leave_out(islice(items, skipped, None), progress.skipped)
+            if cut_by_torch:
+                progress.unit = settings.batch_sampler.batch_size
+                items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
+            found = placed(items, progress.skipped, batched=cut_by_torch)
+            placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
+        else:
+            found = placed(items, states.samples, batched=True)
+            placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
+        followed = states.followed(placed_items)
+        if (share.start, share.step) == (0, 1):
+            return followed
+        return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
+
+    def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
+        progress, order = self.progress, self.order
+        progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        batches = cut(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
+        if not progress.ahead.ranges:
+            return batches
+        return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
+
+
+def _singly(batches: Iterator[tuple[Indices, Positions]]) -> Iterator[tuple[int, range]]:
+    """Yield the samples of batches one by one."""
+    for indices, positions in batches:
+        for index, position in zip(as_list(indices), positions, strict=True):
+            yield index, range(position, position + 1)

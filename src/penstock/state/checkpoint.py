@@ -1,0 +1,349 @@
+"""Stopping and going on: the state of a loader, for checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from penstock.errors import DatasetChanged, InvalidOption
+from penstock.order.ahead import Arrivals
+from penstock.order.batch_order import BatchOrder
+from penstock.order.batches import order_of
+from penstock.order.epochs import Epochs
+from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.permutations import Indices, Order, Positions
+from penstock.order.rest import Rest
+from penstock.order.schedule import Share
+from penstock.settings import Settings
+from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
+from penstock.sources.naming import id_of
+from penstock.state.changes import differences, remaining
+from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
+from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
+from penstock.state.sampler_states import SamplerStates
+from penstock.system.warn_user import warn_user
+
+OnChange = Literal["raise", "continue"]
+
+
+class Fingerprint:
+    """What distinguishes a loader's dataset from others: made once for each dataset object."""
+
+    def __init__(self) -> None:
+        self._made: tuple[object, dict[str, Any]] | None = None
+
+    def of(self, settings: Settings) -> dict[str, Any]:
+        """Return it; nothing for an iterable dataset."""
+        if settings.iterable:
+            return {}
+        if not self.is_made(settings):
+            self.make(settings)
+        assert self._made is not None
+        return self._made[1]
+
+    def is_made(self, settings: Settings) -> bool:
+        """Return whether it needs no look at the dataset."""
+        return settings.iterable or (self._made is not None and self._made[0] is settings.dataset)
+
+    def make(self, settings: Settings) -> Catalogue:
+        """Return the dataset's catalogue, which is kept in the user's cache folder."""
+        found = catalogue(settings.dataset)
+        found.keep()
+        self._made = (settings.dataset, found.fingerprint)
+        return found
+
+
+class Checkpoint:
+    """Where a loader's passes are: the epoch, what the latest pass has handed out, the state to go on from.
+
+    Args:
+        seed: of the loader.
+        in_threads: called with the loader's settings, returns whether Python threads of this process read its dataset.
+    """
+
+    def __init__(self, seed: int | None, in_threads: Callable[[Settings], bool]) -> None:
+        self.epochs = Epochs(seed)
+        self.progress: Progress | None = None
+        """Of the pass that began last."""
+        self.resume: Mapping[str, Any] | None = None
+        """The state that the next pass goes on from."""
+        self._in_threads = in_threads
+        self._rest: Rest | None = None  # of that state
+        self._was_alone = False  # shard="auto" found no other ranks in the latest pass
+        self.fingerprint = Fingerprint()
+
+    def copied(self, in_threads: Callable[[Settings], bool]) -> Checkpoint:
+        """Return the checkpoint of a copy of the loader, which counts on by itself."""
+        twin = Checkpoint(self.epochs.seed, in_threads)
+        twin.epochs = self.epochs.copy()
+        twin.progress, twin.resume, twin._rest, twin._was_alone = (
+            self.progress,
+            self.resume,
+            self._rest,
+            self._was_alone,
+        )
+        return twin
+
+    def begin_with(self, epoch: int) -> None:
+        """Make the next pass epoch number `epoch`, from its start. Raises TypeError, InvalidOption."""
+        self.epochs.number = number = checked_epoch(epoch)
+        if self.resume is not None and self.resume["epoch"] != number:
+            self.resume = self._rest = None
+
+    @property
+    def rest(self) -> Rest | None:
+        """What is left of the epoch under way, or to go on with, whose dataset has changed; None: it has not."""
+        return self._rest if self.progress is None or self.progress.done else self.progress.rest
+
+    @property
+    def padded(self) -> int:
+        """How many samples at the end of the latest batch repeat others."""
+        progress = self.progress
+        if progress is None or progress.schedule is None or not progress.handed:
+            return 0
+        return progress.schedule.part(progress.latest).padding
+
+    def _own(self, settings: Settings) -> OwnStates:
+        return OwnStates(BatchOrder(settings), lambda: self._in_threads(settings))
+
+    def state_dict(self, settings: Settings, *, iterator_kept: bool) -> dict[str, Any]:
+        """Return what DataLoader.state_dict() returns.
+
+        iterator_kept: the iterator of the latest pass is there for the next one.
+        """
+        if self.resume is not None:
+            return _with_leaves(self.resume)
+        progress, own_states = self.progress, self._own(settings)
+        between = progress is None or progress.done
+        now = (
+            Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
+            if progress is None or progress.done
+            else progress
+        )
+        ahead = now.handed_ahead()
+        own = own_states.of_pass(progress, between, now, ahead)
+        state: dict[str, Any] = {
+            "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
+            "seed": settings.seed,
+            "order": BatchOrder(settings).kind(),
+            "epoch": now.epoch,
+            "position": now.position,
+            "batches": -(-now.given // now.unit),
+            "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
+            "data": self.fingerprint.of(settings),
+            "past": [] if now.rest is None else list(now.rest.past),
+            "ledger": None,
+            "dataset": own,
+        }
+        if now.record is not None and now.handed:
+            share = BatchOrder(settings).share() or Share()
+            state["ledger"] = [share.rank, share.world, now.record.chain]
+        return _with_leaves(state)
+
+    def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
+        """Do what DataLoader.load_state_dict() does."""
+        state, rest = self._checked(settings, state, on_change)
+        says = self._own(settings).says(state.get("dataset") or {})
+        if settings.iterable and state["batches"] and not says:
+            warn_user(
+                f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
+                f"call: {state['batches']:,} batches will be read and dropped to go on behind them"
+            )
+        self.epochs.number = state["epoch"]
+        self.resume, self._rest, self.progress = state, rest, None
+
+    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Rest | None]:
+        """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
+        if on_change not in ("raise", "continue"):
+            raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
+        state = dict(checked_state(_without_leaves(state)))
+        if state.get("seed") != settings.seed:
+            raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
+        state["past"], state["data"] = list(state["past"]), dict(state["data"])
+        now = (
+            None if self.fingerprint.is_made(settings) else self.fingerprint.make(settings)
+        )  # made once, for what needs it below
+        if now is None and (state["past"] or state["data"] not in ({}, self.fingerprint.of(settings))):
+            now = catalogue(settings.dataset)
+        told = self._changes(settings, state, now)
+        if told is not None:
+            if on_change == "raise":
+                raise DatasetChanged(
+                    f"{told}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
+                )
+            self._refuse_to_continue(settings, state)
+            if state["position"] and not _draws_independently(settings) and not self._same_ids(settings, state["data"]):
+                state["past"].append({"data": state["data"], "to": state["position"]})
+        rest = self._rest_of(settings, state, now) if state["past"] and now is not None else None
+        self._own(settings).check(state)
+        if state["position"] and not _draws_independently(settings):
+            end = BatchOrder(settings).size() if rest is None else rest.end
+            if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
+                raise InvalidOption(f"a state at position {state['position']:,} of an epoch of {end:,} samples")
+        state["data"], state["order"] = self.fingerprint.of(settings), BatchOrder(settings).kind()
+        return state, rest
+
+    def ids(
+        self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
+    ) -> list[str]:
+        """Return what DataLoader.ids() returns."""
+        return [
+            id_of(settings.dataset, index) for index in self.replayed(settings, epoch, step, rank, state)[0].tolist()
+        ]
+
+    def replayed(
+        self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
+    ) -> tuple[Indices, Positions]:
+        """Return the indices of a past batch, and their positions in the epoch's order."""
+        if state is None:
+            return BatchOrder(settings).indices_at(epoch, step, rank)
+        state, rest = self._checked(settings, state, "raise")
+        if state["epoch"] != epoch:
+            raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
+        return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
+
+    def _changes(self, settings: Settings, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
+        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
+        order, before = BatchOrder(settings).kind(), str(state.get("order"))
+        told = None
+        if now is not None and state["data"] not in ({}, now.fingerprint):
+            found = differences(state["data"], kept(state["data"]), now)
+            told = None if found is None else f"the dataset is not what it was when the state was taken: {found}"
+        if before != order:
+            kind = order.partition(" ")[0]
+            if not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
+                raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
+            if told is None:
+                told = f"{kind} is not what it was when the state was taken: it draws otherwise"
+        return told
+
+    def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
+        """Raise InvalidOption where what is left of an epoch cannot be told."""
+        if ahead_of(state).ranges:
+            raise InvalidOption(
+                "on_change='continue' needs a state whose batches came in order: this one was taken with "
+                "in_order=False while a batch was missing"
+            )
+        if state["batches"]:
+            raise InvalidOption(
+                "on_change='continue' needs the loader's own order: which samples a sampler of one's own has given, "
+                "and which it would give now, is not known"
+            )
+        if state["position"] and isinstance(settings.sampler, KeyedSampler) and not _draws_independently(settings):
+            raise InvalidOption(
+                f"on_change='continue': what {type(settings.sampler).__name__} had still to draw depends on what the "
+                f"dataset and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
+            )
+
+    def _same_ids(self, settings: Settings, then: Mapping[str, Any]) -> bool:
+        return all(then.get(what) == self.fingerprint.of(settings)[what] for what in ("size", "ids"))
+
+    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Rest:
+        """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""
+        stages: list[tuple[Catalogue, int]] = []
+        for one in state["past"]:
+            then = kept(one["data"])
+            if then is None:
+                raise DatasetChanged(
+                    f"the IDs that the dataset had are not kept here: {place_of(one['data'])} is not there. It lies in "
+                    "the cache folder of the user, and on the machine, that took the state: copy it from there"
+                )
+            stages.append((then, one["to"]))
+        begin = stages[-1][1]
+        if state["position"] < begin:
+            raise InvalidOption(f"a state at position {state['position']}, before its dataset changed at {begin}")
+        drawn = state["drawn"]
+        key = settings.seed if settings.seed is not None else drawn.get("order") or 0
+
+        def order(stage: int, size: int) -> Order:
+            known = {} if drawn.get("order") is None else {"order": key}
+            return order_of(settings.sampler, settings.seed is not None or stage > 0, size, key, state["epoch"], known)
+
+        return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
+
+    def next_progress(self, settings: Settings) -> Progress:
+        """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
+        self._warn_of_others(settings)
+        state, self.resume = self.resume, None
+        rest, self._rest = self._rest, None
+        order = BatchOrder(settings)
+        own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
+        before = None if self.progress is None else self.progress.streams
+        streams = self._own(settings).streams(own, before, resumed=state is not None)
+        progress = Progress(self.epochs.number, streams=streams, rest=rest)
+        if not settings.in_order and settings.num_workers and not settings.iterable:
+            progress.arrivals = Arrivals()
+        if not settings.iterable and not order.draws_itself():
+            latest = None if self.progress is None else self.progress.samplers
+            pending = latest.pending if latest is not None and state is None else None
+            progress.samplers = SamplerStates(own.get("sampler", pending))
+        if state is None:
+            return progress
+        share = BatchOrder(settings).share() or Share()
+        rank, world, text = state.get("ledger") or (None, None, "")
+        # The state may be another rank's, whose ledger is another.
+        progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
+        progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
+        progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
+        if "order" in progress.drawn and not (state["position"] or progress.ahead.ranges):
+            progress.drawn["foretold"] = 1
+        progress.skipped = state["batches"]
+        if order.counts_samples():
+            progress.skipped = own.get("samples", state["batches"] * (settings.batch_size or 1))
+        return progress
+
+    def forwarded(self, settings: Settings, batches: Any, progress: Progress) -> Any:
+        """Return a pass behind the batches of an iterable dataset that were handed out before."""
+        streams = progress.streams
+        if not settings.iterable or (streams is not None and streams.given):
+            return batches
+        if streams is not None and any(streams.to_drop) and settings.num_workers:
+            return batches  # each worker's are dropped as they come
+        batches.progress = None
+        for _ in range(progress.skipped):
+            next(batches, None)
+            if streams is not None and not any(streams.to_drop):
+                streams.taken()
+        return batches
+
+    def _warn_of_others(self, settings: Settings) -> None:
+        """Warn where shard="auto" found no other ranks in an earlier pass, and there are some now."""
+        if settings.shard != "auto":
+            return
+        alone = (BatchOrder(settings).share() or Share()).world == 1
+        if self._was_alone and not alone:
+            warn_user(
+                "shard='auto': an earlier pass of this loader read the whole dataset, because no process group ran and "
+                "RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass",
+            )
+        self._was_alone = alone
+
+
+def _draws_independently(settings: Settings) -> bool:
+    """Return whether each draw of the sampler is independent of the others."""
+    return isinstance(settings.sampler, KeyedSampler) and settings.sampler.independent
+
+
+def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that has the same keys as any other: torch.distributed.checkpoint reads those of a new loader's.
+
+    It takes dictionaries apart, and lists that hold some, into a key for each value; texts and tuples it keeps whole.
+    """
+    own = state["dataset"]
+    return {
+        **state,
+        "past": [json.dumps(one) for one in state["past"]],
+        "dataset": None if own is None else (own,),
+    }
+
+
+def _without_leaves(state: Any) -> Any:
+    """Return a state as it was before _with_leaves(), of whatever checked_state() will make an error of."""
+    if not isinstance(state, Mapping):
+        return state
+    past, own = state.get("past"), state.get("dataset")
+    with suppress(TypeError, ValueError):
+        past = [json.loads(one) for one in past or ()] if isinstance(past, list | tuple) else past
+    return {**state, "past": past, "dataset": own[0] if isinstance(own, list | tuple) and len(own) == 1 else own}
