@@ -98,6 +98,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """
 
     dataset: Any
+    sampler: Any
+    batch_sampler: Any
+    _iterator: Any
 
     def __init__(
         self,

@@ -23,9 +23,12 @@ from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
 from penstock.executors.native import Filling
 from penstock.executors.passing import Course, Means
+from penstock.executors.selection import Executors
+from penstock.explain import Explained
 from penstock.order.batches import placed
-from penstock.plan import NativePlan, PythonPlan, Setting, explain, plan
+from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
+from penstock.recipe.reach import Reach
 from penstock.recipe.reader import Recipe, read
 from penstock.stats import Counters
 
@@ -293,9 +296,13 @@ def mnist_of_three_channels() -> Any:
 
 def test_explain_says_who_converts() -> None:
     dataset = cifar(v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*IMAGENET))
-    setting = Setting(2, 8, "in sequence", pinned=True, threads=False)
-    stats = penstock.DataLoader(dataset).stats()
-    lines = explain(native_plan(dataset, raw=True), setting, stats).splitlines()
+    loader = penstock.DataLoader(dataset, 8, num_workers=2)
+
+    def explained(*, raw: bool) -> str:
+        made = native_plan(dataset, raw=raw)
+        return Explained(loader._settings(), made, Executors(None, Reach()), None, (), sends=True).text(loader.stats())
+
+    lines = explained(raw=True).splitlines()
     assert [line.split()[:2] for line in lines[2:6]] == [
         ["native", "gather"],
         ["native", "flip"],
@@ -304,7 +311,7 @@ def test_explain_says_who_converts() -> None:
     ]
     assert "uint8" in lines[4]
     assert "Normalize" in lines[5]
-    assert "device" not in explain(native_plan(dataset, raw=False), setting, stats)
+    assert "device" not in explained(raw=False)
 
 
 # --- the arithmetic ---------------------------------------------------------------------------------------------------

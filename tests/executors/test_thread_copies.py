@@ -24,7 +24,8 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, Copier, NotCopied
-from penstock.executors.method import Choice, Method
+from penstock.executors.method import Choice
+from penstock.settings import Method
 from tests.same import assert_same
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
