@@ -15,12 +15,13 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, 
 from penstock.device.delivery import Delivery
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
+from penstock.executors.iterator import Course, Pass
 from penstock.executors.job import Executor
 from penstock.executors.native import Filling
-from penstock.executors.passing import Course, Pass
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.executors.threads import Fetching
 from penstock.explain import Explained
+from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import checked_seed, deepest
 from penstock.order.epochs import SetEpoch
@@ -33,9 +34,9 @@ from penstock.settings import Given, Method, Settings, method_of, settings_of, s
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
-from penstock.state.recording import Recording
+from penstock.state.recording import LedgerOfLoader
 from penstock.state.substitutes import register_of
-from penstock.stats import Counters, Stats
+from penstock.stats import DeviceWaits, Stats
 from penstock.system.arguments import check_numbers, naming_empty
 from penstock.system.cpus import usable_cpus
 from penstock.system.warn_user import warn_user
@@ -160,7 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self._executors = Executors(register, Reach())
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
-        self._delivery, self._recording = Delivery(), Recording()
+        self._delivery, self._recording = Delivery(), LedgerOfLoader()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -207,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.__dict__.update(state)
         self._executors = self._executors.copied()
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
-        self._delivery, self._recording = Delivery(), Recording()
+        self._delivery, self._recording = Delivery(), LedgerOfLoader()
         self._offer_set_epoch()
         self._plan = planned(self._settings())
         self._choose_workers()
@@ -227,16 +228,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors = self._executors
         executors.counters.ahead = sends
         executors.warn_of_unreached(settings, self._plan)
+        followers: Observers = (progress,) if progress.record is None else (progress, progress.record)
         if feed is None or station is None:
             batches = self._batches(settings, None)
-            batches.progress = progress
+            batches.observers = (executors.counters, *followers)
             return batches
         lane = station.lane()
         with station.current(lane):
             batches = self._batches(settings, station.prepare(feed, self._plan, lane), sends=sends)
-        batches.progress = None
-        feeding = self._delivery.feeding(batches, feed, station, lane, settings, self._plan, executors.counters.waited)
-        feeding.progress = progress
+            batches.observers = (executors.counters,)
+        feeding = self._delivery.feeding(batches, feed, station, lane, settings, self._plan)
+        waits = (DeviceWaits(executors.counters), station) if sends else (station,)
+        feeding.observers = (*waits, *followers)
         return feeding
 
     def _get_iterator(self) -> Any:
@@ -310,7 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Give the sampler that torch's __init__ made a set_epoch."""
         own = type(self.sampler) in (SequentialSampler, RandomSampler)
         if self.seed is not None and self._given.own_order and own:
-            self.sampler.set_epoch = SetEpoch(self)  # type: ignore[attr-defined]
+            self.sampler.set_epoch = SetEpoch(self)
 
     @property
     def padded(self) -> int:
@@ -383,7 +386,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         indices, positions = self._checkpoint.replayed(settings, epoch, step, rank, state)
         assert self.seed is not None
         chosen, executors = planned(settings), self._executors
-        means = replace(executors.means(settings, chosen, sends=False), in_flight=1, ahead=False, counters=Counters())
+        means = replace(executors.means(settings, chosen, sends=False), in_flight=1, ahead=False)
         made: Pass
         if isinstance(chosen, NativePlan):
             course = Course(iter([(indices, positions)]), 1, self.seed, epoch)

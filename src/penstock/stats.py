@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import operator
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
+from penstock.observe import Delivery, Observer
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Stats:
     """Batch buffers made since the loader was: what recycling could not serve."""
 
 
-class Counters:
+class Counters(Observer):
     """The counters behind Stats. Any thread may call any method."""
 
     def __init__(self) -> None:
@@ -48,24 +47,17 @@ class Counters:
         """A thread takes the batches and sends them to a device: what the user waits counts, not what it waits."""
         self._read_by_python: Counter[str] = Counter()
 
-    def delivered(self, samples: int, wait_seconds: float, read_by_python: Sequence[str]) -> None:
-        """Count one batch handed to the user, and why Python read some of its samples."""
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a batch handed to the user, and why Python read some of its samples."""
         with self._lock:
             self._batches += 1
-            self._samples += samples
-            self._wait_seconds += 0.0 if self.ahead else wait_seconds
-            if read_by_python:
-                self._read_by_python.update(read_by_python)
-
-    def took(self, take: Callable[[], T], samples: Callable[[T], int]) -> T:
-        """Return what take() returns, a batch handed to the user, and count it."""
-        started = time.perf_counter()
-        batch = take()
-        self.delivered(samples(batch), time.perf_counter() - started, ())
-        return batch
+            self._samples += delivery.samples
+            self._wait_seconds += 0.0 if self.ahead else delivery.waited
+            if delivery.read_by_python:
+                self._read_by_python.update(delivery.read_by_python)
 
     def waited(self, seconds: float) -> None:
-        """Count what the user's thread waited for a batch on its device."""
+        """Count seconds that the user's thread waited for a batch on its device."""
         with self._lock:
             self._wait_seconds += seconds
 
@@ -73,6 +65,17 @@ class Counters:
         """Return the counters as they are, with the given (lent, free, created) buffers."""
         with self._lock:
             return Stats(self._batches, self._samples, self._wait_seconds, dict(self._read_by_python), *buffers)
+
+
+class DeviceWaits(Observer):
+    """Counts what the user's thread waits for batches on their device, which another thread takes from their pass."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a batch."""
+        self._counters.waited(delivery.waited)
 
 
 def samples_given(given: Any) -> int:

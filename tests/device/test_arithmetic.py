@@ -21,8 +21,8 @@ from penstock.device import arithmetic
 from penstock.device.arithmetic import Arithmetic, Formula, Lookup
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
+from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
-from penstock.executors.passing import Course, Means
 from penstock.executors.selection import Executors
 from penstock.explain import Explained
 from penstock.order.batches import placed
@@ -30,7 +30,6 @@ from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.reach import Reach
 from penstock.recipe.reader import Recipe, read
-from penstock.stats import Counters
 
 pytestmark = pytest.mark.native
 
@@ -47,11 +46,10 @@ def native_plan(dataset: Any, *, raw: bool) -> NativePlan:
 
 def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
-    counters = Counters()
     indices = np.random.default_rng(5).permutation(made.root.size)
     asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
     course = Course(asked, None, seed=11, epoch=2)
-    means = Means(workers, None, Buffers(pinned=False, keep=8), counters, deliver=lambda batch: batch)
+    means = Means(workers, None, Buffers(pinned=False, keep=8), deliver=lambda batch: batch)
     return list(Filling(made, course, means))
 
 

@@ -35,8 +35,8 @@ from penstock.device.feeding import Feeding
 from penstock.device.moving import finish
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
+from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
-from penstock.executors.passing import Course, Means
 from penstock.order.batches import as_indices, placed
 from penstock.plan import NativePlan, plan
 from penstock.state.quarantine import Replace
@@ -95,7 +95,7 @@ def course(batches, seed=3, epoch=1):
 
 
 def means(workers=2, **options) -> Means:
-    return Means(workers, None, Buffers(pinned=False, keep=8), Counters(), options.pop("deliver", _as_is), **options)
+    return Means(workers, None, Buffers(pinned=False, keep=8), options.pop("deliver", _as_is), **options)
 
 
 def _as_is(batch):
@@ -255,10 +255,11 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     dataset = folder(tmp_path, v1.RandomCrop(30), v1.RandomHorizontalFlip())
     everything = [list(range(len(dataset)))]
     assert differences(dataset, everything) == (0.0, 0)
-    given = means()
-    batches = GpuDecoding(planned(dataset), course(everything), given, OnHost(CPU), CPU)
+    counters = Counters()
+    batches = GpuDecoding(planned(dataset), course(everything), means(), OnHost(CPU), CPU)
+    batches.observers = (counters,)
     next(batches)
-    told = given.counters.snapshot((0, 0, 0))
+    told = counters.snapshot((0, 0, 0))
     assert told.samples == len(dataset) == 6
     assert told.read_by_python == {
         "not a JPEG": 1,

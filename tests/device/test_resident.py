@@ -26,14 +26,13 @@ from penstock.device.moving import finish
 from penstock.device.resident import Held, Resident
 from penstock.device.watch import Watch
 from penstock.executors.buffers import Buffers
-from penstock.executors.passing import Course, Means
+from penstock.executors.iterator import Course, Means
 from penstock.order.batches import as_indices, placed
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal
-from penstock.stats import Counters
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -67,7 +66,7 @@ def refusal(dataset: Any) -> str:
 
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
-    means = Means(workers, None, Buffers(pinned=False, keep=1), Counters(), deliver=lambda batch: batch)
+    means = Means(workers, None, Buffers(pinned=False, keep=1), deliver=lambda batch: batch)
     return Gathering(held, Course(placed(batches, 0, batched=True), None, seed, epoch), means)
 
 

@@ -19,11 +19,10 @@ from penstock.device.feeding import Feeding
 from penstock.device.lane import lane_to
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
+from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
-from penstock.executors.passing import Course, Means
 from penstock.order.batches import as_indices, placed
 from penstock.plan import NativePlan, plan
-from penstock.stats import Counters
 from tests.gpu.on_device import DEVICE, sleep, torchvision
 
 #: Of 255 steps. nvJPEG's inverse DCT and colour conversion round otherwise than libjpeg-turbo's; without interpolated
@@ -74,7 +73,7 @@ def passes(dataset, batches, decoder, lane=None):
         return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
     def means():
-        return Means(4, None, Buffers(pinned=False, keep=8), Counters(), lambda batch: batch)
+        return Means(4, None, Buffers(pinned=False, keep=8), lambda batch: batch)
 
     return GpuDecoding(found, course(), means(), decoder, DEVICE, lane), Filling(found, course(), means())
 

@@ -7,10 +7,9 @@ asks for a batch begins its decoding and its operations, on the lane's stream, a
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from penstock.device.lane import Lane
 from penstock.device.operations import Pictures, Places, obstacle
 from penstock.device.reading import Batch, Encoded, Pixels, Readers, Row, Sample
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.passing import IN_FLIGHT, Course, Handed, Means, Pass
+from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
 from penstock.sample_notes import as_torch_would
@@ -44,7 +43,7 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-class GpuDecoding(Pass):
+class GpuDecoding(IndexedPass):
     """One pass over the data of a plan for which `refusal` gives None, that plan made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
@@ -94,47 +93,24 @@ class GpuDecoding(Pass):
         self._plan = plan
         self._lane = lane
         self._places = Places(self._device)
-        self._queue: deque[Batch] = deque()
-        self._exhausted = False
-        self._start(course)
-        if eager:
-            self._refill(self._queue)
+        self._start(course, eager=eager)
 
-    def _hand_out(self, handed: Handed) -> Any:
-        started = time.perf_counter()
-        queue = self._queue  # close(), in another thread, makes another one
-        self._refill(queue)
-        if not queue:
-            self.close()
-            raise StopIteration
+    def _new_batch(self) -> Batch:
+        return Batch()
+
+    def _depth(self, queue: deque[Batch]) -> int:
+        if not self._reads_ahead:
+            return 1
+        return AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
+
+    def _ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
-        if self._crew.wait(batch, self._timeout) is None:
+        if batch.error is None and self._crew.wait(batch, self._timeout) is None:
             raise WorkerStuck(
                 f"DataLoader timed out after {self._timeout} seconds: {self._num_workers} threads read image files. "
                 "Raise timeout= if they may take as long, else look at the file system they lie on."
             )
-        if batch.error is not None:
-            queue.popleft()
-            _raise_failed(batch)
-        try:
-            out = self._means.deliver(self._assemble(batch))
-        except Exception:
-            queue.popleft()
-            raise
-        if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill(queue, done=1)
-        self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
-        handed.append((batch, out))
-        self._drop(batch)
-        return out
-
-    def _drop(self, batch: Any) -> None:
-        if self._queue and self._queue[0] is batch:
-            self._queue.popleft()
-
-    def close(self) -> None:
-        super().close()
-        self._queue = deque()
+        return batch
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -143,19 +119,7 @@ class GpuDecoding(Pass):
             f"{len(self._queue)} batches in flight>"
         )
 
-    # --- reading ahead ------------------------------------------------------------------------------------------------
-
-    def _refill(self, queue: deque[Batch], *, done: int = 0) -> None:
-        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
-        if queue:
-            self._settle(queue[-1])  # an interrupt may have come before
-        target = 1
-        if self._num_workers and self._means.ahead:
-            target = AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
-        while not self._exhausted and len(queue) < target + done:
-            self._ask(queue, Batch())
-
-    def _begin_batch(self, batch: Batch) -> None:
+    def _begin_indices(self, batch: Batch) -> None:
         batch.indices = batch.wanted.copy()  # threads put others in it
         batch.leaves, batch.local = self._plan.root.resolve(batch.wanted)
         self._crew.submit(batch)
@@ -163,6 +127,9 @@ class GpuDecoding(Pass):
     # --- the batch on its device --------------------------------------------------------------------------------------
 
     def _assemble(self, batch: Batch) -> Any:
+        return self._means.deliver(self._made(batch))
+
+    def _made(self, batch: Batch) -> Any:
         if batch.other is not None:
             return as_torch_would(self._plan.dataset, batch.other)
         with torch.no_grad(), self._working():
@@ -212,7 +179,7 @@ class GpuDecoding(Pass):
         self._crew.prepare(batch, position, trusted=False)
         batch.rescued.append(why)
         if batch.error is not None:
-            _raise_failed(batch)
+            self._fail(batch)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device) if self._lane is None else self._lane.copy(tensor)
@@ -231,17 +198,6 @@ class GpuDecoding(Pass):
             sample_id=name,
             path=path,
         )
-
-
-def _raise_failed(batch: Batch) -> NoReturn:
-    """Raise a batch's error. Its traceback holds the batch: that lets go of the error and of its samples' memory."""
-    assert batch.error is not None
-    error, batch.error = batch.error, None
-    batch.samples.clear()
-    try:
-        raise error
-    finally:
-        del error
 
 
 def _identify(plan: NativePlan, sample: Sample) -> tuple[str, str | None]:

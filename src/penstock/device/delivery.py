@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.device.feed import Feed, told
@@ -39,21 +39,9 @@ class Delivery:
         return self.station if self.station is not None and self.station.device == device else Station(device)
 
     def feeding(
-        self,
-        batches: Any,
-        feed: Feed,
-        station: Station,
-        lane: Lane | None,
-        settings: Settings,
-        plan: Plan,
-        waited: Callable[[float], object],
+        self, batches: Any, feed: Feed, station: Station, lane: Lane | None, settings: Settings, plan: Plan
     ) -> Feeding[Any]:
-        """Return the pass that brings batches to the device. waited: called with seconds that each was waited for."""
-
-        def count(seconds: float) -> None:
-            waited(seconds)
-            station.waited(seconds)
-
+        """Return the pass that brings batches to the device."""
         end = getattr(batches, "_shutdown_workers", None)
         feeding: Feeding[Any] = Feeding(
             batches,
@@ -63,8 +51,6 @@ class Delivery:
             finish=station.finish(plan),
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,
-            waited=count if station.sends else None,
-            ended=station.ended,
         )
         if settings.persistent_workers:
             self._turns.begin(feeding)

@@ -22,11 +22,11 @@ import torch.utils.data
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
-from penstock.executors.passing import Pass
+from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
 from penstock.executors.workers.surroundings import with_surroundings
+from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
-from penstock.state.progress import Progress, counted
 from penstock.system.modes import outside_inference
 
 T = TypeVar("T")
@@ -193,11 +193,9 @@ class Feeding(Generic[T]):
         finish: what the loader's own plan left to the device.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
-        waited: told the seconds that each batch was waited for.
-        ended: called when the source is exhausted.
     """
 
-    progress: Progress | None = None
+    observers: Observers = ()
 
     def __init__(
         self,
@@ -209,13 +207,9 @@ class Feeding(Generic[T]):
         finish: Finish | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
-        waited: Callable[[float], object] | None = None,
-        ended: Callable[[], object] | None = None,
     ) -> None:
         self.device = device
         self._mover = Mover(feed, device, lane, finish)
-        self._waited = waited
-        self._ended = ended
         self._number = 0
         self._open = True
         self._length = length(source)
@@ -230,17 +224,15 @@ class Feeding(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return counted(self.progress, self._next_batch)
+        return observed(self.observers, self._next_batch)  # type: ignore[no-any-return]
 
-    def _next_batch(self) -> T:
+    def _next_batch(self) -> Delivery:
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
         sent = self.way.next()
         if sent is _END:
             self.close()
-            if self._ended is not None:
-                self._ended()
             raise StopIteration
         number, self._number = self._number, self._number + 1
         if isinstance(sent, _Failed):
@@ -252,9 +244,7 @@ class Feeding(Generic[T]):
             batch = self._mover.receive(sent)
         except Exception as error:
             raise _noted(error, number)  # noqa: B904  the same error
-        if self._waited is not None:
-            self._waited(time.perf_counter() - began)
-        return batch  # type: ignore[no-any-return]
+        return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
 
     def close(self) -> None:
         """End the pass. Batches on their way are dropped."""

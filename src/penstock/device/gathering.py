@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,9 @@ import torch
 from penstock.device.lane import Working
 from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
-from penstock.executors.asked import Asked
-from penstock.executors.passing import Course, Handed, Means, Pass
+from penstock.executors.batch import IndexedBatch
+from penstock.executors.iterator import Course, Handed, IndexedPass, Means
+from penstock.observe import Delivery
 from penstock.order.batches import as_array
 from penstock.sample_notes import as_torch_would
 
@@ -25,8 +25,8 @@ _TOGETHER = 16
 _ROOM = 64 << 20
 
 
-@dataclass(slots=True)
-class _Batch(Asked):
+@dataclass(slots=True, eq=False)
+class _Batch(IndexedBatch):
     """What a batch is made of."""
 
     places: torch.Tensor | None = None
@@ -34,7 +34,7 @@ class _Batch(Asked):
     image: torch.Tensor | None = None
 
 
-class Gathering(Pass):
+class Gathering(IndexedPass):
     """One pass over the data of a plan whose arrays are on a device: what `Filling` gives, and where they are.
 
     Several batches are gathered together, ahead of the one that is asked for, where the sampler may be asked ahead and
@@ -67,59 +67,42 @@ class Gathering(Pass):
         self._working = working or contextlib.nullcontext
         self._images: Images | None = None
         self._labels: torch.Tensor | None = None
-        self._ready: deque[_Batch] = deque()
-        self._asked: deque[_Batch] = deque()
+        self._asked: deque[_Batch] = deque()  # those in the queue of the pass are made
         self._target = 1
-        self._prepared = self._exhausted = False
-        self._start(course)
+        self._prepared = False
+        self._start(course, eager=False)
 
     def close(self) -> None:
         super().close()
-        self._ready, self._asked = deque(), deque()
+        self._asked = deque()
 
     def __repr__(self) -> str:
         return f"<Gathering: {'open' if self._open else 'closed'}, on {self._held.device}>"
 
-    def _hand_out(self, handed: Handed) -> Any:
-        started = time.perf_counter()
+    def _hand_out(self, handed: Handed) -> Delivery:
         with self._working():
-            ready, asked = self._ready, self._asked  # close(), in another thread, makes others
-            self._sort_out(ready, asked)
-            if not ready:
-                self._gather(ready, asked)
-            if not ready:
-                self.close()
-                raise StopIteration
-            batch = ready[0]
-            if batch.error is not None:
-                ready.popleft()
-                error, batch = batch.error, _Batch()
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback holds this frame
-            try:
-                out = self._means.deliver(self._assemble(batch))
-            except Exception:
-                ready.popleft()
-                raise
-        self._means.counters.delivered(batch.count, time.perf_counter() - started, ())
-        handed.append((batch, out))
-        self._drop(batch)
-        return out
+            return super()._hand_out(handed)
 
-    def _drop(self, batch: Any) -> None:
-        if self._ready and self._ready[0] is batch:
-            self._ready.popleft()
+    def _new_batch(self) -> _Batch:
+        return _Batch()
+
+    def _depth(self, queue: deque[_Batch]) -> int:
+        return self._target
+
+    def _refill(self, queue: deque[_Batch], *, done: int = 0) -> None:
+        asked = self._asked  # close(), in another thread, makes another one
+        self._sort_out(queue, asked)
+        if not queue:
+            self._gather(queue, asked)
+
+    def _ready(self, queue: deque[_Batch]) -> _Batch:
+        return queue[0]
 
     # --- several batches ------------------------------------------------------------------------------------
 
     def _gather(self, ready: deque[_Batch], asked: deque[_Batch]) -> None:
         """Make the next batches ready; none where the pass is at its end."""
-        if asked:
-            self._settle(asked[-1])  # an interrupt may have come before
-        while not self._exhausted and len(asked) < self._target:
-            self._ask(asked, _Batch())
+        super()._refill(asked)
         group = list(asked)[: self._target]
         if not group:
             return
@@ -146,7 +129,7 @@ class Gathering(Pass):
         while asked and any(asked[0] is batch for batch in ready):
             asked.popleft()
 
-    def _begin_batch(self, batch: _Batch) -> None:
+    def _begin_indices(self, batch: _Batch) -> None:
         batch.leaves, batch.local = self._held.plan.root.resolve(batch.indices)
 
     def _grow(self, group: list[_Batch]) -> None:
@@ -183,6 +166,9 @@ class Gathering(Pass):
     # --- one batch ------------------------------------------------------------------------------------------
 
     def _assemble(self, batch: _Batch) -> Any:
+        return self._means.deliver(self._made(batch))
+
+    def _made(self, batch: _Batch) -> Any:
         plan = self._held.plan
         if batch.other is not None:
             return as_torch_would(plan.dataset, batch.other)

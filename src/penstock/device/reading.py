@@ -18,7 +18,7 @@ from PIL import Image
 from penstock import _native
 from penstock.device.decoders import read_header
 from penstock.errors import InvalidOption
-from penstock.executors.asked import Asked
+from penstock.executors.batch import IndexedBatch
 from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -68,8 +68,8 @@ class Sample:
     """The parameters of each operation of its recipe."""
 
 
-@dataclass(slots=True)
-class Batch(Asked):
+@dataclass(slots=True, eq=False)
+class Batch(IndexedBatch):
     """A batch whose files are being read. The lock of its Readers guards what threads write."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -78,6 +78,9 @@ class Batch(Asked):
     replaced: bool = False
     failed_at: int = 0
     """The first position that failed, with the error."""
+
+    def let_go(self) -> None:
+        self.samples.clear()
 
 
 class Readers:

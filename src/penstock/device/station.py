@@ -22,6 +22,7 @@ from penstock.device.moving import Finish, finish
 from penstock.device.resident import Held, Resident
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor, Job
+from penstock.observe import Delivery, Observer
 from penstock.plan import NativePlan, Plan
 from penstock.system.modes import outside_inference
 
@@ -84,7 +85,7 @@ class DecodingExecutor:
         held.begin(job.plan, job.course(), self.lane, eager=job.eager)
 
 
-class Station:
+class Station(Observer):
     """The device of a loader. Not picklable: it is made anew where it is needed.
 
     Args:
@@ -134,9 +135,9 @@ class Station:
             return None
         return DecodingExecutor(decoder, self.device, lane)
 
-    def waited(self, seconds: float) -> None:
+    def delivered(self, delivery: Delivery) -> None:
         """Count what the loop waited for a batch of this pass."""
-        self._waited += seconds
+        self._waited += delivery.waited
 
     def ended(self) -> None:
         """Take note that the pass was gone through to its end."""

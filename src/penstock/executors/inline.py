@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -14,12 +15,12 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.executors.job import Job, TorchView
+from penstock.observe import Delivery, Observers, observed
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import collated, fetched, one_by_one
 from penstock.settings import Method
-from penstock.state.progress import Progress, counted
 from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
-from penstock.stats import Counters, samples_given, samples_in
+from penstock.stats import samples_given, samples_in
 
 
 class Inline(_SingleProcessDataLoaderIter):
@@ -33,8 +34,7 @@ class Inline(_SingleProcessDataLoaderIter):
         ahead: the pass is read ahead of its user.
     """
 
-    progress: Progress | None = None
-    counters: Counters | None = None
+    observers: Observers = ()
 
     def __init__(
         self,
@@ -75,9 +75,12 @@ class Inline(_SingleProcessDataLoaderIter):
             tell_dataset(self._dataset, self._given)
 
     def __next__(self) -> Any:
-        if self.counters is None:
-            return counted(self.progress, self._one)
-        return counted(self.progress, partial(self.counters.took, self._one, self._samples))
+        return observed(self.observers, self._delivery)
+
+    def _delivery(self) -> Delivery:
+        started = time.perf_counter()
+        batch = self._one()
+        return Delivery(batch, self._samples(batch), time.perf_counter() - started)
 
     def _next_index(self) -> Any:
         self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
@@ -145,7 +148,6 @@ class InlineExecutor:
             streams=job.streams,
             ahead=settings.device is not None,
         )
-        made.counters = job.means.counters
         job.progress.arrivals = None  # batches come in order
         return made
 

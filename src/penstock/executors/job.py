@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.passing import Course, Means
+from penstock.executors.iterator import Course, Means
 from penstock.order.epochs import Epochs
 from penstock.plan import Plan, PythonPlan
 from penstock.settings import Method, Settings

@@ -19,13 +19,12 @@ import torch.utils.data
 
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.passing import IN_FLIGHT, Course, Means
+from penstock.executors.iterator import IN_FLIGHT, Course, Means
 from penstock.executors.threads import Fetching
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.processes import Processes
 from penstock.order.batches import placed
 from penstock.state.delivery import Task
-from penstock.stats import Counters
 from penstock.system.randomness import drawn_from, kept, states
 
 #: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
@@ -196,7 +195,6 @@ class _InThreads(_Run):
             workers=trial.workers,
             in_flight=trial.in_flight,
             buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
-            counters=Counters(),
             deliver=_as_it_is,
             persistent=True,
         )

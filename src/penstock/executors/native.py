@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +24,8 @@ from penstock import _native
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.fetch import Fetch
+from penstock.executors.iterator import Course, IndexedPass, Means, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
-from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.workers.native import InFlight, Workers
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
@@ -44,7 +43,7 @@ _UNKNOWN = Field(_native.Spec("uint8", [0]))
 _TIMES = 8
 
 
-class Filling(Pass):
+class Filling(IndexedPass):
     """One pass over the data of a native plan.
 
     Args:
@@ -84,56 +83,23 @@ class Filling(Pass):
         self._fetch: Fetch | None = None  # reads the rest of the pass
         self._adopt(plan)
         self._table = plan.table
-        self._queue: deque[InFlight] = deque()
-        self._exhausted = False
-        self._start(course)
-        if eager:
-            self._refill(self._queue)
+        self._start(course, eager=eager)
 
-    def _hand_out(self, handed: Handed) -> Any:
-        started = time.perf_counter()
-        queue = self._queue  # close(), in another thread, makes another one
+    def _prepare(self) -> None:
         if self._looks_first and not self._plan.still():
             self._plan_anew()
-        self._refill(queue)
-        if not queue:
-            self.close()
-            raise StopIteration
+
+    def _new_batch(self) -> InFlight:
+        return InFlight(key=(self._course.seed, self._course.epoch))
+
+    def _depth(self, queue: deque[InFlight]) -> int:
+        return self._target
+
+    def _ready(self, queue: deque[InFlight]) -> InFlight:
         batch = queue[0]
-        failures = self._finish(batch)
-        error = batch.error
-        if failures:
-            error = self._error(batch, failures)
-            # What the error's traceback holds of the batch must hold neither the error nor its memory.
-            batch.rescues_failed.clear()
-            batch.rows.clear()
-        if error is not None:
-            queue.popleft()
-            # A raised error holds this frame: what the frame holds is let go, so that no cycle keeps buffers.
-            batch = InFlight()
-            try:
-                raise error
-            finally:
-                del error
-        try:
-            out = self._means.deliver(self._assemble(batch))
-        except Exception:
-            queue.popleft()
-            raise
-        if self._reads_ahead:  # without workers nothing is done before it is asked for
-            self._refill(queue, done=1)
-        self._means.counters.delivered(batch.count, time.perf_counter() - started, batch.rescued)
-        handed.append((batch, out))
-        self._drop(batch)
-        return out
-
-    def _drop(self, batch: Any) -> None:
-        if self._queue and self._queue[0] is batch:
-            self._queue.popleft()
-
-    def close(self) -> None:
-        super().close()
-        self._queue = deque()
+        if batch.error is None and (failures := self._finish(batch)):
+            batch.error = self._error(batch, failures)
+        return batch
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -149,7 +115,6 @@ class Filling(Pass):
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-        #: Whether batches are filled that the user has not asked for yet.
         self._reads_ahead = bool(self._threads) and self._means.ahead and not (self._live and plan.in_memory)
         #: The plan is looked at when a batch is asked for; else when it is handed out.
         self._looks_first = self._live and not self._reads_ahead
@@ -203,14 +168,6 @@ class Filling(Pass):
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _refill(self, queue: deque[InFlight], *, done: int = 0) -> None:
-        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
-        if queue and not queue[-1].settled:  # an interrupt came before: those behind the first of them are not, either
-            for batch in queue:
-                self._settle(batch)
-        while not self._exhausted and len(queue) < self._target + done:
-            self._ask(queue, InFlight(key=(self._course.seed, self._course.epoch)))
-
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
         known = [field for field in self._fields if field is not None]
@@ -220,7 +177,7 @@ class Filling(Pass):
             return max(1, self._means.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
-    def _begin_batch(self, batch: InFlight) -> None:
+    def _begin_indices(self, batch: InFlight) -> None:
         if self._fetch is not None:
             batch.other = batch.wanted.tolist()
             return
@@ -336,6 +293,9 @@ class Filling(Pass):
         return sorted([*failures, *moved], key=operator.itemgetter(0))
 
     def _assemble(self, batch: InFlight) -> Any:
+        return self._means.deliver(self._made(batch))
+
+    def _made(self, batch: InFlight) -> Any:
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out

@@ -44,7 +44,6 @@ class ProcessExecutor:
         self._follow(held, job)
 
     def _follow(self, made: Processes, job: Job) -> Processes:
-        made.counters = job.means.counters
         if made.streams is not job.streams:
             made.follow(job.streams)  # the workers came with those of the pass before
         job.progress.drawn.setdefault("base", made.base_seed)

@@ -13,11 +13,11 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
+from penstock.executors.iterator import IN_FLIGHT, Means
 from penstock.executors.job import Executor, Job, fetcher
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
 from penstock.executors.native import NativeExecutor
-from penstock.executors.passing import IN_FLIGHT, Means
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor
 from penstock.order.batch_order import BatchOrder
@@ -136,7 +136,6 @@ class Executors:
             workers=settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
-            counters=self.counters,
             deliver=_as_it_is if self.register is None else self.register.deliver,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
+from penstock.executors.iterator import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.job import Job
-from penstock.executors.passing import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.threads import Loading, Threads
+from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan
 from penstock.sources.premises import collates_as_torch
@@ -63,7 +63,6 @@ class Fetching(Pass):
         super().__init__(means)
         self._in_order = in_order
         self._iterable = iterable
-        self._queue: deque[Loading] = deque()
         in_place = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
         try:
             self._crew = Threads(
@@ -85,7 +84,6 @@ class Fetching(Pass):
     def begin(self, fetch: Fetch, course: Course, *, eager: bool = True, streams: Streams | None = None) -> None:
         """Begin a pass with the same threads."""
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
-        self._queue = deque()
         self._fetch = fetch
         self._streams = streams
         if streams is not None and not self._iterable:
@@ -93,18 +91,15 @@ class Fetching(Pass):
                 course = replace(course, batches=begun(course.batches))
             tell_dataset(fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(fetch.dataset))
-        self._exhausted = False
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         if self._owners is not None and streams is not None and streams.given:
             self._owners.rotate(-streams.following)
-        self._start(course)
-        if eager:
-            self._refill(self._queue)
+        self._start(course, eager=eager)
 
-    def _hand_out(self, handed: Handed) -> Any:
+    def _hand_out(self, handed: Handed) -> Delivery:
         self._came: Loading | None = None
         try:
-            return self._next_batch(handed)
+            return super()._hand_out(handed)
         except (StopIteration, WorkerStuck):
             raise
         except Exception:
@@ -126,60 +121,81 @@ class Fetching(Pass):
             else:
                 self._streams.failed()
 
-    def _next_batch(self, handed: Handed) -> Any:
+    def _prepare(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
-        started = time.perf_counter()
-        queue = self._queue  # close(), in another thread, makes another one
-        while True:
-            self._refill(queue)
-            if not queue:
-                self._end_pass()
-                raise StopIteration
-            batch = self._wait(queue)
-            if not batch.ended and self._streams is not None and self._streams.to_drop[batch.owner or 0]:
-                queue.remove(batch)
-                self._streams.dropped(batch.owner or 0, batch.state)
-                continue
-            if not batch.ended:
-                break
-            if self._streams is not None and batch.owner is not None:
-                self._streams.ended(batch.owner, batch.state)
+
+    def _new_batch(self) -> Loading:
+        return Loading()
+
+    def _begin(self, batch: Loading) -> None:
+        assert batch.given is not None
+        if batch.task is None:
+            given, positions = batch.given
+            batch.number = self._count - 1
+            batch.owner = self._owners[0] if self._owners else None
+            task = Task(given, self._course.seed, self._course.epoch, positions)
+            try:
+                self._crew.prepare(batch, task)
+            except Exception as error:  # it is no list of indices
+                batch.error = error
+                return
+        if self._owners and self._owners[0] == batch.owner:
+            self._owners.rotate(-1)
+        self._crew.submit(batch)
+
+    def _depth(self, queue: deque[Loading]) -> int:
+        workers = self._num_workers
+        if self._owners is not None and not self._owners:
+            return 0  # all threads are at the end of the dataset
+        if not self._reads_ahead:
+            return 1
+        if self._means.in_flight is not None:
+            return max(1, self._means.in_flight)
+        if self._iterable or self._crew.sample_bytes is None or not queue:
+            return 2 * workers + 1
+        samples = max(1, len(queue[0].indices or ()))
+        fitting = batches_that_fit(samples * self._crew.sample_bytes)
+        return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
+
+    def _ready(self, queue: deque[Loading]) -> Loading | None:
+        batch = self._wait(queue)
+        streams = self._streams
+        if batch.ended:
+            if streams is not None and batch.owner is not None:
+                streams.ended(batch.owner, batch.state)
             if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
                 self._owners.remove(batch.owner)
             queue.remove(batch)
+            return None
+        if batch.error is None and streams is not None and streams.to_drop[batch.owner or 0]:
+            queue.remove(batch)
+            streams.dropped(batch.owner or 0, batch.state)
+            return None
         self._came = batch
-        if self._streams is not None and not self._iterable:
-            batch.state = state_of(self._fetch.dataset)
         if batch.failed is not None:
-            error = batch.failed[1]
-            queue.remove(batch)
-            batch.failed = None  # or the error's traceback, which holds the batch, holds itself
-            try:
-                raise error
-            finally:
-                del error
-        try:
-            out = self._means.deliver(batch.result)
-            if self._num_workers or batch.in_place:  # else it was made here
-                out = as_taken(out)
-            if self._means.buffers.pinned:
-                out = pinned(out)
-        except Exception:
-            queue.remove(batch)
-            raise
-        if self._num_workers and self._means.ahead:  # without workers nothing is done before it is asked for
-            self._refill(queue, done=1)
-        self._means.counters.delivered(self._samples(batch, out), time.perf_counter() - started, ())
+            _, error = batch.failed
+            batch.error, batch.failed = error, None
+            del error
+        if streams is not None and not self._iterable:
+            batch.state = state_of(self._fetch.dataset)
+        return batch
+
+    def _assemble(self, batch: Loading) -> Any:
+        out = self._means.deliver(batch.result)
+        if self._num_workers or batch.in_place:  # else it was made here
+            out = as_taken(out)
+        return pinned(out) if self._means.buffers.pinned else out
+
+    def _delivery(self, batch: Loading, out: Any, waited: float) -> Delivery:
         self._tell(done=True)
         self._crew.leave()
-        handed.append((batch, out))
-        self._drop(batch)
-        return out
+        return Delivery(out, self._samples(batch, out), waited)
 
     def _samples(self, batch: Loading, out: Any) -> int:
         if batch.indices is not None or not self._fetch.batched:
             return 1 if batch.indices is None else len(batch.indices)
+        assert batch.task is not None
         return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
 
     def _drop(self, batch: Any) -> None:
@@ -190,10 +206,6 @@ class Fetching(Pass):
     def reusable(self) -> bool:
         """Whether another pass can be made with these threads."""
         return os.getpid() == self._pid
-
-    def close(self) -> None:
-        super().close()
-        self._queue = deque()
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
@@ -208,55 +220,11 @@ class Fetching(Pass):
         else:
             self.close()
 
-    def _refill(self, queue: deque[Loading], *, done: int = 0) -> None:
-        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
-        if queue:
-            self._submit(queue[-1])  # an interrupt may have come before
-        target = self._in_flight(queue) + done
-        while not self._exhausted and len(queue) < target:
-            if self._owners is not None and not self._owners:
-                return
-            taken = self._take()
-            if taken is None:
-                self._exhausted = True
-                return
-            given, positions = taken
-            task = Task(given, self._course.seed, self._course.epoch, positions)
-            try:
-                batch = self._crew.loading(task, self._owners[0] if self._owners else None)
-            except Exception:  # it is no list of indices
-                self._took(taken)
-                raise
-            batch.given, batch.number = taken, self._count - 1
-            queue.append(batch)
-            self._submit(batch)
-
-    def _submit(self, batch: Loading) -> None:
-        """Have the threads fetch a batch that is in the queue; again, after an interrupt."""
-        if batch.submitted:
-            return
-        if batch.given is not None:
-            self._took(batch.given)
-        if self._owners and self._owners[0] == batch.owner:
-            self._owners.rotate(-1)
-        self._crew.submit(batch)
-        batch.submitted = True
-
-    def _in_flight(self, queue: deque[Loading]) -> int:
-        """Return how many batches to keep in flight."""
-        workers = self._num_workers
-        if workers == 0 or not self._means.ahead:
-            return 1
-        if self._means.in_flight is not None:
-            return max(1, self._means.in_flight)
-        if self._iterable or self._crew.sample_bytes is None or not queue:
-            return 2 * workers + 1
-        samples = max(1, len(queue[0].indices or ()))
-        fitting = batches_that_fit(samples * self._crew.sample_bytes)
-        return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
-
     def _wait(self, queue: deque[Loading]) -> Loading:
         batches = [queue[0]] if self._in_order else list(queue)
+        failed = next((batch for batch in batches if batch.error is not None), None)
+        if failed is not None:
+            return failed
         batch = self._crew.wait(batches, self._timeout)
         if batch is None:
             doing = "\n".join(self._crew.doing()) or "No worker thread is at work."

@@ -301,7 +301,7 @@ class Checkpoint:
             return batches
         if streams is not None and any(streams.to_drop) and settings.num_workers:
             return batches  # each worker's are dropped as they come
-        batches.progress = None
+        batches.observers = ()
         for _ in range(progress.skipped):
             next(batches, None)
             if streams is not None and not any(streams.to_drop):

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from penstock.errors import InvalidOption, WorkerStuck
+from penstock.errors import InvalidOption
+from penstock.observe import Delivery, Observer
 from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
 from penstock.order.rest import Rest
 from penstock.order.schedule import Schedule
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
-T = TypeVar("T")
 
-
-class Recording(Protocol):
+class Recording(Observer):
     """Records what is handed out."""
-
-    def __call__(self, schedule: Schedule, step: int, batch: int) -> None:
-        """Record a step of a pass: which of the batches of its schedule was handed out then."""
 
     @property
     def chain(self) -> str:
         """Return what stands for all that was recorded."""
+        raise NotImplementedError
 
 
 #: Of states that an earlier version reads too.
@@ -34,7 +31,7 @@ FORMAT_WITH_OWN = 2
 
 
 @dataclass
-class Progress:
+class Progress(Observer):
     """One pass: what was handed to the user, not what was read ahead. Changed by the iterator that the user calls."""
 
     epoch: int
@@ -65,7 +62,7 @@ class Progress:
     handed: int = 0
     """The number of the last batch that came, from 1 on."""
     record: Recording | None = None
-    """Writes a batch that came to the ledger."""
+    """Writes the batches that come to the ledger."""
     done: bool = False
     """The pass was gone through to its end."""
 
@@ -103,19 +100,16 @@ class Progress:
         """Return what lies before a batch, of what was left as the pass began."""
         return self.skipped + batch * self.unit if self.schedule is None else self.schedule.position_after(batch)
 
-    def took(self, *, handed: bool) -> None:
-        """Count a batch that came, or whose error was raised."""
-        self.taken += 1
-        if self.streams is not None:
-            self.streams.taken()
-        if self.arrivals is not None:
-            self.arrivals.took(handed=handed)
-        if handed:
-            self.handed = self.taken
-            if self.samplers is not None:
-                self.samplers.handed(self._prefix)
-            if self.record is not None and self.schedule is not None:
-                self.record(self.schedule, self.handed - 1, self.latest)
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a batch that came."""
+        self._took(handed=True)
+        self.handed = self.taken
+        if self.samplers is not None:
+            self.samplers.handed(self._prefix)
+
+    def failed(self, error: Exception) -> None:
+        """Count a batch whose error was raised."""
+        self._took(handed=False)
 
     def ended(self) -> None:
         """Note that the pass was gone through to its end."""
@@ -123,23 +117,12 @@ class Progress:
         if self.streams is not None:
             self.streams.finish()
 
-
-def counted(progress: Progress | None, take: Callable[[], T]) -> T:
-    """Return what take() returns, counted."""
-    if progress is None:
-        return take()
-    try:
-        batch = take()
-    except StopIteration:
-        progress.ended()
-        raise
-    except WorkerStuck:
-        raise  # the next call waits for the same batch
-    except Exception:
-        progress.took(handed=False)
-        raise
-    progress.took(handed=True)
-    return batch
+    def _took(self, *, handed: bool) -> None:
+        self.taken += 1
+        if self.streams is not None:
+            self.streams.taken()
+        if self.arrivals is not None:
+            self.arrivals.took(handed=handed)
 
 
 def checked_state(state: Any) -> Mapping[str, Any]:

@@ -7,56 +7,59 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import InvalidOption
+from penstock.observe import Delivery
 from penstock.order.batch_order import BatchOrder
 from penstock.order.permutations import Order
-from penstock.order.schedule import Schedule, Share, indices_of
+from penstock.order.schedule import Share, indices_of
 from penstock.settings import Settings
 from penstock.sources.naming import id_of
 from penstock.state.checkpoint import Fingerprint
 from penstock.state.ledger import Ledger, ids_bytes
-from penstock.state.progress import Progress
+from penstock.state.progress import Progress, Recording
 
 
-class Recorder:
+class Recorder(Recording):
     """Appends each step of a pass to a ledger.
 
     Args:
         ledger: where to.
         dataset: names the samples.
         order: makes the epoch's order.
-        epoch: its number.
         start: how many positions of the epoch were handed out before the pass began.
-        chain: of the checkpoint that the pass goes on from, where it has one.
+        progress: of the pass; it counts a batch before this is told of it.
     """
 
     def __init__(
-        self, ledger: Ledger, dataset: Any, order: Callable[[], Order], epoch: int, start: int, chain: bytes | None
+        self, ledger: Ledger, dataset: Any, order: Callable[[], Order], start: int, progress: Progress
     ) -> None:
         self._ledger = ledger
         self._dataset = dataset
         self._make_order = order
         self._order: Order | None = None
-        self._epoch = epoch
         self._start = start
-        self._chain = chain
+        self._progress = progress
         self._begun = False
 
-    def __call__(self, schedule: Schedule, step: int, batch: int) -> None:
-        """Append a step of the pass, counted from 0, with the IDs of the batch that was handed out then.
+    def delivered(self, delivery: Delivery) -> None:
+        """Append the step of the batch that was handed out.
 
         Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
         order in which they came, so that two runs are equal if each of their steps was given the same samples. It
         could not hold them under the numbers of their batches: what it says of a step covers all before it.
         Raises OSError.
         """
+        schedule, progress = self._progress.schedule, self._progress
+        if schedule is None:
+            return
         if self._order is None:
             self._order = self._make_order()
         first = -(-self._start // schedule.step_size)  # of the epoch's steps, where they are of one size
         if not self._begun:
-            self._ledger.rewind(self._epoch, first - 1, chain=self._chain)
+            self._ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
             self._begun = True
-        indices = indices_of(self._order, schedule.part(batch)).tolist()
-        self._ledger.append(self._epoch, first + step, ids_bytes([id_of(self._dataset, index) for index in indices]))
+        indices = indices_of(self._order, schedule.part(progress.latest)).tolist()
+        step = first + progress.handed - 1
+        self._ledger.append(progress.epoch, step, ids_bytes([id_of(self._dataset, index) for index in indices]))
 
     @property
     def chain(self) -> str:
@@ -64,7 +67,7 @@ class Recorder:
         return self._ledger.chain.hex()
 
 
-class Recording:
+class LedgerOfLoader:
     """The ledger of a loader, opened when its first pass begins. Not picklable."""
 
     def __init__(self) -> None:
@@ -82,7 +85,7 @@ class Recording:
             self._ledger = open_ledger(os.fspath(settings.ledger), order.share() or Share(), facts)
         made = order.order(settings.seed or 0, progress.epoch, progress.drawn, progress.rest, progress.ahead)
         before = progress.start + progress.ahead.count
-        return Recorder(self._ledger, settings.dataset, made, progress.epoch, before, progress.chain)
+        return Recorder(self._ledger, settings.dataset, made, before, progress)
 
 
 def open_ledger(path: str, share: Share, facts: Mapping[str, Any]) -> Ledger:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from penstock import _native
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.executors.asked import Asked
+from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -60,8 +60,8 @@ class ThreadWorker:
         return f"<ThreadWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
 
 
-@dataclass(slots=True)
-class InFlight(Asked):
+@dataclass(slots=True, eq=False)
+class InFlight(IndexedBatch):
     """A batch that was submitted to the pool."""
 
     names: bytes | None = None
@@ -76,6 +76,10 @@ class InFlight(Asked):
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
         self.number, self.retired, self.settled = -1, [], False
+
+    def let_go(self) -> None:
+        self.rescues_failed.clear()
+        self.rows.clear()
 
 
 class Workers:

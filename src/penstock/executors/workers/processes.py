@@ -34,14 +34,14 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.executors.workers.progress import Board, Stage
 from penstock.executors.workers.results import Context
+from penstock.observe import Delivery, Observers, observed
 from penstock.order.ahead import Arrivals
 from penstock.order.batches import placed
 from penstock.order.permutations import Positions
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
-from penstock.state.progress import Progress, counted
 from penstock.state.streams import End, Stating, Streams, state_of, tell_dataset
-from penstock.stats import Counters, samples_given, samples_in
+from penstock.stats import samples_given, samples_in
 from penstock.system.cgroup import memory
 
 Key = Callable[[], tuple[int | None, int]]
@@ -75,8 +75,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         WorkerStuck: the same, after timeout= seconds.
     """
 
-    progress: Progress | None = None
-    counters: Counters | None = None
+    observers: Observers = ()
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
 
@@ -187,9 +186,12 @@ class Processes(_MultiProcessingDataLoaderIter):
         super()._try_put_index()
 
     def __next__(self) -> Any:
-        if self.counters is None:
-            return counted(self.progress, self._one)
-        return counted(self.progress, functools.partial(self.counters.took, self._one, self._samples))
+        return observed(self.observers, self._delivery)
+
+    def _delivery(self) -> Delivery:
+        started = time.perf_counter()
+        batch = self._one()
+        return Delivery(batch, self._samples(batch), time.perf_counter() - started)
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.errors import InvalidOption
+from penstock.executors.batch import Batch
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
@@ -32,7 +33,6 @@ from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
-from penstock.order.permutations import Positions
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
@@ -55,11 +55,12 @@ HEAP_BYTES = 30 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Loading:
-    """A batch in flight."""
+class Loading(Batch):
+    """A batch that threads fetch."""
 
-    task: Task
-    indices: list[Any] | None
+    task: Task | None = None
+    """None: nothing was prepared for it."""
+    indices: list[Any] | None = None
     """Of the samples, to be fetched one by one; None: the task is done in one go."""
     owner: int | None = None
     """The thread that must do it; None: any."""
@@ -71,7 +72,7 @@ class Loading:
     in_place: bool = False
     """The result is what was built in place."""
     failed: tuple[int, BaseException] | None = None
-    """The first sample's error, and its position in the batch."""
+    """The first sample's error, and its position in the batch: while threads are at work another one may become it."""
     ended: bool = False
     """An iterable dataset had nothing left for it."""
     done: bool = False
@@ -81,9 +82,9 @@ class Loading:
     """Where the iterable dataset was behind it, in its thread, where it says so itself."""
     told: bool = False
     """Those who follow the pass have been told of it."""
-    given: tuple[Any, Positions] | None = None
-    """What the sampler gave, as the pass keeps it."""
-    submitted: bool = False
+
+    def let_go(self) -> None:
+        self.result = None
 
 
 @dataclass(slots=True)
@@ -179,19 +180,17 @@ class Threads:
 
     # --- the caller's side --------------------------------------------------------------------------------------
 
-    def loading(self, task: Task, owner: int | None = None) -> Loading:
-        """Return the batch of a task, to be submitted."""
+    def prepare(self, batch: Loading, task: Task) -> None:
+        """Make a batch ready to be submitted: what its task gives."""
         fetch = self._fetch
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
             task = replace(task, given=indices)  # what was given may be gone through only once
-        batch = Loading(task, indices, owner, unfinished=1 if indices is None else len(indices))
         if indices is not None and self._buffers is None:
             batch.samples = [None] * len(indices)
-        if batch.unfinished == 0:
-            batch.unfinished, batch.indices = 1, None
-        return batch
+        batch.indices, batch.unfinished = indices or None, len(indices) if indices else 1
+        batch.task = task
 
     def submit(self, batch: Loading) -> None:
         """Queue a batch, once however often it is submitted."""
@@ -420,6 +419,7 @@ class Threads:
         if batch.failed is not None or self._closed:
             return
         task = batch.task
+        assert task is not None
         at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
         at.left = iter(at.part)
         at.stage, at.since = "getitem", time.monotonic()
@@ -474,6 +474,7 @@ class Threads:
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
                         "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
                     )
+            assert batch.task is not None
             batch.result = fetcher.fetch(batch.task.given)
             batch.state = state_of(None, fetcher.dataset_iter, ended=fetcher.ended)
         except StopIteration:
@@ -522,6 +523,7 @@ class Threads:
 
     def _collated(self, batch: Loading, fetch: Fetch) -> Any:
         if batch.build is None:
+            assert batch.task is not None
             return fetch.collate(batch.task, batch.samples)
         if not batch.build.agrees:
             self._layout = None  # the next batch may be of the other kind

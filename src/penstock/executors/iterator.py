@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from abc import abstractmethod
 from collections import deque
@@ -16,13 +17,12 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from penstock.executors.asked import Asked
+from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.workers.native import ThreadWorker
+from penstock.observe import Delivery, Observers, observed
 from penstock.order.permutations import Positions
 from penstock.sources.tree import Unresolved
-from penstock.state.progress import Progress, counted
-from penstock.stats import Counters
 from penstock.system.warn_user import warn_user
 
 #: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
@@ -62,7 +62,6 @@ class Means:
     in_flight: int | None
     """Batches in flight; None: chosen by their size."""
     buffers: Buffers
-    counters: Counters
     deliver: Callable[[Any], Any]
     """Takes the news out of a batch that has any, and returns the batch as the user gets it."""
     timeout: float = 0
@@ -73,8 +72,8 @@ class Means:
     """The iterator is used for the next pass too."""
 
 
-#: What was in flight and the batch made of it, once it is to be handed out; empty before.
-Handed = list[tuple[Any, Any]]
+#: What was in flight and its delivery, once it is to be handed out; empty before.
+Handed = list[tuple[Any, Delivery]]
 
 
 class Crew(Protocol):
@@ -106,30 +105,112 @@ class Pass(_BaseDataLoaderIter):
         self._course = Course(iter(()), None, 0, 0)
         self._open = False
         self._exhausted = False
+        self._reads_ahead = bool(means.workers) and means.ahead
+        """Batches are made that the user has not asked for yet."""
+        self._queue: deque[Any] = deque()
         self._forget_given()
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
-    progress: Progress | None = None
+    observers: Observers = ()
+
+    # --- what each kind of pass does in its own way -----------------------------------------------------------------
 
     @abstractmethod
-    def _hand_out(self, handed: Handed) -> Any:
-        """Return the next batch. Raises StopIteration at the end.
+    def _new_batch(self) -> Any:
+        """Return an empty Batch, to be asked for."""
 
-        What is in flight and the batch are added to `handed` before it is dropped: then nothing can lose it.
+    @abstractmethod
+    def _begin(self, batch: Any) -> None:
+        """Begin to make a batch of what the sampler gave: again after an interrupt, once it was begun."""
+
+    @abstractmethod
+    def _depth(self, queue: deque[Any]) -> int:
+        """Return how many batches to keep in flight."""
+
+    @abstractmethod
+    def _ready(self, queue: deque[Any]) -> Any:
+        """Wait for a batch and return it, with its error where it failed; None: look at the queue again.
+
+        Raises WorkerStuck.
         """
 
     @abstractmethod
+    def _assemble(self, batch: Any) -> Any:
+        """Return a batch as its user gets it."""
+
+    def _prepare(self) -> None:
+        """Do what comes before batches are asked for."""
+
+    def _delivery(self, batch: Any, out: Any, waited: float) -> Delivery:
+        """Return the delivery of a batch."""
+        return Delivery(out, batch.count, waited, batch.rescued)
+
+    # --- batches in flight ------------------------------------------------------------------------------------------
+
+    def _hand_out(self, handed: Handed) -> Delivery:
+        """Return the next batch. Raises StopIteration at the end.
+
+        What is in flight and the delivery are added to `handed` before it is dropped: then nothing can lose it.
+        """
+        started = time.perf_counter()
+        queue = self._queue  # close(), in another thread, makes another one
+        self._prepare()
+        batch = None
+        while batch is None:
+            self._refill(queue)
+            if not queue:
+                self._end_pass()
+                raise StopIteration
+            batch = self._ready(queue)
+        if batch.error is not None:
+            self._fail(batch)
+        try:
+            out = self._assemble(batch)
+        except Exception:
+            self._drop(batch)
+            raise
+        if self._reads_ahead:  # without workers nothing is done before it is asked for
+            self._refill(queue, done=1)
+        delivery = self._delivery(batch, out, time.perf_counter() - started)
+        handed.append((batch, delivery))
+        self._drop(batch)
+        return delivery
+
+    def _fail(self, batch: Any) -> NoReturn:
+        """Raise a batch's error. What its traceback holds of the batch holds neither the error nor the memory."""
+        error, batch.error = batch.error, None
+        self._drop(batch)
+        batch.let_go()
+        try:
+            raise error
+        finally:
+            del error
+
     def _drop(self, batch: Any) -> None:
-        """Drop what was in flight, where it is still there."""
+        """Drop what was in flight, where it is still in the queue."""
+        if self._queue and self._queue[0] is batch:
+            self._queue.popleft()
+
+    def _refill(self, queue: deque[Any], *, done: int = 0) -> None:
+        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+        if queue and not queue[-1].settled:  # an interrupt came before: those behind the first of them are not, either
+            for batch in queue:
+                self._settle(batch)
+        while not self._exhausted and len(queue) < self._depth(queue) + done:
+            if not self._ask(queue, self._new_batch()):
+                return
+
+    def _end_pass(self) -> None:
+        self.close()
 
     def _forget_given(self) -> None:
         self._given: deque[tuple[Any, Positions]] = deque()  # what the sampler gave and is not in flight: at most one
         self._cut = False  # an interrupt came from within the sampler
         self._count = 0  # of what the sampler gave
-        self._back: deque[Any] = deque()  # batches that did not reach their caller
+        self._back: deque[Delivery] = deque()  # of batches that did not reach their caller
 
     def _take(self) -> tuple[Any, Positions] | None:
         """Return what the sampler gives next, and its positions; again, until `_took` is called. None: the end."""
@@ -154,7 +235,7 @@ class Pass(_BaseDataLoaderIter):
         if self._given and self._given[0] is given:
             self._given.clear()
 
-    def _ask(self, queue: deque[Any], batch: Asked) -> bool:
+    def _ask(self, queue: deque[Any], batch: Batch) -> bool:
         """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
         try:
             batch.given = self._take()
@@ -167,30 +248,14 @@ class Pass(_BaseDataLoaderIter):
         self._settle(batch)
         return True
 
-    def _settle(self, batch: Asked) -> None:
+    def _settle(self, batch: Batch) -> None:
         """Begin a batch that is in a queue; again, after an interrupt, or for another plan."""
         if batch.settled:
             return
-        given = batch.given
-        if given is not None:
-            self._took(given)
-            wanted, batch.positions = given
-            if isinstance(wanted, list):
-                batch.other = wanted
-            else:
-                batch.wanted = batch.indices = wanted
-                batch.other = batch.error = None
-                try:
-                    self._begin_batch(batch)
-                except Unresolved:
-                    batch.other = wanted.tolist()
-                except Exception as error:  # of the user's dataset: it is raised when this batch's turn has come
-                    batch.error = error
+        if batch.given is not None:
+            self._took(batch.given)
+            self._begin(batch)
         batch.settled = True
-
-    def _begin_batch(self, batch: Any) -> None:
-        """Begin to make a batch of indices. Only for a pass that asks by `_ask`."""
-        raise NotImplementedError
 
     def _hold(self, crew: Crew) -> None:
         """Make a crew this pass's own: it ends with it."""
@@ -198,17 +263,23 @@ class Pass(_BaseDataLoaderIter):
         self._ended = crew.ended
         self._end = weakref.finalize(self, crew.close)
 
-    def _start(self, course: Course) -> None:
+    def _start(self, course: Course, *, eager: bool) -> None:
+        """Begin a pass. eager: ask for batches now, not when the first one is asked for."""
+        self._queue = deque()
+        self._exhausted = False
         self._course = course
         self._num_yielded = 0
         self._forget_given()
         self._open = True
+        if eager:
+            self._refill(self._queue)
 
     def close(self) -> None:
         """End the threads and the pass. Batches in flight are dropped."""
         if self._end is not None:
             self._end()
         self._open = False
+        self._queue = deque()
         self._forget_given()
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
@@ -217,20 +288,20 @@ class Pass(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         handed: Handed = []
         try:
-            return counted(self.progress, partial(self._one, handed))
+            return observed(self.observers, partial(self._one, handed))
         except BaseException:
             if handed:
                 self._take_back(*handed[0])
             raise
 
-    def _take_back(self, inside: Any, batch: Any) -> None:
+    def _take_back(self, inside: Any, delivery: Delivery) -> None:
         """Keep a batch that was handed out and did not reach its caller."""
         with self._lock:
-            if not (self._back and self._back[0] is batch):
-                self._back.appendleft(batch)
+            if not (self._back and self._back[0] is delivery):
+                self._back.appendleft(delivery)
             self._drop(inside)
 
-    def _one(self, handed: Handed) -> Any:
+    def _one(self, handed: Handed) -> Delivery:
         with self._lock:
             if not self._open:
                 raise StopIteration
@@ -239,13 +310,13 @@ class Pass(_BaseDataLoaderIter):
                 return self._back.popleft()
             if torch._C._autograd._profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
-                    batch = self._hand_out(handed)
+                    delivery = self._hand_out(handed)
             else:
-                batch = self._hand_out(handed)
+                delivery = self._hand_out(handed)
             self._num_yielded += 1
             if self._course.promised is not None and self._num_yielded > self._course.promised:
                 self._warn_of_more(self._course.promised)
-            return batch
+            return delivery
 
     def _warn_of_more(self, promised: int) -> None:
         """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
@@ -273,6 +344,29 @@ class Pass(_BaseDataLoaderIter):
 
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
+
+
+class IndexedPass(Pass):
+    """A pass over indices into a native plan."""
+
+    def _begin(self, batch: IndexedBatch) -> None:
+        assert batch.given is not None
+        wanted, batch.positions = batch.given
+        if isinstance(wanted, list):
+            batch.other = wanted
+            return
+        batch.wanted = batch.indices = wanted
+        batch.other = batch.error = None
+        try:
+            self._begin_indices(batch)
+        except Unresolved:
+            batch.other = wanted.tolist()
+        except Exception as error:  # of the user's dataset
+            batch.error = error
+
+    @abstractmethod
+    def _begin_indices(self, batch: Any) -> None:
+        """Begin to make a batch of indices."""
 
 
 def pinned(batch: Any) -> Any:

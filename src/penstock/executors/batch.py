@@ -1,4 +1,4 @@
-"""What a sampler gave for one batch, as the passes that resolve its indices themselves hold it."""
+"""A batch that is being made."""
 
 from __future__ import annotations
 
@@ -17,9 +17,24 @@ def _no_indices() -> Indices:
     return _NONE
 
 
-@dataclass(slots=True)
-class Asked:
-    """A batch that was asked for, or the error that came in its place."""
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What a sampler gave for a batch, or the error that came in its place."""
+
+    given: tuple[Any, Positions] | None = None
+    """What the sampler gave and its positions, as the pass keeps them."""
+    error: BaseException | None = None
+    """It is raised when the batch's turn has come."""
+    settled: bool = False
+    """Its making has begun without an interrupt."""
+
+    def let_go(self) -> None:
+        """Drop the memory that an error's traceback would keep."""
+
+
+@dataclass(slots=True, eq=False)
+class IndexedBatch(Batch):
+    """A batch of indices into a native plan."""
 
     indices: Indices = field(default_factory=_no_indices)
     positions: Positions = range(0)
@@ -30,14 +45,9 @@ class Asked:
     local: Indices = field(default_factory=_no_indices)
     """In their leaf."""
     rescued: list[str] = field(default_factory=list)
-    """Why Python read a sample, once for each."""
+    """Why Python read a sample, one reason a sample."""
     other: list[Any] | None = None
     """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
-    error: Exception | None = None
-    given: tuple[Any, Positions] | None = None
-    """What the sampler gave and its positions, as the pass keeps them."""
-    settled: bool = False
-    """It was asked for, or submitted, without an interrupt."""
 
     @property
     def count(self) -> int:
