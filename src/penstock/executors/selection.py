@@ -65,8 +65,8 @@ class Executors:
         return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what a copy, or another process, makes anew."""
-        return {**vars(self), "counters": Counters(), "buffers": None, "_base_seed": None}
+        """Leave out what `copied` makes anew."""
+        return {name: value for name, value in vars(self).items() if name not in ("counters", "buffers", "_base_seed")}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 
