@@ -231,12 +231,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         followers: Observers = (progress,) if progress.record is None else (progress, progress.record)
         if feed is None or station is None:
             batches = self._batches(settings, None)
-            batches.observers = (executors.counters, *followers)
+            batches.observers = (*executors.observers, *followers)
             return batches
         lane = station.lane()
         with station.current(lane):
             batches = self._batches(settings, station.prepare(feed, self._plan, lane), sends=sends)
-            batches.observers = (executors.counters,)
+            batches.observers = executors.observers
         feeding = self._delivery.feeding(batches, feed, station, lane, settings, self._plan)
         waits = (DeviceWaits(executors.counters), station) if sends else (station,)
         feeding.observers = (*waits, *followers)

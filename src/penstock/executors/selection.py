@@ -20,6 +20,7 @@ from penstock.executors.method import Choice, draws_in_threads, not_copied, try_
 from penstock.executors.native import NativeExecutor
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor
+from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import draw, settled_at_start
 from penstock.order.epochs import Epochs
@@ -49,6 +50,8 @@ class Executors:
         self.register = register
         self.reach = reach
         self.counters = Counters()
+        self.observers: Observers = (self.counters,)
+        """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
@@ -66,7 +69,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        return {name: value for name, value in vars(self).items() if name not in ("counters", "buffers", "_base_seed")}
+        return {name: value for name, value in vars(self).items() if name not in ("counters", "observers", "buffers", "_base_seed")}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,173 @@
+"""The seams of the design: an executor and an observer of this file's own run through DataLoader as Penstock's do."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as tud
+
+import penstock
+from penstock.executors import selection
+from penstock.executors.batch import Batch
+from penstock.executors.iterator import Pass
+from penstock.executors.job import Job
+from penstock.observe import Delivery, Observer
+
+# --- an executor ------------------------------------------------------------------------------------------------------
+
+
+class Squares(tud.Dataset[torch.Tensor]):
+    """Samples that are functions of their index."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index * index)
+
+
+class Computing(Pass):
+    """Computes whole batches at once."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.means)
+        self.restart(job)
+
+    def restart(self, job: Job) -> None:
+        self._start(job.course(), eager=job.eager)
+
+    def _new_batch(self) -> Batch:
+        return Batch()
+
+    def _begin(self, batch: Batch) -> None:
+        """Nothing is done ahead."""
+
+    def _depth(self, queue: deque[Any]) -> int:
+        return 2
+
+    def _ready(self, queue: deque[Any]) -> Batch:
+        batch: Batch = queue[0]
+        return batch
+
+    def _assemble(self, batch: Batch) -> Any:
+        assert batch.given is not None
+        return torch.tensor(batch.given[0]) ** 2
+
+    def _delivery(self, batch: Batch, out: Any, waited: float) -> Delivery:
+        return Delivery(out, len(out), waited)
+
+
+class Computer:
+    """Accepts Squares."""
+
+    kind = Computing
+
+    def accepts(self, job: Job) -> bool:
+        return type(job.settings.dataset) is Squares
+
+    def open(self, job: Job) -> Computing:
+        return Computing(job)
+
+    def restart(self, held: Computing, job: Job) -> None:
+        held.restart(job)
+
+
+@pytest.fixture
+def computer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "EXECUTORS", (Computer(), *selection.EXECUTORS))
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str, Any]) -> None:
+    loader = penstock.DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
+    theirs = tud.DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
+    for _ in range(2):
+        batches = iter(loader)
+        assert type(batches) is Computing
+        assert values(batches) == values(theirs)
+    assert (loader.stats().batches, loader.stats().samples) == (12, 46)
+    assert "Squares" in loader.explain()
+
+
+def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) -> None:
+    def made(rank: int, world: int = 2) -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(Squares(), 4, shuffle=True, seed=7, shard=(rank, world))
+
+    whole = values(made(0, 1))
+    one, other = values(made(0)), values(made(1))
+    assert sorted({value for batch in one + other for value in batch}) == sorted(i * i for i in range(23))
+    assert one[0] + other[0] == whole[0] + whole[1]
+    begun = made(0)
+    batches = iter(begun)
+    got = [next(batches).tolist()]
+    resumed = made(0)
+    resumed.load_state_dict(begun.state_dict())
+    assert got + values(resumed) == one
+
+
+# --- an observer ------------------------------------------------------------------------------------------------------
+
+
+class Watching(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def delivered(self, delivery: Delivery) -> None:
+        assert delivery.waited >= 0
+        self.seen.append(delivery.samples)
+
+    def failed(self, error: Exception) -> None:
+        self.seen.append(type(error))
+
+    def ended(self) -> None:
+        self.seen.append("end")
+
+
+class Failing(Squares):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "inline": {"num_workers": 0},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "seeded": {"num_workers": 0, "seed": 1},
+    "device": {"num_workers": 0, "device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_observer_knows_of_every_batch_error_and_end(way: str) -> None:
+    loader = penstock.DataLoader(Failing(), 4, **WAYS[way])
+    watching = Watching()
+    loader._executors.observers += (watching,)
+    batches = iter(loader)
+    while True:
+        try:
+            next(batches)
+        except KeyError:
+            continue
+        except StopIteration:
+            break
+    assert watching.seen == [4, 4, KeyError, 4, 4, 3, "end"]
+    assert (loader.stats().batches, loader.stats().samples) == (5, 19)
+
+
+def test_an_observer_of_the_native_core() -> None:
+    loader = penstock.DataLoader(tud.TensorDataset(torch.arange(10)), 4, num_workers=2)
+    watching = Watching()
+    loader._executors.observers += (watching,)
+    assert len(list(loader)) == 3
+    assert watching.seen == [4, 4, 2, "end"]
