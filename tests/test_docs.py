@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs and prints what it says, its links lead somewhere, its tables are complete."""
+"""The documentation is true: its code runs and prints what it says, its links resolve, its tables are complete."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+#: Packages that a block may need, and that need not be installed.
+OPTIONAL = ("accelerate", "lightning", "torchvision")
 
 
 class Signals(torch.utils.data.Dataset):
@@ -111,6 +113,11 @@ def normalised(output: str) -> str:
     return re.sub(r"\b\d+\.\d+ s\b", "N s", output)
 
 
+def _parameter(block: Block) -> Any:
+    marks = [pytest.mark.slow] if "import lightning" in block.code else []  # its import alone takes seconds
+    return pytest.param(block, id=f"{block.page}:{block.line}", marks=marks)
+
+
 def test_pages_have_blocks() -> None:
     assert len(BLOCKS) >= 25
     assert sum(block.output is not None for block in BLOCKS) >= 10
@@ -119,17 +126,23 @@ def test_pages_have_blocks() -> None:
 @pytest.mark.timeout(300)  # worker processes start slowly on a machine that is shared
 @pytest.mark.filterwarnings("ignore:.*no cuda device is available:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning:lightning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+@pytest.mark.parametrize("block", [_parameter(block) for block in BLOCKS])
 def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    if "accelerate" in block.code:
-        pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+    for package in OPTIONAL:
+        if re.search(rf"^(import|from) {package}\b", block.code, re.MULTILINE):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
     source = "\n" * (block.line - 1) + block.code  # tracebacks name the line of the page
     exec(compile(source, block.page, "exec"), names)
     if block.output is not None:
         assert normalised(capsys.readouterr().out) == normalised(block.output)
-    if isinstance(loader := names.get("loader"), penstock.DataLoader):
-        batch = next(iter(loader))
-        assert len(batch[0] if isinstance(batch, list) else batch) > 0
+    for loader in (names.get(name) for name in ("loader", "threads", "seeded")):
+        if isinstance(loader, penstock.DataLoader):
+            batch = next(iter(loader))
+            fields = batch if isinstance(batch, list) else [batch]
+            assert len({len(field) for field in fields}) == 1
+            assert len(fields[0]) > 0
     if "manifest=" in block.code and "sensor" in block.code:
         assert "the sensor was off" in Path("bad.jsonl").read_text(encoding="utf-8")
 
