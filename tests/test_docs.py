@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import inspect
 import json
 import re
 import shlex
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
 import penstock.cli
@@ -64,7 +66,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 OPTIONAL = ("accelerate", "lightning", "torchvision")
 
 
-class Signals(torch.utils.data.Dataset):
+class Signals(torch.utils.data.Dataset[Any]):
     """The dataset of the user's own that recipes speak of."""
 
     def __len__(self) -> int:
@@ -279,9 +281,79 @@ def test_options_table_is_the_signature() -> None:
     assert arguments_of(rows_of(ROOT / "docs" / "options.md", "argument")) == defaults_of(penstock.DataLoader)
 
 
+class Counting(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class Holding(Signals):
+    """What threads cannot have copies of."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+ROWS = TensorDataset(torch.zeros(8))
+WORKERS = {"dataset": Signals(), "num_workers": 1}
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("dataset", {"dataset": None}, "TypeError"),
+    ("batch_size", {"batch_size": 2.5}, "InvalidOption"),
+    ("batch_size", {"batch_size": 0}, "ValueError"),
+    ("shuffle", {"shuffle": True, "sampler": [0]}, "ValueError"),
+    ("shuffle", {"shuffle": True, "dataset": Counting()}, "ValueError"),
+    ("shuffle", {"shuffle": True, "dataset": TensorDataset(torch.zeros(0))}, "InvalidOption"),
+    ("sampler", {"sampler": [0], "shuffle": True}, "ValueError"),
+    ("sampler", {"sampler": penstock.Weighted([1.0, 2.0])}, "InvalidOption"),
+    ("batch_sampler", {"batch_sampler": [[0]], "batch_size": 4}, "ValueError"),
+    ("num_workers", {"num_workers": 1.5}, "TypeError"),
+    ("num_workers", {"num_workers": -1}, "ValueError"),
+    ("drop_last", {"drop_last": True, "batch_size": None}, "ValueError"),
+    ("timeout", {"timeout": -1}, "ValueError"),
+    ("timeout", {"timeout": "long"}, "TypeError"),
+    ("timeout", {"timeout": 5, "num_workers": 0}, "AssertionError"),
+    ("timeout", {"timeout": 5, "dataset": Signals()}, "AssertionError"),
+    ("multiprocessing_context", {**WORKERS, "multiprocessing_context": "thread"}, "ValueError"),
+    ("multiprocessing_context", {"multiprocessing_context": "fork", "num_workers": 0}, "ValueError"),
+    ("generator", {"generator": torch.Generator(), "seed": 1}, "InvalidOption"),
+    ("prefetch_factor", {"prefetch_factor": -1, "num_workers": 1}, "ValueError"),
+    ("prefetch_factor", {"prefetch_factor": 2, "num_workers": 0}, "ValueError"),
+    ("prefetch_factor", {**WORKERS, "prefetch_factor": 0}, "AssertionError"),
+    ("persistent_workers", {"persistent_workers": True, "num_workers": 0}, "ValueError"),
+    ("seed", {"seed": 1.5}, "TypeError"),
+    ("seed", {"seed": 2**64}, "InvalidOption"),
+    ("seed", {"seed": 1, "generator": torch.Generator()}, "InvalidOption"),
+    ("worker_method", {"worker_method": "fiber"}, "InvalidOption"),
+    ("worker_method", {"worker_method": "thread", "dataset": Holding(), "num_workers": 1}, "InvalidOption"),
+    ("share_dataset", {"share_dataset": 1, "worker_method": "thread"}, "InvalidOption"),
+    ("share_dataset", {"share_dataset": True}, "InvalidOption"),
+    ("on_error", {"on_error": "skip"}, "InvalidOption"),
+    ("on_error", {"on_error": "replace", "dataset": Counting()}, "InvalidOption"),
+    ("device", {"device": "abacus"}, "InvalidOption"),
+    ("device", {"device": "meta"}, "InvalidOption"),
+    ("shard", {"shard": (2, 2)}, "InvalidOption"),
+    ("shard", {"shard": (0, 2), "dataset": Counting()}, "InvalidOption"),
+    ("shard", {"shard": (0, 2), "sampler": [0]}, "InvalidOption"),
+    ("shard", {"shard": (0, 2), "shuffle": True}, "InvalidOption"),
+    ("ledger", {"ledger": "run.ledger", "sampler": [0]}, "InvalidOption"),
+    ("ledger", {"ledger": "run.ledger", "dataset": Counting()}, "InvalidOption"),
+    ("ledger", {"ledger": "no/such/folder/run.ledger"}, "OSError"),
+    ("ledger", {"ledger": 5}, "TypeError"),
+    ("snapshot_every_n_steps", {"snapshot_every_n_steps": -1}, "InvalidOption"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "error"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_wrong_arguments_raise_what_the_table_says(name: str, options: dict[str, Any], error: str) -> None:
+    row = next(row for row in rows_of(ROOT / "docs" / "options.md", "argument") if row[0] == f"`{name}`")
+    assert f"`{error}`" in row[3]
+    kind = getattr(builtins, error, None) or getattr(penstock, error)
+    with pytest.raises(kind):
+        list(penstock.DataLoader(**{"dataset": ROWS, **options}))
+
+
 def test_arguments_are_attributes() -> None:
     loader = penstock.DataLoader(TensorDataset(torch.zeros(8)))
-    missing = [name for name in inspect.signature(penstock.DataLoader).parameters if not hasattr(loader, name)]
+    missing = [name for name, _ in defaults_of(penstock.DataLoader) if not hasattr(loader, name)]
     assert missing == ["shuffle"]
 
 
@@ -383,6 +455,28 @@ def test_rates_were_measured(page: Path) -> None:
     ]
     assert len(rates) >= 15
     assert [rate for rate in rates if rate not in measured] == []
+
+
+def test_ratios_are_those_of_the_rates() -> None:
+    rows = rows_of(ROOT / "docs" / "results.md", "samples per second")
+    checked = 0
+    for row in rows:
+        rate = reference = float(row[1].replace(",", ""))
+        for number, ratio in re.findall(r"(\d[\d,.]*\d|\d)(x?)", " ".join(row[2:])):
+            if not ratio:
+                rate = float(number.replace(",", ""))
+                continue
+            decimals = len(number.partition(".")[2])
+            assert rate / reference == pytest.approx(float(number), abs=0.51 * 10**-decimals), row[0]
+            checked += 1
+    assert checked >= 15
+
+
+def test_gains_in_the_readme_are_results() -> None:
+    results = text_of(ROOT / "docs" / "results.md")
+    gains = re.findall(r"\b[\d.]+x", " ".join(row[2] for row in rows_of(ROOT / "README.md", "dataset")))
+    assert len(gains) >= 10
+    assert [gain for gain in gains if not re.search(rf"(?<![.\d]){re.escape(gain)}", results)] == []
 
 
 def test_architecture_names_every_file() -> None:
