@@ -213,7 +213,7 @@ def test_readme_is_short() -> None:
 
 def test_architecture_names_every_file() -> None:
     text = text_of(ROOT / "ARCHITECTURE.md")
-    files = [*(ROOT / "src/penstock").rglob("*.py"), *(ROOT / "native").glob("*.[ch]*")]
+    files = [*(ROOT / "src/penstock").rglob("*.py"), *(ROOT / "native").rglob("*.[ch]*")]
     assert len(files) > 40
     missing = [file.name for file in files if file.stem != "__init__" and not re.search(rf"[`/]{file.stem}`", text)]
     assert not missing
