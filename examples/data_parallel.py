@@ -2,8 +2,8 @@
 
     python examples/data_parallel.py [--epochs N] [--samples N]
 
-The loader brings each batch to the first GPU, the next ones on their way; DataParallel shares it out among all. Without
-GPUs the same lines train on the CPU. (For more than one process, which is faster, see ddp.py.)
+The loader brings each batch to the first GPU, and copies the next batches ahead; DataParallel splits each batch among
+all GPUs. Without GPUs the same lines train on the CPU. Several processes, as in ddp.py, are faster.
 """
 
 import argparse

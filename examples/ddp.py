@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 examples/ddp.py [--epochs N] [--samples N]
 
-As with torch's own loader: DistributedSampler shares the samples out, and set_epoch shuffles them anew. Each rank's
-loader feeds the rank's own GPU; without GPUs the ranks train on the CPU.
+DistributedSampler splits the samples among the ranks, as with torch's own loader, and set_epoch draws a new order. The
+loader of each rank feeds the GPU of that rank; without GPUs the ranks train on the CPU.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
             model(x).mean().backward()
             optimizer.step()
             seen += numbers.tolist()
-        # One write a line: the ranks share a terminal.
+        # Each line is one write, because the ranks share a terminal.
         print(f"epoch {epoch} rank {dist.get_rank()} saw {' '.join(map(str, seen))}\n", end="", flush=True)
     dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """Trains a small network on handwritten digits that lie on disk, one file a sample.
 
-This is the tutorial's script. What Penstock changes is the import and the two lines that name the
-data: `TensorFolder` in the place of a hand-written `Dataset`, `penstock.DataLoader` in the place of
+This is the script of a well-known tutorial. Penstock changes the import and the two lines that name
+the data: `TensorFolder` replaces a hand-written `Dataset`, and `penstock.DataLoader` replaces
 `torch.utils.data.DataLoader`.
 
     python examples/train.py [--epochs N] [--batch-size N] [--workers N] [--data FOLDER] [--device NAME]
@@ -34,7 +34,7 @@ def train(data: Path, epochs: int, batch_size: int, workers: int, device: torch.
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
 
-    # Which samples there are (lists of IDs), and the label of each. Sample ID lies in data/ID.pt.
+    # `partition` holds the list of IDs of each split, `labels` the label of each ID; data/ID.pt holds the sample.
     partition = json.loads((data / "partition.json").read_text())
     labels = json.loads((data / "labels.json").read_text())
 
@@ -113,7 +113,7 @@ def compare(data: Path, batch_size: int, workers: int, rounds: int = 5) -> None:
     )
     photos = datasets.ImageFolder(str(data / "images" / "train"), to_tensor)
     params: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
-    # torch's processes are kept from epoch to epoch, so that starting them is not counted.
+    # torch's worker processes live from epoch to epoch, so that their start is not counted.
     kept = params | {"persistent_workers": workers > 0}
 
     print(f"\nsamples/s, {workers} workers, median of {rounds} epochs   torch's loader    Penstock    ratio")
@@ -130,7 +130,7 @@ def compare(data: Path, batch_size: int, workers: int, rounds: int = 5) -> None:
 
 
 def report(name: str, reference: Iterable[object], loader: Iterable[object], samples: int, rounds: int) -> None:
-    """Runs epochs of the two in turn, after one of each that is not counted."""
+    """Runs epochs of both loaders in turn; the first epoch of each is not counted."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
         for each, times in zip((reference, loader), seconds, strict=True):
@@ -147,7 +147,8 @@ def report(name: str, reference: Iterable[object], loader: Iterable[object], sam
 
 def write_digits(data: Path) -> None:
     """Writes scikit-learn's 1,797 scans once: FOLDER/ID.pt (1x8x8 float32 in 0..1), partition.json and labels.json,
-    and the same scans as images in FOLDER/images/<split>/<digit>/ID.jpg."""
+    and the same scans as images in FOLDER/images/<split>/<digit>/ID.jpg.
+    """
     last = data / "labels.json"
     if last.exists():
         return
@@ -166,7 +167,7 @@ def write_digits(data: Path) -> None:
         image.parent.mkdir(parents=True, exist_ok=True)
         to_pil_image(scan).save(image, quality=95)
     (data / "partition.json").write_text(json.dumps(partition))
-    # Last, and by a rename: where it stands, all of them do.
+    # labels.json is written last and renamed into place: a folder that holds it is complete.
     unfinished = data / "labels.json.part"
     unfinished.write_text(json.dumps(labels))
     unfinished.replace(last)
@@ -223,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         parser.error(f"argument --data: the digits cannot be written to {str(options.data)!r}: {error.strerror}")
 
-    torch.set_num_threads(1)  # so small a network gains nothing from more: the other CPUs are the loader's
+    torch.set_num_threads(1)  # the network is too small to gain from more; the loader uses the other CPUs
     train(options.data, options.epochs, options.batch_size, options.workers, options.device)
     compare(options.data, options.batch_size, options.workers)
 

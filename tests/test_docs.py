@@ -1,8 +1,9 @@
-"""The README's code runs as it stands."""
+"""The documentation is true: its code runs and prints what it says, its links resolve, its commands exist."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +13,207 @@ import torch
 from PIL import Image
 
 import penstock
+import penstock.cli
+from tests.pages import (
+    ALL_PAGES,
+    FENCE,
+    GUIDES,
+    PAGES,
+    ROOT,
+    Block,
+    blocks_of,
+    name_of,
+    parts_of,
+    text_of,
+    without_code,
+)
 
-ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+# ---------------------------------------------------------------- code
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+#: Packages that a block may need, and that need not be installed.
+OPTIONAL = ("accelerate", "lightning", "torchvision")
+
+
+class Signals(torch.utils.data.Dataset[Any]):
+    """The dataset of the user's own that recipes speak of."""
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((4,), float(index)), index % 2
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that the pages speak of: data/ID.pt and photos/CLASS/N.jpg."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "data").mkdir()
+    for number in range(1200):
+        torch.save(torch.zeros(3), folder / "data" / f"id-{number}.pt")
+    for kind in ("cat", "dog"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(np.full((60, 80, 3), i, dtype=np.uint8)).save(folder / "photos" / kind / f"{i}.jpg")
+    return folder
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make the files and names that the examples speak of, and go there."""
-    (tmp_path / "data").mkdir()
-    ids = [f"id-{i}" for i in range(100)]
-    for name in ids:
-        torch.save(torch.zeros(3), tmp_path / "data" / f"{name}.pt")
-    for kind in ("cat", "dog"):
-        (tmp_path / "photos" / kind).mkdir(parents=True)
-        for i in range(3):
-            Image.fromarray(np.full((60, 80, 3), i, dtype=np.uint8)).save(tmp_path / "photos" / kind / f"{i}.jpg")
+def names(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the names that the pages speak of, in a working folder with their files."""
+    for folder in ("data", "photos"):
+        (tmp_path / folder).symlink_to(files / folder)
     monkeypatch.chdir(tmp_path)
-    loader = penstock.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3), torch.zeros(8)), 4)
-    return {"partition": {"train": ids}, "labels": dict.fromkeys(ids, 1), "loader": loader, "__name__": "__main__"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ids = [f"id-{number}" for number in range(1200)]
+    dataset = Signals()
+    return {
+        "__name__": "__main__",
+        "torch": torch,
+        "partition": {"train": ids[:1000], "validation": ids[1000:]},
+        "labels": dict.fromkeys(ids, 1),
+        "dataset": dataset,
+        "model": torch.mean,
+        "checkpoint": penstock.DataLoader(dataset, batch_size=64, shuffle=True, seed=7).state_dict(),
+    }
 
 
-def test_there_are_examples() -> None:
-    assert len(BLOCKS) >= 3
+def normalised(output: str) -> str:
+    """Return an output without what depends on the machine's speed."""
+    return re.sub(r"\b\d+\.\d+ s\b", "N s", output)
 
 
+def _parameter(block: Block) -> Any:
+    marks = [pytest.mark.slow] if "import lightning" in block.code else []  # its import alone takes seconds
+    return pytest.param(block, id=f"{block.page}:{block.line}", marks=marks)
+
+
+def test_pages_have_blocks() -> None:
+    assert len(BLOCKS) >= 25
+    assert sum(block.output is not None for block in BLOCKS) >= 10
+
+
+@pytest.mark.timeout(300)  # worker processes start slowly on a machine that is shared
 @pytest.mark.filterwarnings("ignore:.*no cuda device is available:UserWarning")
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_block(number: int, data: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    if "accelerate" in BLOCKS[number]:
-        pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
-    exec(compile(BLOCKS[number], f"README.md, block {number + 1}", "exec"), data)
-    for name in ("loader", "threads", "seeded"):
-        if name in data:
-            batch, labels = next(iter(data[name]))
-            assert len(batch) == len(labels) > 0
-    if "print(loader.explain())" in BLOCKS[number]:
-        assert "6 native threads fill batches of 64" in capsys.readouterr().out
-    if "manifest=" in BLOCKS[number]:
-        assert "the sensor was off" in Path("bad.jsonl").read_text()
-        assert "1 bad samples" in capsys.readouterr().out
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning:lightning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
+@pytest.mark.parametrize("block", [_parameter(block) for block in BLOCKS])
+def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    for package in OPTIONAL:
+        if re.search(rf"^(import|from) {package}\b", block.code, re.MULTILINE):
+            pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    source = "\n" * (block.line - 1) + block.code  # tracebacks name the line of the page
+    exec(compile(source, block.page, "exec"), names)
+    if block.output is not None:
+        assert normalised(capsys.readouterr().out) == normalised(block.output)
+    for loader in (names.get(name) for name in ("loader", "threads", "seeded")):
+        if isinstance(loader, penstock.DataLoader):
+            batch = next(iter(loader))
+            fields = batch if isinstance(batch, list) else [batch]
+            assert len({len(field) for field in fields}) == 1
+            assert len(fields[0]) > 0
+    if "manifest=" in block.code and "sensor" in block.code:
+        assert "the sensor was off" in Path("bad.jsonl").read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------- links
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_relative_links_resolve(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text_of(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            broken.append(target)
+    assert not broken
+
+
+def test_readme_leads_to_every_guide() -> None:
+    assert [name_of(page) for page in GUIDES if f"({name_of(page)})" not in text_of(ROOT / "README.md")] == []
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commands_in(page: Path) -> list[list[str]]:
+    """Return the words of each command that a page shows: a line of a shell block, or a code span."""
+    text = text_of(page)
+    lines = [line for kind, body in FENCE.findall(text) if kind == "sh" for line in body.splitlines()]
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", without_code(text))
+    words = [shlex.split(line, comments=True) for line in lines]
+    words += [span.split() for span in spans if span.startswith(("make ", "penstock ", "python -m "))]
+    return [command for command in words if command]
+
+
+def complaint(command: list[str]) -> str | None:
+    """Return what is wrong with a command of ours; None: nothing, or it is not one of ours."""
+    if command[:2] == ["python", "-m"]:
+        module = command[2].split(".")
+        if module[0] == "benchmarks":
+            questions = [word for word in command[3:4] if word.isidentifier()]
+            wanted = [Path(*module), *(Path("benchmarks", question) for question in questions)]
+            missing = [
+                path for path in wanted if not ((ROOT / path).is_dir() or (ROOT / path).with_suffix(".py").exists())
+            ]
+            return f"no such module: {missing}" if missing else None
+        return complaint(command[2:]) if module == ["penstock"] else None
+    if command[0] == "make":
+        targets = re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+        unknown = [word for word in command[1:2] if "=" not in word and word not in targets]
+        questions = [name for word in command if word.startswith("BENCH=") for name in word[6:].strip('"').split()]
+        unknown += [name for name in questions if name.isidentifier() and not (ROOT / f"benchmarks/{name}.py").exists()]
+        return f"no such target or benchmark: {unknown}" if unknown else None
+    if command[0] != "penstock":
+        return None
+    parser = penstock.cli.parser()
+    for word in command[1:]:
+        if not (parts := parts_of(parser)):
+            break
+        if word.startswith("-"):
+            return None if word in parser._option_string_actions else f"no such option: {word}"
+        if word not in parts:
+            return f"no such command: {word}"
+        parser = parts[word]
+    unknown = [word for word in command if re.match(r"--\w", word) and word not in parser._option_string_actions]
+    return f"no such option: {unknown}" if unknown else None
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_commands_exist(page: Path) -> None:
+    assert [(command, why) for command in commands_in(page) if (why := complaint(command)) is not None] == []
+
+
+def test_wrong_commands_are_noticed() -> None:
+    right = ["make demo", "make bench BENCH=cifar", "penstock quarantine list bad.jsonl --json", "penstock --version"]
+    wrong = ["make coffee", "make bench BENCH=tea", "penstock ledger burn a", "penstock ledger show --far a"]
+    wrong += ["python -m benchmarks tea", "python -m penstock brew"]
+    assert [complaint(command.split()) for command in right] == [None] * len(right)
+    assert None not in [complaint(command.split()) for command in wrong]
+
+
+# ---------------------------------------------------------------- README and results
+
+
+def test_readme_is_short() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) < 120
 
 
 def test_architecture_names_every_file() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    files = [*(ROOT / "src/penstock").rglob("*.py"), *(ROOT / "native").glob("*.[ch]*")]
+    text = text_of(ROOT / "ARCHITECTURE.md")
+    files = [*(ROOT / "src/penstock").rglob("*.py"), *(ROOT / "native").rglob("*.[ch]*")]
     assert len(files) > 40
-    missing = [file.name for file in files if file.stem != "__init__" and f"`{file.stem}`" not in text]
+    missing = [file.name for file in files if file.stem != "__init__" and not re.search(rf"[`/]{file.stem}`", text)]
     assert not missing
