@@ -21,8 +21,9 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from penstock import _native
-from penstock.errors import ShapeMismatch, WorkerStuck
+from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
+from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Course, IndexedPass, Means, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
@@ -30,8 +31,7 @@ from penstock.executors.workers.native import InFlight, Workers
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
-from penstock.sample_notes import add_note, as_torch_would, note_batch
-from penstock.sources.reading import outside_root, system_error, unreadable
+from penstock.sample_notes import as_torch_would, note_batch
 from penstock.sources.tree import same_table
 from penstock.state.delivery import Delivered, Task
 from penstock.state.substitutes import Substitutes
@@ -98,7 +98,7 @@ class Filling(IndexedPass):
     def _ready(self, queue: deque[InFlight]) -> InFlight:
         batch = queue[0]
         if batch.error is None and (failures := self._finish(batch)):
-            batch.error = self._error(batch, failures)
+            batch.error = error_of(self._plan, batch, failures)
         return batch
 
     def __repr__(self) -> str:
@@ -271,7 +271,7 @@ class Filling(IndexedPass):
         for number, position, seconds, how in at:
             batch = self._crew.batches.get(number)
             if batch is not None:
-                name, path = self._identify(batch, position)
+                name, path = identify(self._plan, batch, position)
                 told.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
         return (
             f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
@@ -346,7 +346,7 @@ class Filling(IndexedPass):
             return False
         bad = [failure for failure in failures if failure[2] != "mismatch"] or failures
         for failure in {failure[0]: failure for failure in reversed(bad)}.values():
-            self._substitutes.found_bad(int(batch.indices[failure[0]]), self._error(batch, [failure]))
+            self._substitutes.found_bad(int(batch.indices[failure[0]]), error_of(self._plan, batch, [failure]))
         if not self._put_others(batch, [failure[0] for failure in bad]):
             return False
         self._resolve(batch)
@@ -366,57 +366,10 @@ class Filling(IndexedPass):
         batch.indices = indices
         return True
 
-    def _error(self, batch: InFlight, failures: list[_native.Failure]) -> Exception:
-        """Return the error of the first sample that failed; a shape counts only where nothing worse happened."""
-        grave = [failure for failure in failures if failure[2] != "mismatch"]
-        position, number, code, system, *_ = (grave or failures)[0]
-        name, path = self._identify(batch, position)
-        if code == "python":
-            error = batch.rescues_failed[position]
-            place = f"at position {position} of a batch of {len(batch.indices)}"
-            add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
-            return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")
-        if code == "io":
-            return system_error(system, name, path or name)
-        if code == "escapes":
-            return outside_root(name, path or name)
-        if code == "moved":
-            gone = self._plan.leaf(batch.leaves, position).gone
-            return (gone and gone(int(batch.local[position]))) or unreadable(name)
-        return self._mismatch(batch, failures, number)
-
-    def _identify(self, batch: InFlight, position: int) -> tuple[str, str | None]:
-        """Return the ID and the file of a sample of a batch, for messages."""
-        name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
-        if path is None:  # a number in one of several datasets would name two samples
-            name = f"number {batch.indices[position]}"
-        return name, path
-
-    def _mismatch(self, batch: InFlight, failures: list[_native.Failure], number: int) -> ShapeMismatch:
-        """Return the error that names two samples of a batch which do not agree in a field."""
-        of_field = {failure[0]: (failure[5], failure[6]) for failure in failures if failure[1] == number}
-        spec = batch.fields[number].spec
-        shapes = [of_field.get(i, (spec.dtype, spec.shape)) for i in range(len(batch.indices))]
-        first = shapes[0]
-        position = next((i for i, shape in enumerate(shapes) if shape != first), 0)
-        name, path = self._identify(batch, position)
-        other, _ = self._identify(batch, 0)
-        return ShapeMismatch(
-            f"sample {name!r} ({path or 'in memory'}) has {_shape(shapes[position])}; this batch holds "
-            f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes or "
-            "dtypes, or a transform that makes them equal",
-            sample_id=name,
-            path=path,
-        )
-
 
 def _was_interrupted(batch: InFlight) -> bool:
     """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
     return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
-
-
-def _shape(shape: tuple[str, tuple[int, ...]]) -> str:
-    return f"shape {tuple(shape[1])} of {shape[0]}"
 
 
 class NativeExecutor:

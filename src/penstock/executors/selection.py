@@ -69,7 +69,8 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        return {name: value for name, value in vars(self).items() if name not in ("counters", "observers", "buffers", "_base_seed")}
+        anew = ("counters", "observers", "buffers", "_base_seed")
+        return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 

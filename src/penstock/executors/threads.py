@@ -14,8 +14,9 @@ from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.job import Job
+from penstock.executors.workers.crew import Threads
+from penstock.executors.workers.loading import Loading
 from penstock.executors.workers.own_fetch import Init, OwnFetches
-from penstock.executors.workers.threads import Loading, Threads
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan

@@ -7,8 +7,6 @@ A worker that dies, or does not deliver within timeout=, becomes an error that s
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import multiprocessing.util
 import os
@@ -22,7 +20,6 @@ from typing import Any
 import torch.multiprocessing
 from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import (
     _get_distributed_settings,
     _MultiProcessingDataLoaderIter,
@@ -32,15 +29,16 @@ from torch.utils.data.dataloader import (
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
-from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.in_process import Start, Tasked, as_it_is
+from penstock.executors.workers.progress import Board
+from penstock.executors.workers.queues import Failing, close_unread, is_ending
 from penstock.executors.workers.results import Context
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.ahead import Arrivals
 from penstock.order.batches import placed
 from penstock.order.permutations import Positions
-from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import End, Stating, Streams, state_of, tell_dataset
+from penstock.state.streams import End, Stating, Streams
 from penstock.stats import samples_given, samples_in
 from penstock.system.cgroup import memory
 
@@ -125,14 +123,14 @@ class Processes(_MultiProcessingDataLoaderIter):
                 settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
                 init = functools.partial(_sharding_worker_init_fn, init, *settings)
             states = None if self.streams is None else self.streams.states()
-            replaced["dataset"] = _Tasked(fetch, loader.dataset, states)
-            replaced["collate_fn"] = _collated
+            replaced["dataset"] = Tasked(fetch, loader.dataset, states)
+            replaced["collate_fn"] = as_it_is
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
             keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
             stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
-        replaced["worker_init_fn"] = _Start(self._board, init, composes)
+        replaced["worker_init_fn"] = Start(self._board, init, composes)
         return _View(loader, replaced)
 
     def follow(self, streams: Streams | None) -> None:
@@ -294,7 +292,7 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
         """Let torch explain an error of its queue while all workers live."""
-        given, self._data_queue = self._data_queue, _Failing(error)  # type: ignore[assignment]
+        given, self._data_queue = self._data_queue, Failing(error)  # type: ignore[assignment]
         try:
             return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
         finally:
@@ -361,7 +359,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
         if self._failure or self._stuck or self._notice_deaths() or not hasattr(self, "_workers_status"):
             return False
-        if any(map(_is_ending, self._index_queues)):
+        if any(map(is_ending, self._index_queues)):
             return False  # the iterator was in a cycle: torch would wait 5 s for each worker and then end it
         lock = self._workers_done_event._cond  # type: ignore[attr-defined]
         return bool(lock.acquire(True, _DYING)) and lock.release() is None
@@ -376,7 +374,7 @@ class Processes(_MultiProcessingDataLoaderIter):
             results.hang_up()
             self._pin_memory_thread.join(MP_STATUS_CHECK_INTERVAL)
         for index_queue in self._index_queues:
-            _close_unread(index_queue)
+            close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
 
@@ -414,111 +412,3 @@ class _Tasks:
 
 _NOTHING = object()
 """In the place of a batch that the user is not given."""
-
-
-class _Tasked:
-    """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
-
-    Args:
-        fetch: makes them.
-        dataset: the user's.
-        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
-    """
-
-    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
-        self.fetch = fetch
-        self.dataset = dataset
-        self._states = states
-        self.begin: Callable[[str, Any], None]  # in a worker
-
-    def go_on(self, worker: int) -> None:
-        """Let the dataset of a worker go on where a state says."""
-        if self._states is not None:
-            tell_dataset(self.dataset, self._states[worker])
-            self._states = []
-
-    def __getitem__(self, task: Task) -> Any:
-        try:
-            batch = self.fetch.load(task)
-        except Exception:  # which torch sends; what else is raised ends the process here
-            self.begin(Stage.DONE, None)
-            raise
-        self.begin(Stage.DONE, None)
-        if self._states is None:
-            return batch
-        news = batch if isinstance(batch, Delivered) else Delivered(batch)
-        return dataclasses.replace(news, state=state_of(self.dataset))
-
-    __getitems__ = __getitem__
-
-
-def _collated(batch: Any) -> Any:
-    return batch
-
-
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
-
-    board: Board
-    init: Callable[[int], Any] | None
-    composes: bool
-
-    def __call__(self, worker: int) -> None:
-        if self.composes:
-            natively_in_this_process()
-        begin = self.board.report(worker)
-        begin(Stage.INIT, None)
-        tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
-        if isinstance(tasked, _Tasked):
-            tasked.begin = tasked.fetch.note = begin
-        if isinstance(tasked, Stating):
-            tasked.worker = worker
-        if isinstance(tasked, _Tasked | Stating):
-            torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
-        if self.init is not None:
-            self.init(worker)
-        if isinstance(tasked, _Tasked):
-            tasked.go_on(worker)
-        begin(Stage.DONE if isinstance(tasked, _Tasked) else Stage.ITERATING, None)
-
-
-def _with_dataset(info: Any, dataset: Any) -> Any:
-    """Return torch's WorkerInfo with another dataset."""
-    if dataclasses.is_dataclass(info):
-        return dataclasses.replace(info, dataset=dataset)  # type: ignore[type-var]
-    return type(info)(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=dataset)  # torch before 2.11
-
-
-def _is_ending(indices: Any) -> bool:
-    """Return whether a queue's feeder thread has been told to end, as the garbage collector does."""
-    return indices._close is not None and not indices._close.still_active()
-
-
-def _close_unread(indices: Any) -> None:
-    """Close a queue whose reader is gone, and end its feeder thread, which may be writing to a full pipe."""
-    indices.cancel_join_thread()
-    if indices._thread is None or _is_ending(indices):
-        indices.close()
-        return
-    pipe = os.dup(indices._reader.fileno())  # the thread closes its own
-    try:
-        indices.close()
-        os.set_blocking(pipe, False)
-        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-        while indices._thread.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                os.read(pipe, 1 << 16)
-            indices._thread.join(0.001)
-    finally:
-        os.close(pipe)
-
-
-class _Failing:
-    """A queue that fails."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def get(self, timeout: float) -> Any:
-        raise self._error

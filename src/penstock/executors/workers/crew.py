@@ -9,26 +9,25 @@ the time, more of them only hand it to and fro.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.errors import InvalidOption
-from penstock.executors.batch import Batch
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.leaving import end_crew
+from penstock.executors.workers.loading import At, Loading, stage_of
 from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
@@ -52,59 +51,6 @@ CALLER_SECONDS = 0.05
 COPY_SECONDS = 2e-3
 #: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
 HEAP_BYTES = 30 << 20
-
-
-@dataclass(slots=True, eq=False)
-class Loading(Batch):
-    """A batch that threads fetch."""
-
-    task: Task | None = None
-    """None: nothing was prepared for it."""
-    indices: list[Any] | None = None
-    """Of the samples, to be fetched one by one; None: the task is done in one go."""
-    owner: int | None = None
-    """The thread that must do it; None: any."""
-    taken: int = 0
-    unfinished: int = 0
-    build: Build | None = None
-    samples: list[Any] = field(default_factory=list)
-    result: Any = None
-    in_place: bool = False
-    """The result is what was built in place."""
-    failed: tuple[int, BaseException] | None = None
-    """The first sample's error, and its position in the batch: while threads are at work another one may become it."""
-    ended: bool = False
-    """An iterable dataset had nothing left for it."""
-    done: bool = False
-    number: int = 0
-    """Of the pass, in the sampler's order."""
-    state: Any = None
-    """Where the iterable dataset was behind it, in its thread, where it says so itself."""
-    told: bool = False
-    """Those who follow the pass have been told of it."""
-
-    def let_go(self) -> None:
-        self.result = None
-
-
-@dataclass(slots=True)
-class At:
-    """What a thread is doing."""
-
-    stage: str = ""
-    part: Sequence[Any] = ()
-    """The indices of the samples that it fetches now."""
-    left: Any = field(default_factory=lambda: iter(()))
-    """A list's iterator over them: it knows how far it is, at no cost to the thread."""
-    since: float = 0.0
-
-    def position(self) -> int:
-        """Return which of them it is at."""
-        return max(0, len(self.part) - operator.length_hint(self.left) - 1)
-
-    def sample(self) -> Any:
-        """Return the index of the sample that it is at."""
-        return self.part[self.position()] if self.part else None
 
 
 class Threads:
@@ -307,7 +253,7 @@ class Threads:
             frame = frames.get(thread.ident or 0)
             if at.stage and frame is not None:
                 stack = "".join(traceback.format_stack(frame))
-                lines.append(f"thread {number} is in {_stage(at)} since {now - at.since:.1f} s:\n{stack}")
+                lines.append(f"thread {number} is in {stage_of(at)} since {now - at.since:.1f} s:\n{stack}")
         return lines
 
     def close(self) -> None:
@@ -558,7 +504,3 @@ def _prepare_heap(size: int) -> None:
     each batch that torch's loader makes; here batches are recycled, and only samples come and go.
     """
     torch.empty(min(size, HEAP_BYTES), dtype=torch.uint8, device="cpu")
-
-
-def _stage(at: At) -> str:
-    return f"__getitem__ of sample {at.sample()!r}" if at.stage == "getitem" else at.stage

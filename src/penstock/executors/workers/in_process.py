@@ -1,0 +1,90 @@
+"""The worker's end of a worker process: what torch's worker loop takes for the dataset and for worker_init_fn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.executors.fetch import Fetch
+from penstock.executors.workers.progress import Board, Stage
+from penstock.recipe.compose_hook import natively_in_this_process
+from penstock.state.delivery import Delivered, Task
+from penstock.state.streams import Stating, state_of, tell_dataset
+
+
+class Tasked:
+    """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
+
+    Args:
+        fetch: makes them.
+        dataset: the user's.
+        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
+    """
+
+    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
+        self.fetch = fetch
+        self.dataset = dataset
+        self._states = states
+        self.begin: Callable[[str, Any], None]  # in a worker
+
+    def go_on(self, worker: int) -> None:
+        """Let the dataset of a worker go on where a state says."""
+        if self._states is not None:
+            tell_dataset(self.dataset, self._states[worker])
+            self._states = []
+
+    def __getitem__(self, task: Task) -> Any:
+        try:
+            batch = self.fetch.load(task)
+        except Exception:  # which torch sends; what else is raised ends the process here
+            self.begin(Stage.DONE, None)
+            raise
+        self.begin(Stage.DONE, None)
+        if self._states is None:
+            return batch
+        news = batch if isinstance(batch, Delivered) else Delivered(batch)
+        return dataclasses.replace(news, state=state_of(self.dataset))
+
+    __getitems__ = __getitem__
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return a batch that is collated: the collate_fn of torch's worker."""
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
+
+    board: Board
+    init: Callable[[int], Any] | None
+    composes: bool
+
+    def __call__(self, worker: int) -> None:
+        if self.composes:
+            natively_in_this_process()
+        begin = self.board.report(worker)
+        begin(Stage.INIT, None)
+        tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
+        if isinstance(tasked, Tasked):
+            tasked.begin = tasked.fetch.note = begin
+        if isinstance(tasked, Stating):
+            tasked.worker = worker
+        if isinstance(tasked, Tasked | Stating):
+            torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
+        if self.init is not None:
+            self.init(worker)
+        if isinstance(tasked, Tasked):
+            tasked.go_on(worker)
+        begin(Stage.DONE if isinstance(tasked, Tasked) else Stage.ITERATING, None)
+
+
+def _with_dataset(info: Any, dataset: Any) -> Any:
+    """Return torch's WorkerInfo with another dataset."""
+    if dataclasses.is_dataclass(info):
+        return dataclasses.replace(info, dataset=dataset)  # type: ignore[type-var]
+    return type(info)(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=dataset)  # torch before 2.11
