@@ -13,7 +13,7 @@ from penstock.executors.workers.own_fetch import copies_told
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.rest import Rest
-from penstock.plan import NativePlan, Plan, PythonPlan
+from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.compose_places import composes_in
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
@@ -37,8 +37,8 @@ class Explained:
 
     def text(self, stats: Stats) -> str:
         """Return the explanation. stats: of the loader so far."""
-        plan = self.plan
-        lines = self._python(plan, stats) if isinstance(plan, PythonPlan) else self._native(plan, stats)
+        chosen = self.plan
+        lines = self._python(chosen, stats) if isinstance(chosen, PythonPlan) else self._native(chosen, stats)
         return "\n".join(lines)
 
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
@@ -51,7 +51,7 @@ class Explained:
         yield from self._bad_samples()
         yield from self.device
         yield from _so_far(stats)
-        yield f"advice   with {plan.reason.remedy} the native core could read it"
+        yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice()
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
@@ -107,6 +107,14 @@ class Explained:
             yield "random   the global generators are functions of (seed, epoch, sample, position), set for each sample"
         if seeded and (held := missed(settings.dataset, shared=threads and settings.share_dataset)):
             yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
+
+    def _remedies(self, refused: PythonPlan) -> str:
+        """Return what would make the plan native: of the arguments, and then of the dataset, where both refuse."""
+        remedies = [refused.reason.remedy]
+        by_itself = plan(self.settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
+        if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
+            remedies.append(by_itself.reason.remedy)
+        return ", and ".join(remedies)
 
     def _bad_samples(self) -> Iterable[str]:
         register = self.executors.register
