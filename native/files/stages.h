@@ -75,7 +75,10 @@ class alignas(64) StageCounters {
 // Splits the time of one thread into stages. Without counters it does nothing and reads no clock.
 class StageClock {
  public:
-  explicit StageClock(StageCounters* counters) noexcept : counters_(counters) {}
+  explicit StageClock(StageCounters* counters) noexcept : counters_(counters) {
+    for (std::size_t i = 0; counters != nullptr && i < timed_.size(); ++i)
+      timed_[i] = counters->count(static_cast<Stage>(i)).samples;
+  }
 
   // The time from here on is of the next stage.
   void start() noexcept {
@@ -84,25 +87,30 @@ class StageClock {
 
   // A sample has gone through this stage: the time since the last call is counted for it.
   void lap(Stage stage) noexcept {
-    if (counters_ != nullptr) counters_->add(stage, elapsed(), 1);
+    if (counters_ == nullptr) return;
+    counters_->add(stage, elapsed(), 1);
+    ++timed_[static_cast<std::size_t>(stage)];
   }
 
   // The same for a sample that is not worth a reading of the clock: its time is counted by flush().
   void defer(Stage stage) noexcept {
-    if (counters_ == nullptr) return;
-    counters_->add_sample(stage);
-    ++deferred_[static_cast<std::size_t>(stage)];
+    if (counters_ != nullptr) counters_->add_sample(stage);
   }
 
   // Counts the time since the last call for the samples that were deferred, in equal parts.
   void flush() noexcept {
-    const std::uint64_t samples = std::accumulate(deferred_.begin(), deferred_.end(), std::uint64_t{0});
+    if (counters_ == nullptr) return;
+    std::array<std::uint64_t, kStages.size()> deferred{};
+    for (std::size_t i = 0; i < deferred.size(); ++i)
+      deferred[i] = counters_->count(static_cast<Stage>(i)).samples - timed_[i];
+    const std::uint64_t samples = std::accumulate(deferred.begin(), deferred.end(), std::uint64_t{0});
     if (samples == 0) return;
     const double each = static_cast<double>(elapsed()) / static_cast<double>(samples);
-    for (std::size_t i = 0; i < deferred_.size(); ++i)
-      if (deferred_[i] > 0)
-        counters_->add(static_cast<Stage>(i), static_cast<std::uint64_t>(each * static_cast<double>(deferred_[i])), 0);
-    deferred_.fill(0);
+    for (std::size_t i = 0; i < deferred.size(); ++i) {
+      if (deferred[i] == 0) continue;
+      counters_->add(static_cast<Stage>(i), static_cast<std::uint64_t>(each * static_cast<double>(deferred[i])), 0);
+      timed_[i] += deferred[i];
+    }
   }
 
  private:
@@ -117,7 +125,7 @@ class StageClock {
 
   StageCounters* counters_;
   Clock::time_point last_{};
-  std::array<std::uint64_t, kStages.size()> deferred_{};
+  std::array<std::uint64_t, kStages.size()> timed_{};  // samples whose time is counted
 };
 
 }  // namespace penstock

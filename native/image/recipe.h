@@ -269,9 +269,6 @@ class RecipeScratch {
 // RandomCrop.get_params for a padded picture that is not smaller than the crop.
 [[nodiscard]] Box draw_crop(Extent size, Draws draws, Extent padded);
 
-// The size that `resize` gives a picture; negative when it is out of range.
-[[nodiscard]] Extent resized(const Resize& resize, Extent from);
-
 // Lays out one sample in `scratch`, of which execute() then fills the row. When the result would be another than `want`,
 // `got` is set and the outcome is a mismatch.
 [[nodiscard]] Outcome lay_out(const Recipe& recipe, const PixelSource& source, SampleDraws draws, const TensorSpec& want,

@@ -6,6 +6,7 @@
 // recipes; the row belongs to the batch; a Scratch owns its parts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -108,7 +109,14 @@ class Filler {
   [[nodiscard]] virtual std::size_t memory_bytes() const noexcept { return 0; }
 
  protected:
-  static void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) noexcept;
+  // The processor's own prefetcher goes on after kPrefetchBytes.
+  static void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) noexcept {
+    for (std::size_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += kCacheLine)
+      __builtin_prefetch(data + offset);
+  }
+
+ private:
+  static constexpr std::size_t kCacheLine = 64, kPrefetchBytes = 4096;
 };
 
 }  // namespace penstock

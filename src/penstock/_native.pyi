@@ -340,15 +340,22 @@ class Pool:
         """
 
     def stages(self) -> list[tuple[str, float, int]]:
-        """Return (stage, seconds, samples) of each stage that any sample went through since the pool was made.
+        """Return (stage, seconds, samples) for each stage that any sample has gone through since the pool was made.
 
-        The seconds are those of all threads together, those that called run_here, wait and finish_pixels among them.
-        Stages: "open" (a file by its name), "read" (its bytes), "check" (their CRC-32), "decode" (a JPEG), "resize" (all
-        that a recipe does before its last pass), "convert" (that pass: crops, flips, pads, element type and
-        normalisation, into the row), "write" (elements that were read aside, into the row), "gather" (a row of an array
-        in memory, into the row; each field counts). A sample counts as often as it went through the stage; what fails
-        there does not count, but for a wrong CRC-32. Samples in memory count at once, their seconds with the part of
-        the batch that their thread did. May be called in any thread, and after close(); nothing is waited for.
+        The seconds are those of all threads together, the callers of run_here, wait and finish_pixels among them. A
+        sample counts each time that it goes through a stage; one that fails there does not, but for a wrong CRC-32. Of
+        samples in memory each field counts, at once, and its seconds when the thread is done with its part of the
+        batch. May be called in any thread and after close(); it waits for nothing.
+
+        The stages:
+            "open": a file is opened by its name.
+            "read": its bytes are read.
+            "check": the CRC-32 of a tensor's elements.
+            "decode": a JPEG becomes pixels.
+            "resize": all that a recipe does before its last pass.
+            "convert": that pass into the row: crops, flips, pads, element type, normalisation.
+            "write": elements that were read aside are copied into the row.
+            "gather": a row of an array in memory is copied into the row.
         """
 
     def close(self) -> None: ...
