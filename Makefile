@@ -58,7 +58,7 @@ $(VENV)/.requirements: $(VENV)/.python pyproject.toml
 	@tools/setup.sh requirements $(VENV)
 
 # The folders of native/ themselves: their times change when a file goes.
-$(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/*) $(wildcard native/*/*)
+$(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/* native/*/* native/*/*/*)
 	@tools/setup.sh package $(VENV)
 
 build/peers/.done: $(VENV)/.requirements

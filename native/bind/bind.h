@@ -1,4 +1,4 @@
-// The Python module `penstock._native`, in parts. Only files named bind*.cc see Python.
+// The Python modules `penstock._native` and, in bind/testing/, `penstock._native_testing`, in parts. Only bind/ sees Python.
 //
 // Threads: each function is called once, at import, with Python's lock held. Memory: what they register
 // belongs to the module.
@@ -8,12 +8,10 @@
 
 namespace penstock {
 
-void bind_tensor(nanobind::module_& m);
-void bind_resize(nanobind::module_& m);
+void bind_files(nanobind::module_& m);
 void bind_jpeg(nanobind::module_& m);
 void bind_image(nanobind::module_& m);
 void bind_mapping(nanobind::module_& m);
-void bind_scan(nanobind::module_& m);
 void bind_buffers(nanobind::module_& m);
 void bind_order(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);

@@ -1,4 +1,8 @@
-// The JPEG decoder for tests and fuzzing; the loader's workers use it without Python.
+// The JPEG decoder by itself, for the comparison with Pillow in src/penstock/recipe/jpeg_pixels.py, tests and fuzzing;
+// the loader's workers use it without Python.
+//
+// Threads: any; Python's lock is let go while it works. Memory: the file's bytes are borrowed for the call, pixels are
+// numpy's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

@@ -4,12 +4,10 @@ NB_MODULE(_native, m) {
   m.doc() = "The native core of Penstock; its contract is _native.pyi.";
   // A loader that a program holds at its end is no leak that its user should read about.
   nanobind::set_leak_warnings(false);
-  penstock::bind_tensor(m);
-  penstock::bind_resize(m);
+  penstock::bind_files(m);
   penstock::bind_jpeg(m);
   penstock::bind_image(m);
   penstock::bind_mapping(m);
-  penstock::bind_scan(m);
   penstock::bind_buffers(m);
   penstock::bind_order(m);
   penstock::bind_pool(m);

@@ -1,3 +1,7 @@
+// Python's view of order/: permutations and keyed draws.
+//
+// Threads: with Python's lock held; a TorchPermutation by one thread at a time. Memory: indices are written to arrays of
+// the caller's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 

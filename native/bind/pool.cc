@@ -3,6 +3,9 @@
 // Everything that a worker thread may touch is kept alive here: the program (and through its fillers the
 // arrays that they read) for as long as the pool lives, and the rows of a batch until it is retired. The
 // workers themselves never touch a Python object.
+//
+// Threads: as pool.h says, each call with Python's lock held, which is let go while the pool works or waits. Memory: as
+// above; pixels and tensors that Python hands in are borrowed for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -17,7 +20,9 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "image/image_filler.h"
 #include "pool/pool.h"
+#include "tensor/tensor_filler.h"
 
 namespace nb = nanobind;
 
@@ -74,7 +79,7 @@ class PyProgram {
   explicit PyProgram(nb::list sources) : held_(sources) {
     auto program = std::make_shared<Program>();
     for (nb::handle source : sources) {
-      std::vector<std::shared_ptr<const Filler>> fillers;
+      Program::Fillers fillers;
       for (nb::handle filler : nb::cast<nb::list>(source))
         fillers.push_back(nb::cast<std::shared_ptr<Filler>>(filler));
       if (!program->sources.empty() && fillers.size() != program->fields)
@@ -212,6 +217,17 @@ class PyPool {
     return samples;
   }
 
+  [[nodiscard]] nb::list stages() const {
+    nb::list found;
+    for (std::size_t i = 0; i < kStages.size(); ++i) {
+      const StageCounters::Count count = pool_->stage(static_cast<Stage>(i));
+      if (count.samples > 0)
+        found.append(nb::make_tuple(nb::str(kStages[i].data(), kStages[i].size()),
+                                    static_cast<double>(count.nanoseconds) / 1e9, count.samples));
+    }
+    return found;
+  }
+
   void add_python_server() {
     check_process();
     pool_->add_python_server();
@@ -235,11 +251,10 @@ class PyPool {
     for (std::size_t d = 0; d < pixels.ndim(); ++d)
       if (pixels.shape(d) > 0x7fffffff) throw nb::value_error("an image too large");
     const GilReleased released;
-    RecipeScratch scratch;
+    const DecodedImage image{pixels.data(), static_cast<int>(pixels.shape(0)), static_cast<int>(pixels.shape(1)),
+                             pixels.ndim() == 3 ? static_cast<int>(pixels.shape(2)) : 1};
     TensorSpec got;
-    const Outcome outcome =
-        pool_->run_pixels(job, pixels.data(), static_cast<int>(pixels.shape(0)), static_cast<int>(pixels.shape(1)),
-                          pixels.ndim() == 3 ? static_cast<int>(pixels.shape(2)) : 1, got, scratch);
+    const Outcome outcome = pool_->fill_from_pixels(job, image, got);
     if (outcome.code == Code::python) return outcome.reason;  // the caller fails or finishes the job
     pool_->finish_python(job, outcome, got);
     return nullptr;
@@ -254,7 +269,6 @@ class PyPool {
   }
 
   [[nodiscard]] bool abandoned() const { return pool_->abandoned(); }
-  [[nodiscard]] unsigned threads() const { return pool_->threads(); }
 
  private:
   void check_process() const {
@@ -372,8 +386,8 @@ void bind_pool(nb::module_& m) {
       .def("finish_pixels", &PyPool::finish_pixels, nb::arg("job"), nb::arg("pixels"))
       .def("fail_python", &PyPool::fail_python, nb::arg("job"))
       .def("close", &PyPool::close)
-      .def_prop_ro("abandoned", &PyPool::abandoned)
-      .def_prop_ro("threads", &PyPool::threads);
+      .def("stages", &PyPool::stages)
+      .def_prop_ro("abandoned", &PyPool::abandoned);
 }
 
 }  // namespace penstock

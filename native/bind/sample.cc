@@ -10,6 +10,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,7 +18,8 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
-#include "pool/filler.h"
+#include "image/image_filler.h"
+#include "tensor/tensor_filler.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -124,7 +126,7 @@ nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const 
     const GilReleased released;
     const OwnScratch scratch;
     outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, *scratch);
-    in_order = (*scratch).tensors.in_order();
+    in_order = (*scratch).part<TensorScratch>().reader.in_order();
   }
   if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
   if (!in_order) return nb::cast("its elements are not in C order");
@@ -201,7 +203,7 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   {
     const GilReleased released;
     const OwnScratch own;
-    RecipeScratch& scratch = (*own).recipe;
+    RecipeScratch& scratch = (*own).part<ImageScratch>().recipe;
     SpacedSource spaced(pixels, height, width);
     ArraySource tight(pixels, height, width, 1, width);
     PixelSource& source = recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced;

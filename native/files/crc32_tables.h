@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/little_endian.h"
+#include "files/little_endian.h"
 
 namespace penstock::crc {
 

@@ -34,8 +34,6 @@ struct OpenHow {
   std::uint64_t resolve = 0;
 };
 
-std::atomic<bool> g_openat2_allowed{true};
-
 using PathBuffer = std::array<char, PATH_MAX>;
 
 int openat_retrying(int folder, const char* path, int flags) noexcept {
@@ -104,7 +102,7 @@ bool have_openat2() noexcept {
     UniqueFd(static_cast<int>(fd)).reset();
     return true;
   }();
-  return known && g_openat2_allowed.load(std::memory_order_relaxed);
+  return known;
 }
 
 // Opens one component at a time and follows no symbolic link: ELOOP where there is one, EXDEV for '..'
@@ -134,7 +132,7 @@ int open_components(int root, const char* path, UniqueFd& out) noexcept {
 // For names on whose way is a symbolic link that the quick ways refuse, such as an absolute link to
 // a place inside root. What is opened in the end is a path without symbolic links beneath the root
 // descriptor: a link changed in between can make this fail, never leave root.
-Outcome open_resolved(int root, const std::string& root_path, const char* path, UniqueFd& out) noexcept {
+Outcome open_resolved(int root, const std::string& root_path, const char* path, bool openat2, UniqueFd& out) noexcept {
   PathBuffer joined;
   PathBuffer real_root;
   PathBuffer real;
@@ -148,13 +146,12 @@ Outcome open_resolved(int root, const std::string& root_path, const char* path, 
     return Outcome::escape("a symbolic link leads out of the root folder");
   inside.remove_prefix(std::min(prefix.size() + 1, inside.size()));
   const char* rest = inside.empty() ? "." : inside.data();  // ends where `real` ends: with its NUL
-  const int error = have_openat2()
-                        ? openat2_retrying(root, rest, kResolveBeneath | kResolveNoSymlinks, out)
-                        : open_components(root, rest, out);
+  const int error = openat2 ? openat2_retrying(root, rest, kResolveBeneath | kResolveNoSymlinks, out)
+                            : open_components(root, rest, out);
   return error == 0 ? Outcome::success() : Outcome::io_error(error, "open");
 }
 
-Outcome open_beneath(int root, const std::string& root_path, const char* path, UniqueFd& out) noexcept {
+Outcome open_beneath(int root, const std::string& root_path, const char* path, bool openat2, UniqueFd& out) noexcept {
   if (std::strchr(path, '/') == nullptr && std::strcmp(path, "..") != 0) {
     // A name directly in root that is no link cannot lead out of it: the quickest way, on any kernel.
     out = UniqueFd(openat_retrying(root, path, kOpenFlags | O_NOFOLLOW));
@@ -162,10 +159,10 @@ Outcome open_beneath(int root, const std::string& root_path, const char* path, U
     if (errno != ELOOP) return Outcome::io_error(errno, "open");
   }
   int error = ENOSYS;
-  if (have_openat2()) error = openat2_retrying(root, path, kResolveBeneath, out);
+  if (openat2) error = openat2_retrying(root, path, kResolveBeneath, out);
   if (error == ENOSYS) error = open_components(root, path, out);
   if (error == 0) return Outcome::success();
-  if (error == EXDEV || error == ELOOP || error == EAGAIN) return open_resolved(root, root_path, path, out);
+  if (error == EXDEV || error == ELOOP || error == EAGAIN) return open_resolved(root, root_path, path, openat2, out);
   return Outcome::io_error(error, "open");
 }
 
@@ -216,8 +213,6 @@ std::optional<std::size_t> first_bad_name(std::string_view names) noexcept {
   }
   return std::nullopt;
 }
-
-bool allow_openat2(bool allowed) noexcept { return g_openat2_allowed.exchange(allowed); }
 
 PathTable::PathTable(std::string root, std::string names, std::string suffix, bool beneath)
     : root_(std::move(root)),
@@ -314,7 +309,7 @@ Outcome PathTable::open(std::size_t i, UniqueFd& out) const noexcept {
   int folder = AT_FDCWD;
   if (!root_.empty())
     if (const Outcome outcome = root_fd(folder); !outcome.ok()) return outcome;
-  if (beneath_) return open_beneath(folder, absolute_root_, path, out);
+  if (beneath_) return open_beneath(folder, absolute_root_, path, openat2_ && have_openat2(), out);
   UniqueFd fd(openat_retrying(folder, path, kOpenFlags));
   if (!fd) return Outcome::io_error(errno, "open");
   out = std::move(fd);

@@ -50,12 +50,14 @@ class PathTable {
   // root + '/' + name + suffix, joined as os.path.join does: for messages and for Python. Needs i < size().
   [[nodiscard]] std::string path(std::size_t i) const;
 
-  [[nodiscard]] const std::string& root() const noexcept { return root_; }
-  // The same bound to the current folder of construction: what another process needs.
+  // The root bound to the current folder of construction: what another process needs.
   [[nodiscard]] const std::string& absolute_root() const noexcept { return absolute_root_; }
   [[nodiscard]] const std::string& names() const noexcept { return names_; }
   [[nodiscard]] const std::string& suffix() const noexcept { return suffix_; }
   [[nodiscard]] bool beneath() const noexcept { return beneath_; }
+
+  // For tests, before the first open(): files are opened as on a kernel without openat2.
+  void forgo_openat2() noexcept { openat2_ = false; }
 
  private:
   // The start of name i is base_[i / kGroup] + delta_[i].
@@ -70,6 +72,7 @@ class PathTable {
   std::string names_;
   std::string suffix_;
   bool beneath_;
+  bool openat2_ = true;  // where the kernel has it
   std::vector<std::uint64_t> base_;
   std::vector<std::uint32_t> delta_;
   mutable std::atomic<int> root_fd_{-1};  // -1 until the first open(); owned
@@ -79,9 +82,5 @@ class PathTable {
 // Index of the first name that is empty, absolute or has a component '..'; nothing when all are good.
 // `names`: each name followed by one NUL (a missing last NUL is taken as there).
 [[nodiscard]] std::optional<std::size_t> first_bad_name(std::string_view names) noexcept;
-
-// For tests: false makes every open() beneath a root take the path for kernels without openat2.
-// Returns the former setting. Process-wide.
-bool allow_openat2(bool allowed) noexcept;
 
 }  // namespace penstock

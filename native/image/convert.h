@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "image/axis_map.h"
-#include "tensor/dtype.h"
 #include "image/planes.h"
 #include "image/resize.h"
+#include "tensor/dtype.h"
 
 namespace penstock {
 

@@ -22,8 +22,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "image/box.h"
 #include "files/outcome.h"
+#include "image/box.h"
 
 namespace penstock {
 

@@ -15,8 +15,9 @@ namespace penstock {
 // and flips. Zeros for a recipe that resizes or makes grey, and where torchvision would raise.
 [[nodiscard]] Extent mapped_size(const Recipe& recipe, Extent source);
 
-// Writes the maps that a pool draws for (seed, epoch, samples[i], positions[i]): for each of `count` samples `result.height` source
-// rows, then `result.width` source columns; -1 - k where fill k is shown. A pixel outside in both shows the greater k.
+// Writes the maps that a pool draws for (seed, epoch, samples[i], positions[i]): for each of `count` samples
+// `result.height` source rows, then `result.width` source columns; -1 - k where fill k is shown. A pixel outside in both
+// shows the greater k.
 // `result` is mapped_size(recipe, source), and `maps` has room for count * (result.height + result.width) numbers.
 [[nodiscard]] Outcome write_maps(const Recipe& recipe, Extent source, Extent result, std::uint64_t seed,
                                  std::uint64_t epoch, const std::int64_t* samples, const std::int64_t* positions,

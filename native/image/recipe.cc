@@ -92,6 +92,7 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   }
   for (std::size_t i = 0; i + 1 < used_; ++i)
     if (!advance(recipe, segments_[i], part)) return Outcome::to_python("a resize that native code does not reproduce");
+  if (used_ > 1 && clock_ != nullptr) clock_->lap(Stage::resize);
   if (part.channels != recipe.output.channels) return Outcome::to_python("the image has another number of channels");
   write_output(recipe.output, part, current().x, current().y, row, indices_);
   return Outcome::success();

@@ -15,12 +15,13 @@
 #include <variant>
 #include <vector>
 
+#include "files/outcome.h"
+#include "files/stages.h"
 #include "image/axis_map.h"
 #include "image/convert.h"
-#include "tensor/dtype.h"
-#include "files/outcome.h"
-#include "order/random.h"
 #include "image/resize.h"
+#include "order/random.h"
+#include "tensor/dtype.h"
 
 namespace penstock {
 
@@ -199,6 +200,9 @@ struct Segment {
 // Working memory of one thread.
 class RecipeScratch {
  public:
+  // `clock`: of the thread, or null; it outlives the object. execute() counts its resizes there.
+  explicit RecipeScratch(StageClock* clock = nullptr) noexcept : clock_(clock) {}
+
   // Draws sample's parameters and lays out its segments for a source of this size. Code::python when
   // torchvision raises, or may.
   [[nodiscard]] Outcome plan(const Recipe& recipe, SampleDraws draws, Extent source);
@@ -235,6 +239,7 @@ class RecipeScratch {
   [[nodiscard]] std::uint8_t* buffer(Box box, int channels);
   [[nodiscard]] bool advance(const Recipe& recipe, const Segment& segment, ImagePart& part);
 
+  StageClock* clock_;
   std::vector<Segment> segments_;
   std::size_t used_ = 0;
   bool padded_ = false;
@@ -263,9 +268,6 @@ class RecipeScratch {
 
 // RandomCrop.get_params for a padded picture that is not smaller than the crop.
 [[nodiscard]] Box draw_crop(Extent size, Draws draws, Extent padded);
-
-// The size that `resize` gives a picture; negative when it is out of range.
-[[nodiscard]] Extent resized(const Resize& resize, Extent from);
 
 // Lays out one sample in `scratch`, of which execute() then fills the row. When the result would be another than `want`,
 // `got` is set and the outcome is a mismatch.

@@ -24,6 +24,26 @@ bool in_range(Extent size) {
   return size.height > 0 && size.width > 0 && size.height <= kMaxAxis && size.width <= kMaxAxis;
 }
 
+// The size that `op` gives a picture; negative when it is out of range.
+Extent resized(const Resize& op, Extent from) {
+  if (op.size.height > 0) return op.size;
+  const int shorter = std::min(from.height, from.width), longer = std::max(from.height, from.width);
+  int new_short = 0, new_long = 0;
+  if (op.shorter > 0) {
+    new_short = op.shorter;
+    new_long = scaled(op.shorter, longer, shorter);
+    if (op.longest > 0 && (new_long < 0 || new_long > op.longest)) {
+      if (new_long < 0) return {-1, -1};
+      new_short = scaled(op.longest, new_short, new_long);
+      new_long = op.longest;
+    }
+  } else {
+    new_short = scaled(op.longest, shorter, longer);
+    new_long = op.longest;
+  }
+  return from.width <= from.height ? Extent{new_long, new_short} : Extent{new_short, new_long};
+}
+
 Box crop_box(int top, int left, int height, int width) { return {left, top, left + width, top + height}; }
 
 }  // namespace
@@ -55,25 +75,6 @@ Box draw_crop(Extent size, Draws draws, Extent padded) {
   const int top = offset(padded.height - size.height);
   const int left = offset(padded.width - size.width);
   return crop_box(top, left, size.height, size.width);
-}
-
-Extent resized(const Resize& op, Extent from) {
-  if (op.size.height > 0) return op.size;
-  const int shorter = std::min(from.height, from.width), longer = std::max(from.height, from.width);
-  int new_short = 0, new_long = 0;
-  if (op.shorter > 0) {
-    new_short = op.shorter;
-    new_long = scaled(op.shorter, longer, shorter);
-    if (op.longest > 0 && (new_long < 0 || new_long > op.longest)) {
-      if (new_long < 0) return {-1, -1};
-      new_short = scaled(op.longest, new_short, new_long);
-      new_long = op.longest;
-    }
-  } else {
-    new_short = scaled(op.longest, shorter, longer);
-    new_long = op.longest;
-  }
-  return from.width <= from.height ? Extent{new_long, new_short} : Extent{new_short, new_long};
 }
 
 // Applies each operation to the last segment.

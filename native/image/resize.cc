@@ -273,8 +273,6 @@ void Resizer::release() noexcept {
   std::vector<std::uint8_t>().swap(state_->between);
   std::vector<std::uint8_t>().swap(state_->padded);
 }
-Resizer::Resizer(Resizer&&) noexcept = default;
-Resizer& Resizer::operator=(Resizer&&) noexcept = default;
 
 bool Resizer::supported(Filter filter, Arithmetic arithmetic, bool) {
   if (is_pillow(arithmetic)) return filter != Filter::nearest_exact;

@@ -40,8 +40,8 @@ class Resizer {
   // `simd` false forces the portable code; the result is the same.
   explicit Resizer(bool simd = true);
   ~Resizer();
-  Resizer(Resizer&&) noexcept;
-  Resizer& operator=(Resizer&&) noexcept;
+  Resizer(const Resizer&) = delete;
+  Resizer& operator=(const Resizer&) = delete;
 
   // Largest extent of an image or result, in pixels; larger ones are refused.
   static constexpr int kMaxExtent = 1 << 20;

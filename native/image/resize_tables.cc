@@ -217,12 +217,13 @@ bool build_torch_u8(const Axis& axis, const Sampling& sampling, AxisTable& table
   return true;
 }
 
-}  // namespace
-
+// Span of source pixels of one output of a filter that is not nearest.
 Span axis_span(const Axis& axis, int output) {
   if (is_plain(axis)) return PlainSample(axis, output).span;
   return with_filter(axis, [&](auto filter) { return Sampling(axis, decltype(filter)::support).span(output); });
 }
+
+}  // namespace
 
 Span axis_reach(const Axis& axis) {
   const Span low = axis_span(axis, axis.begin), high = axis_span(axis, axis.end - 1);

@@ -41,10 +41,8 @@ struct AxisTable {
   return arithmetic == Arithmetic::pillow || arithmetic == Arithmetic::pillow_12;
 }
 
-// Span of source pixels of one output of a filter that is not nearest.
-[[nodiscard]] Span axis_span(const Axis& axis, int output);
-
-// Source pixels of the first output to the last one of the axis's [begin, end), as one span.
+// Source pixels of the first output to the last one of the axis's [begin, end), as one span; of a filter that is not
+// nearest.
 [[nodiscard]] Span axis_reach(const Axis& axis);
 
 // Fills `table` for a filter that is not nearest. False when the table would be absurdly large. May throw bad_alloc.

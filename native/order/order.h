@@ -1,8 +1,9 @@
 // Shuffles that are evaluated position by position.
 //
-// TorchPermutation is the shuffle of torch's RandomSampler. torch.randperm(n) is a Fisher-Yates shuffle from the front: after step i, position i is final. So the
-// first batch needs as many steps as it has samples, not n. The engine is MT19937, seeded with the low 32
-// bits, as at::CPUGeneratorImpl does (aten/src/ATen/native/TensorFactories.cpp, randperm_cpu).
+// TorchPermutation is the shuffle of torch's RandomSampler. torch.randperm(n) is a Fisher-Yates shuffle from the front:
+// after step i, position i is final. So the first batch needs as many steps as it has samples, not n. The engine is
+// MT19937, seeded with the low 32 bits, as at::CPUGeneratorImpl does (aten/src/ATen/native/TensorFactories.cpp,
+// randperm_cpu).
 //
 // KeyedPermutation is a function of (seed, epoch, position) alone: an unbalanced Feistel network over the
 // next power of two, walked until the value falls below n (Black and Rogaway, "Ciphers with arbitrary finite

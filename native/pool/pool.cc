@@ -35,6 +35,11 @@ bool reads_memory(const Program& program) {
   return false;
 }
 
+SampleKey key_of(const Batch& batch, std::uint32_t position) {
+  return {static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
+          static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
+}
+
 // Signals are for the threads that Python knows of, but for those that a thread brings upon itself: a fault whose
 // signal is blocked ends the process at once, past every handler (see guarded.h).
 class BlockSignals {
@@ -131,7 +136,7 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
 bool Pool::one_grain(const Batch& batch) const { return in_memory_ && batch.local.size() <= grain_; }
 
 void Pool::work(Worker& worker) {
-  Scratch scratch;
+  Scratch scratch(&worker.stages);
   while (true) {
     std::shared_ptr<Batch> batch;
     {
@@ -140,9 +145,7 @@ void Pool::work(Worker& worker) {
       if (closed_) return;
       batch = open_.front();
     }
-    while (fill_some(*batch, scratch, worker)) {
-    }
-    worker.rest();
+    fill(*batch, scratch, worker);
     const std::lock_guard hold(lock_);
     if (!open_.empty() && open_.front() == batch) open_.pop_front();
     if (closed_) return;
@@ -160,15 +163,22 @@ void Pool::run_here(std::uint64_t number) {
 
 void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
   const std::lock_guard one_at_a_time(own_lock_);
+  Worker& caller = states_[thread_count_];
   {
     const std::lock_guard hold(lock_);
-    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>();
+    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>(&caller.stages);
     if (thread_count_ == 0 || one_grain(*batch)) std::erase(open_, batch);  // else workers fill it too
   }
-  Worker& caller = states_[thread_count_];
-  while (fill_some(*batch, *own_scratch_, caller)) {
+  fill(*batch, *own_scratch_, caller);
+}
+
+// Fills samples of the batch for as long as it has any left to take.
+void Pool::fill(Batch& batch, Scratch& scratch, Worker& worker) {
+  scratch.clock.start();
+  while (fill_some(batch, scratch, worker)) {
   }
-  caller.rest();
+  scratch.clock.flush();
+  worker.rest();
 }
 
 // Takes the next samples of the batch and fills them; false when there were none left to take.
@@ -182,8 +192,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
   const auto fill = [&](std::uint32_t position) {
     if (position + 1 < end) {
       const auto ahead = position + 1;
-      const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[ahead]);
-      for (const auto& filler : program_->sources[source]) filler->prefetch(static_cast<std::size_t>(batch.local[ahead]));
+      for (const auto& filler : fillers_of(batch, ahead)) filler->prefetch(static_cast<std::size_t>(batch.local[ahead]));
     }
     worker.at(batch.number, position);
     fill_sample(batch, position, scratch);
@@ -202,11 +211,13 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
   return true;
 }
 
+const Pool::Fillers& Pool::fillers_of(const Batch& batch, std::uint32_t position) const {
+  return program_->sources[batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position])];
+}
+
 void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
-  const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position]);
-  const SampleKey key{static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
-                      static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
-  const auto& fillers = program_->sources[source];
+  const SampleKey key = key_of(batch, position);
+  const Fillers& fillers = fillers_of(batch, position);
   for (std::uint32_t field = 0; field < fillers.size(); ++field) {
     const FieldRows& rows = batch.fields[field];
     Failure failure{position, field, {}, {}};
@@ -300,16 +311,27 @@ void Pool::finish_python(const PythonJob& job, const Outcome& outcome, const Ten
   finish(*job.batch, 1);
 }
 
-Outcome Pool::run_pixels(const PythonJob& job, const std::uint8_t* pixels, int height, int width, int channels,
-                         TensorSpec& got, RecipeScratch& scratch) const {
+Outcome Pool::fill_from_pixels(const PythonJob& job, const DecodedImage& image, TensorSpec& got) {
   const Batch& batch = *job.batch;
-  const auto source = batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[job.position]);
-  const auto* filler = dynamic_cast<const ImageFileFiller*>(program_->sources[source][job.field].get());
-  if (filler == nullptr) return Outcome::to_python("not an image field");
   const FieldRows& rows = batch.fields[job.field];
-  const SampleKey key{0, static_cast<std::uint64_t>(batch.sample[job.position]), static_cast<std::uint64_t>(batch.position[job.position]), batch.epoch};
-  return filler->fill_from_pixels(key, pixels, height, width, channels, rows.spec,
-                                  rows.data + rows.row_bytes * job.position, got, scratch);
+  StageCounters counted;
+  Scratch scratch(&counted);
+  scratch.clock.start();
+  const Filler& filler = *fillers_of(batch, job.position)[job.field];
+  const Outcome outcome = filler.fill_from_pixels(key_of(batch, job.position), image, rows.spec,
+                                                  rows.data + rows.row_bytes * job.position, got, scratch);
+  python_stages_.merge(counted);
+  return outcome;
+}
+
+StageCounters::Count Pool::stage(Stage stage) const {
+  StageCounters::Count total = python_stages_.count(stage);
+  for (std::size_t i = 0; i <= thread_count_; ++i) {
+    const StageCounters::Count one = states_[i].stages.count(stage);
+    total.nanoseconds += one.nanoseconds;
+    total.samples += one.samples;
+  }
+  return total;
 }
 
 }  // namespace penstock

@@ -4,6 +4,8 @@
 // any left, so that all workers share one batch and none waits at its end; batches are finished in about
 // the order in which they were submitted, and the caller waits for them by number.
 //
+// What a sample is, and how it is filled, only its Filler knows (tensor/filler.h).
+//
 // Threads: submit, wait, take_python, run_here and the rest may be called from any thread; none of them
 // needs Python's lock, and wait and take_python block. The destructor joins the workers; in a process that
 // was forked off it leaves them alone, because they do not exist there (see abandoned()).
@@ -25,13 +27,17 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pool/filler.h"
+#include "files/path_table.h"
+#include "files/stages.h"
+#include "tensor/filler.h"
 
 namespace penstock {
 
 // Per source of the dataset: one filler a field. All sources have the same fields.
 struct Program {
-  std::vector<std::vector<std::shared_ptr<const Filler>>> sources;
+  using Fillers = std::vector<std::shared_ptr<const Filler>>;
+
+  std::vector<Fillers> sources;
   std::size_t fields = 0;
 };
 
@@ -80,10 +86,12 @@ struct Busy {
   double seconds;  // since the worker took it, or the few samples that it took at once
 };
 
-// What one worker does now; written by that worker only, read by anybody, without a lock.
-class alignas(64) Worker {  // a cache line each
+// What one worker does now, and has done; written by that worker only, read by anybody, without a lock.
+class alignas(64) Worker {  // cache lines of its own
  public:
   using Clock = std::chrono::steady_clock;
+
+  StageCounters stages;
 
   // `since` is 0 while the other value changes: a reader that sees one `since` before and after has a pair.
   void begin(std::uint64_t batch, std::uint32_t position) {
@@ -120,7 +128,8 @@ class Pool {
   // Fills what is left of a batch in the calling thread; workers do too.
   void run_here(std::uint64_t number);
 
-  // Waits for a batch; one of a few samples in memory it fills itself. python_needed: rows wait for Python and no Python thread serves them.
+  // Waits for a batch; one of a few samples in memory it fills itself. python_needed: rows wait for Python and no
+  // Python thread serves them.
   Wait wait(std::uint64_t number, std::chrono::nanoseconds timeout);
 
   // Hands the finished batch over and forgets it.
@@ -132,12 +141,15 @@ class Pool {
   void add_python_server();
   void finish_python(const PythonJob& job, const Outcome& outcome, const TensorSpec& got);
 
-  // Runs the image recipe of a job on pixels that Python decoded: height x width x channels, uint8.
-  Outcome run_pixels(const PythonJob& job, const std::uint8_t* pixels, int height, int width, int channels,
-                     TensorSpec& got, RecipeScratch& scratch) const;
+  // Fills the row of a job from pixels that Python decoded, in the calling thread.
+  Outcome fill_from_pixels(const PythonJob& job, const DecodedImage& image, TensorSpec& got);
 
   // The samples that workers, and run_here, are busy with at this moment.
   [[nodiscard]] std::vector<Busy> busy();
+
+  // The time that all threads together spent in a stage since the pool was made, and the samples that they brought
+  // through it. Waits for nothing; what a thread counts meanwhile may be in it or not.
+  [[nodiscard]] StageCounters::Count stage(Stage stage) const;
 
   // Stops and joins the workers, and wakes everybody who waits.
   void close();
@@ -145,13 +157,15 @@ class Pool {
   // True in a process forked off from the one that made the pool: its threads are not here.
   [[nodiscard]] bool abandoned() const;
 
-  [[nodiscard]] unsigned threads() const { return thread_count_; }
-
  private:
+  using Fillers = Program::Fillers;
+
   void work(Worker& worker);
   [[nodiscard]] bool one_grain(const Batch& batch) const;
   void fill_here(const std::shared_ptr<Batch>& batch);
+  void fill(Batch& batch, Scratch& scratch, Worker& worker);
   bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
+  [[nodiscard]] const Fillers& fillers_of(const Batch& batch, std::uint32_t position) const;
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void push_python(Batch& batch, const Failure& failure);
   void finish(Batch& batch, std::uint32_t samples);
@@ -176,6 +190,7 @@ class Pool {
   std::mutex own_lock_;                   // held by run_here
   std::unique_ptr<Scratch> own_scratch_;  // of run_here
   const std::unique_ptr<Worker[]> states_;  // one a thread, and the last one of run_here
+  StageCounters python_stages_;  // of fill_from_pixels
   std::vector<std::thread> workers_;
 };
 

@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-// The names are torch's (`torch.float32` is f32); the order is that of kDTypeNames.
+// The names are torch's (`torch.float32` is f32); the order is that of kDTypes.
 enum class DType : std::uint8_t {
   u8, i8, i16, i32, i64, f16, f32, f64, bf16, boolean, c32, c64, c128, u16, u32, u64,
   f8_e4m3fn, f8_e5m2, f8_e4m3fnuz, f8_e5m2fnuz, f8_e8m0fnu,

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "tensor/little_endian.h"
+#include "files/little_endian.h"
 
 namespace penstock {
 namespace {

@@ -1,6 +1,6 @@
 #include "tensor/pickle_reader.h"
 
-#include "tensor/little_endian.h"
+#include "files/little_endian.h"
 #include "tensor/zip_directory.h"
 
 namespace penstock {

@@ -69,8 +69,9 @@ std::uint32_t crc_within(std::uint32_t crc, const FileRange& record, const std::
 
 }  // namespace
 
-TensorReader::TensorReader()
-    : head_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxHead)),
+TensorReader::TensorReader(StageClock* clock)
+    : clock_(clock),
+      head_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxHead)),
       tail_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxTail + kSlack)) {}
 
 Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
@@ -93,14 +94,6 @@ Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& wa
       guess = {};
     outcome = layout.spec == want ? load(fd, opened, row) : Outcome::mismatch(kMismatch);
   }
-  trim_scratch();
-  return outcome;
-}
-
-Outcome TensorReader::probe(int fd, TensorSpec& got) noexcept {
-  Opened opened;
-  const Outcome outcome = open(fd, opened);
-  if (outcome.ok()) got = opened.layout.spec;
   trim_scratch();
   return outcome;
 }
@@ -135,11 +128,13 @@ bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorS
   if (!layout.contiguous || layout.offset != guess.head) return false;
   ++predicted_;
   outcome = Outcome::success();
+  lap(Stage::read);
   if (layout.crc != 0) {
     std::uint32_t crc = crc_within(0, layout.storage, head_.get(), guess.head, 0);
     crc = crc_within(crc, layout.storage, row, guess.bytes, guess.head);
     crc = crc_within(crc, layout.storage, tail_.get(), size - elements_end, elements_end);
     if (crc != layout.crc) outcome = Outcome::to_python(kChanged);
+    lap(Stage::check);
   }
   return true;
 }
@@ -193,17 +188,26 @@ Outcome TensorReader::read_parts(int fd, Opened& opened) noexcept {
 Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noexcept {
   const TensorLayout& layout = opened.layout;
   if (opened.whole) {
+    lap(Stage::read);
     const FileRange& record = layout.storage;
-    if (layout.crc != 0 && crc32(0, scratch_.get() + record.offset, record.length) != layout.crc)
-      return Outcome::to_python(kChanged);
+    if (layout.crc != 0) {
+      const bool same = crc32(0, scratch_.get() + record.offset, record.length) == layout.crc;
+      lap(Stage::check);
+      if (!same) return Outcome::to_python(kChanged);
+    }
     copy_strided(scratch_.get() + layout.offset, layout, row);
+    lap(Stage::write);
     return Outcome::success();
   }
   std::uint8_t* bytes = layout.contiguous ? row : scratch(layout.reach);
   if (!bytes && layout.reach != 0) return Outcome::to_python("not enough memory");
   if (const Outcome outcome = read_exactly(fd, bytes, layout.reach, layout.offset); !outcome.ok()) return outcome;
+  lap(Stage::read);
   if (const Outcome outcome = check(fd, layout, bytes); !outcome.ok()) return outcome;
-  if (!layout.contiguous) copy_strided(bytes, layout, row);
+  if (!layout.contiguous) {
+    copy_strided(bytes, layout, row);
+    lap(Stage::write);
+  }
   return Outcome::success();
 }
 
@@ -225,6 +229,7 @@ Outcome TensorReader::check(int fd, const TensorLayout& layout, const std::uint8
   crc = crc32(crc, elements, layout.reach);
   if (const Outcome outcome = add_from_file(elements_end, layout.storage.offset + layout.storage.length); !outcome.ok())
     return outcome;
+  lap(Stage::check);
   return crc == layout.crc ? Outcome::success() : Outcome::to_python(kChanged);
 }
 

@@ -10,15 +10,17 @@
 #include <cstdint>
 #include <memory>
 
-#include "tensor/dtype.h"
 #include "files/outcome.h"
+#include "files/stages.h"
+#include "tensor/dtype.h"
 #include "tensor/tensor_layout.h"
 
 namespace penstock {
 
 class TensorReader {
  public:
-  TensorReader();
+  // `clock`: of the thread that reads, or null; it outlives the reader. Throws std::bad_alloc.
+  explicit TensorReader(StageClock* clock = nullptr);
 
   // Reads the file `fd` (open for reading; its position is neither used nor moved) into `row`, which holds
   // checked_bytes(want). `name_length`: of the sample's name; files whose names are equally long tend to
@@ -27,9 +29,6 @@ class TensorReader {
   // The elements have the CRC-32 that the file gives for them, where it gives one.
   [[nodiscard]] Outcome read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                              TensorSpec& got) noexcept;
-
-  // The layout only: sets `got`, reads no elements.
-  [[nodiscard]] Outcome probe(int fd, TensorSpec& got) noexcept;
 
   // Whether the strides of the last file that read() understood are those of a tensor made in C order.
   [[nodiscard]] bool in_order() const noexcept { return in_order_; }
@@ -59,7 +58,11 @@ class TensorReader {
   Outcome check(int fd, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
   std::uint8_t* scratch(std::uint64_t bytes) noexcept;
   void trim_scratch() noexcept;
+  void lap(Stage stage) const noexcept {
+    if (clock_ != nullptr) clock_->lap(stage);
+  }
 
+  StageClock* clock_;
   std::array<Prediction, 32> predictions_{};
   std::unique_ptr<std::uint8_t[]> head_;
   std::unique_ptr<std::uint8_t[]> tail_;

@@ -1,6 +1,6 @@
 #include "tensor/zip_directory.h"
 
-#include "tensor/little_endian.h"
+#include "files/little_endian.h"
 
 namespace penstock {
 

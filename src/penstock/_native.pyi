@@ -5,7 +5,7 @@ let Python's lock go while they work. Objects may be used from any thread unless
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -34,18 +34,8 @@ class PathTable:
     def refresh(self) -> None:
         """Notice that the root folder was replaced by another of the same name."""
 
-    @property
-    def root(self) -> bytes: ...
-    @property
-    def suffix(self) -> bytes: ...
-    @property
-    def beneath(self) -> bool: ...
-
 def first_bad_name(names: Buffer) -> int | None:
     """Return the index of the first name that is empty, absolute or has a component '..'."""
-
-def allow_openat2(allowed: bool) -> bool:
-    """For tests: False makes names open as on kernels without openat2. Returns the former setting."""
 
 def list_folder(root: bytes, suffix: bytes) -> bytes:
     """Return the files of one folder that end in suffix, without it, sorted. Raises OSError."""
@@ -58,38 +48,8 @@ def scan_image_folder(
 def folders_unchanged(root: bytes, folders: Buffer, stamps: Buffer, threads: int) -> bool:
     """Return whether each folder has its stamp still."""
 
-# --- tensor files ------------------------------------------------------------------------------------------------
-
-class TensorLayout(TypedDict):
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    reach: int
-    contiguous: bool
-
-def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | str:
-    """Return where the one tensor of a .pt or .npy file lies, or why Python must read it."""
-
-def crc32(data: bytes, before: int = 0, way: str | None = None) -> int:
-    """Return the CRC-32 of some bytes, `before` being that of those before them, as zlib.crc32 does.
-
-    way: one of crc32_ways(), for tests.
-    """
-
-def crc32_ways() -> list[str]:
-    """Return the ways of computing it that this processor has."""
-
-class TensorReader:
-    """Reads tensor files; one thread at a time. For tests."""
-
-    def __init__(self) -> None: ...
-    def read(
-        self, path: str, name_length: int, dtype: str, shape: tuple[int, ...]
-    ) -> bytes | tuple[str, str | tuple[str, tuple[int, ...]]]: ...
-    def probe(self, path: str) -> tuple[str, str | tuple[int, ...]]: ...
-    @property
-    def predicted(self) -> int: ...
+def crc32(data: bytes, before: int = 0) -> int:
+    """Return the CRC-32 of some bytes, `before` being that of those before them, as zlib.crc32 does."""
 
 # --- images ------------------------------------------------------------------------------------------------------
 
@@ -97,31 +57,6 @@ def decode_jpeg(
     data: bytes, box: tuple[int, int, int, int] | None = None, max_pixels: int = 0
 ) -> NDArray[np.uint8] | str:
     """Return the RGB pixels of box (x0, y0, x1, y1), or why Pillow must decode the image."""
-
-def resize(
-    image: NDArray[np.uint8],
-    size: tuple[int, int],
-    filter: str,
-    arithmetic: str,
-    antialias: bool = True,
-    window: tuple[int, int, int, int] | None = None,
-    source_part: tuple[int, int, int, int] | None = None,
-    simd: bool = True,
-) -> NDArray[np.uint8] | None:
-    """Return the image resized to (height, width), or the window (x0, y0, x1, y1) of it; None when it is refused.
-
-    source_part is (x0, y0, full_width, full_height) of the image that `image` is a part of.
-    """
-
-def resize_needed(
-    full: tuple[int, int],
-    size: tuple[int, int],
-    filter: str,
-    arithmetic: str,
-    antialias: bool,
-    window: tuple[int, int, int, int],
-) -> tuple[int, int, int, int]:
-    """Return the box of the source that a window of the result depends on."""
 
 class Recipe:
     """What is done to an image's bytes; built by penstock.recipe.reader. Immutable."""
@@ -404,10 +339,26 @@ class Pool:
         Samples in memory are taken a few at once: seconds are then since the first of them.
         """
 
+    def stages(self) -> list[tuple[str, float, int]]:
+        """Return (stage, seconds, samples) for each stage that any sample has gone through since the pool was made.
+
+        The seconds are those of all threads together, the callers of run_here, wait and finish_pixels among them. A
+        sample counts each time that it goes through a stage; one that fails there does not, but for a wrong CRC-32. Of
+        samples in memory each field counts, at once, and its seconds when the thread is done with its part of the
+        batch. May be called in any thread and after close(); it waits for nothing.
+
+        The stages:
+            "open": a file is opened by its name.
+            "read": its bytes are read.
+            "check": the CRC-32 of a tensor's elements.
+            "decode": a JPEG becomes pixels.
+            "resize": all that a recipe does before its last pass.
+            "convert": that pass into the row: crops, flips, pads, element type, normalisation.
+            "write": elements that were read aside are copied into the row.
+            "gather": a row of an array in memory is copied into the row.
+        """
+
     def close(self) -> None: ...
     @property
     def abandoned(self) -> bool:
         """Whether this is a process forked off from the pool's own."""
-
-    @property
-    def threads(self) -> int: ...

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock._native import resize, resize_needed
+from tests.native_testing import resize, resize_needed
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import penstock
-from penstock._native import TensorReader, crc32, crc32_ways
+from penstock import _native
 from tests.corrupt import Archive, archive_of, saved
+from tests.native_testing import TensorReader, crc32_by, crc32_ways
 
 pytestmark = pytest.mark.native
 
@@ -35,6 +36,11 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
 
 
 # --- the function -----------------------------------------------------------------------------------------------
+
+
+def crc32(data: bytes, before: int = 0, *, way: str | None) -> int:
+    """Return the CRC-32 by one way, or by the one that the processor does best (None)."""
+    return _native.crc32(data, before) if way is None else crc32_by(way, data, before)
 
 
 @pytest.mark.parametrize("way", crc32_ways())

@@ -16,8 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock._native import TensorReader, parse_tensor
 from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, saved, tensor_files
+from tests.native_testing import TensorReader, parse_tensor, probe
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
@@ -66,7 +66,7 @@ def oracle(file: bytes) -> torch.Tensor:
 
 def check_read(reader: TensorReader, path: Path, want: torch.Tensor, name_length: int = 1) -> None:
     spec = name_of(want.dtype), tuple(want.shape)
-    assert reader.probe(str(path)) == spec
+    assert probe(str(path)) == spec
     assert reader.read(str(path), name_length, *spec) == raw(want)
 
 
@@ -172,7 +172,7 @@ def test_bad_files_are_left_to_python(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(file)
     reader = TensorReader()
-    assert reader.probe(str(path)) == ("python", given_reason)
+    assert probe(str(path)) == ("python", given_reason)
     assert reader.read(str(path), 1, "float32", (3, 4)) == ("python", given_reason)
     # Nor is it taken for the good file that came before it.
     good = filled(12, torch.float32).reshape(3, 4)

@@ -3,7 +3,7 @@
 // a call of `faulted`, where it would end the process.
 //
 // What is read may also be the content of memory that was freed and is used for something else: whoever hands the copy
-// out looks, afterwards, whether the memory still is where it was (see Filling in filling.py).
+// out looks, afterwards, whether the memory still is where it was (src/penstock/executors/native.py).
 //
 // THE RULE: a fault jumps (siglongjmp) from Guard::copy or Guard::read to each_guarded, over all frames between them.
 // No object with a destructor that does anything may be alive there meanwhile, and no lock be held.

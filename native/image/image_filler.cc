@@ -1,11 +1,9 @@
-#include "pool/filler.h"
+#include "image/image_filler.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <type_traits>
@@ -37,7 +35,7 @@ Outcome read_all(int fd, std::vector<std::uint8_t>& bytes, std::size_t& size) {
 // Decodes no more of a JPEG than the recipe asks for.
 class JpegSource final : public PixelSource {
  public:
-  explicit JpegSource(JpegDecoder& decoder) : decoder_(decoder) {}
+  JpegSource(JpegDecoder& decoder, StageClock& clock) : decoder_(decoder), clock_(clock) {}
   [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
   [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
   [[nodiscard]] int channels() const noexcept override { return 3; }
@@ -45,91 +43,60 @@ class JpegSource final : public PixelSource {
     const std::uint8_t* data = nullptr;
     std::ptrdiff_t row_stride = 0;
     const Outcome outcome = decoder_.decode(need, data, row_stride);
-    if (outcome.ok())
-      part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
+    if (!outcome.ok()) return outcome;
+    clock_.lap(Stage::decode);
+    part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
     return outcome;
   }
 
  private:
   JpegDecoder& decoder_;
+  StageClock& clock_;
 };
-
-constexpr std::size_t kCacheLine = 64;
-// What prefetch() touches at the most: the processor's own prefetcher goes on from there.
-constexpr std::size_t kPrefetchBytes = 4096;
-
-void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) {
-  for (std::size_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += kCacheLine)
-    __builtin_prefetch(data + offset);
-}
 
 }  // namespace
 
-void Scratch::trim() noexcept {
-  if (held() <= kKeptBytes) return;
+void ImageScratch::release() noexcept {
   std::vector<std::uint8_t>().swap(file);
   jpeg.release();
   recipe.release();
 }
 
-GatherFiller::GatherFiller(const std::uint8_t* base, std::size_t count, std::ptrdiff_t row_stride, TensorSpec spec)
-    : base_(base), count_(count), row_stride_(row_stride), row_bytes_(0), spec_(spec) {
-  std::int64_t bytes = 0;
-  if (checked_bytes(spec, bytes)) row_bytes_ = static_cast<std::size_t>(bytes);
-}
-
-Outcome GatherFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
-                           TensorSpec& got, Scratch& scratch) const noexcept {
-  if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  if (!(want == spec_)) {
-    got = spec_;
-    return Outcome::mismatch("shape or dtype");
-  }
-  if (row_bytes_ > 0) scratch.guard.copy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
-  return Outcome::success();
-}
-
-void GatherFiller::prefetch(std::size_t local) const noexcept {
-  if (local < count_) prefetch_bytes(base_ + static_cast<std::ptrdiff_t>(local) * row_stride_, row_bytes_);
-}
-
-Outcome TensorFileFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
-                               TensorSpec& got, Scratch& scratch) const noexcept {
-  if (key.local >= table_->size()) return Outcome::io_error(ERANGE, "index");
-  UniqueFd file;
-  const Outcome opened = table_->open(key.local, file);
-  if (!opened.ok()) return opened;
-  return scratch.tensors.read(file.get(), table_->name(key.local).size(), want, row, got);
-}
-
-Outcome ImageFileFiller::open(const SampleKey& key, const PathTable* paths, Scratch& scratch) const {
+// Reads the file into scratch.file and its header into scratch.jpeg.
+Outcome ImageFileFiller::open(const SampleKey& key, const PathTable* paths, ImageScratch& scratch) const {
   const PathTable* table = table_ ? table_.get() : paths;
   const std::size_t index = table_ ? key.local : key.place;
   if (table == nullptr || index >= table->size()) return Outcome::io_error(ERANGE, "index");
   UniqueFd file;
   if (const Outcome opened = table->open(index, file); !opened.ok()) return opened;
+  scratch.clock.lap(Stage::open);
   std::size_t size = 0;
   if (const Outcome got = read_all(file.get(), scratch.file, size); !got.ok()) return got;
+  scratch.clock.lap(Stage::read);
   return scratch.jpeg.open(scratch.file.data(), size, max_pixels_);
 }
 
 Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
-                              TensorSpec& got, Scratch& scratch) const noexcept {
+                              TensorSpec& got, Scratch& all) const noexcept {
   try {
+    auto& scratch = all.part<ImageScratch>();
     if (const Outcome opened = open(key, paths, scratch); !opened.ok()) return opened;
-  } catch (const std::bad_alloc&) {
+    JpegSource source(scratch.jpeg, scratch.clock);
+    const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
+    if (outcome.ok()) scratch.clock.lap(Stage::convert);
+    return outcome;
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
-  JpegSource source(scratch.jpeg);
-  return run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
 }
 
 Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Picture& picture,
-                              Scratch& scratch) const noexcept {
+                              Scratch& all) const noexcept {
   try {
+    auto& scratch = all.part<ImageScratch>();
     Outcome outcome = open(key, paths, scratch);
     if (!outcome.ok()) return outcome;
-    JpegSource source(scratch.jpeg);
+    JpegSource source(scratch.jpeg, scratch.clock);
     if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
     outcome = scratch.recipe.plan(*recipe_, key.draws(), {source.height(), source.width()});
     if (!outcome.ok()) return outcome;
@@ -145,23 +112,42 @@ Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Pict
   }
 }
 
-Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const std::uint8_t* pixels, int height, int width,
-                                          int channels, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                                          RecipeScratch& scratch) const noexcept {
-  ArraySource source(pixels, height, width, channels, static_cast<std::ptrdiff_t>(width) * channels);
-  return run(*recipe_, source, key.draws(), want, row, got, scratch);
+Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
+                                          std::uint8_t* row, TensorSpec& got, Scratch& all) const noexcept {
+  try {
+    auto& scratch = all.part<ImageScratch>();
+    ArraySource source(image.data, image.height, image.width, image.channels);
+    const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
+    if (outcome.ok()) scratch.clock.lap(Stage::convert);
+    return outcome;
+  } catch (const std::bad_alloc&) {
+    return Outcome::to_python("out of memory");
+  }
 }
 
 Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
-                               TensorSpec& got, Scratch& scratch) const noexcept {
+                               TensorSpec& got, Scratch& all) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  return planar_ ? fill_as<PlanarSource>(key, want, row, got, scratch)
-                 : fill_as<ArraySource>(key, want, row, got, scratch);
+  ImageScratch* scratch = nullptr;  // a pointer: a jump passes over this frame (guarded.h)
+  try {
+    scratch = &all.part<ImageScratch>();
+  } catch (const std::bad_alloc&) {
+    return Outcome::to_python("out of memory");
+  }
+  const Outcome outcome = planar_ ? fill_as<PlanarSource>(key, want, row, got, all.guard, *scratch)
+                                  : fill_as<ArraySource>(key, want, row, got, all.guard, *scratch);
+  if (!outcome.ok()) return outcome;
+  if (scratch->recipe.only() != nullptr) {
+    scratch->clock.defer(Stage::convert);
+  } else {
+    scratch->clock.lap(Stage::convert);
+  }
+  return outcome;
 }
 
 template <class Source>
 Outcome ImageArrayFiller::fill_as(const SampleKey& key, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                                  Scratch& scratch) const noexcept {
+                                  Guard& guard, ImageScratch& scratch) const noexcept {
   static_assert(std::is_trivially_destructible_v<Source>);
   const std::size_t bytes = memory_bytes();
   const std::uint8_t* const image = base_ + key.local * bytes;
@@ -169,15 +155,15 @@ Outcome ImageArrayFiller::fill_as(const SampleKey& key, const TensorSpec& want, 
   const Outcome laid_out = lay_out(*recipe_, theirs, key.draws(), want, got, scratch.recipe);
   if (!laid_out.ok()) return laid_out;
   if (Guard::kReads && scratch.recipe.one_pass(*recipe_, theirs))
-    return scratch.guard.read(image, bytes, [&] { return execute(*recipe_, theirs, row, scratch.recipe); });
+    return guard.read(image, bytes, [&] { return execute(*recipe_, theirs, row, scratch.recipe); });
   // Other recipes must not end in a jump (guarded.h): they read a copy.
   try {
-    if (scratch.image.size() < bytes) scratch.image.resize(bytes);
+    if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
-  scratch.guard.copy(scratch.image.data(), image, bytes);
-  Source copy(scratch.image.data(), height_, width_, channels_);
+  guard.copy(scratch.copy.data(), image, bytes);
+  Source copy(scratch.copy.data(), height_, width_, channels_);
   return execute(*recipe_, copy, row, scratch.recipe);
 }
 

@@ -1,20 +1,21 @@
+// Readers of tensor files, parsers and CRC-32 by themselves.
+//
+// Threads: with Python's lock held; a TensorReader by one thread at a time. Memory: bytes are borrowed or copied for the
+// call.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <fcntl.h>
 
 #include <cerrno>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "bind/bind.h"
-#include "bind/gil_released.h"
+#include "bind/testing/testing.h"
 #include "files/crc32.h"
-#include "tensor/tensor_file.h"
 #include "files/unique_fd.h"
+#include "tensor/tensor_file.h"
 
 namespace nb = nanobind;
 
@@ -74,7 +75,6 @@ nb::tuple spec_tuple(const TensorSpec& spec) {
 // The outcome as Python values: OSError for io, (kind, reason) for Python's turn, (kind, got) for mismatch.
 nb::object explain(const Outcome& outcome, const TensorSpec& got) {
   switch (outcome.code) {
-    case Code::ok: return spec_tuple(got);
     case Code::python: return nb::make_tuple("python", outcome.reason);
     case Code::mismatch: return nb::make_tuple("mismatch", spec_tuple(got));
     default:
@@ -107,28 +107,24 @@ nb::object read(TensorReader& reader, const std::string& path, std::size_t name_
   return nb::bytes(row.data(), row.size());
 }
 
-nb::object probe(TensorReader& reader, const std::string& path) {
+// What a file holds, by a reader that has seen no other.
+nb::object probe(const std::string& path) {
   const UniqueFd fd = open_file(path);
+  TensorReader reader;
+  std::uint8_t row = 0;  // of the tensor that is asked for, a single byte; others do not match and are not loaded
   TensorSpec got;
-  const Outcome outcome = reader.probe(fd.get(), got);
-  return explain(outcome, got);
+  const Outcome outcome = reader.read(fd.get(), 0, TensorSpec{}, &row, got);
+  return outcome.ok() || outcome.code == Code::mismatch ? spec_tuple(got) : explain(outcome, got);
 }
 
-// The file's bytes are borrowed from a bytes object; another way than the best one is for tests.
-std::uint32_t crc32_of(const nb::bytes& data, std::uint32_t before, const std::optional<std::string>& name) {
+// By a given way, which crc32_ways() names. The bytes lie in a heap block of their own and of their own length, so that
+// AddressSanitizer sees a step outside it.
+std::uint32_t crc32_by(const std::string& name, const nb::bytes& data, std::uint32_t before) {
+  const CrcWay way = name == "clmul256" ? CrcWay::clmul256 : name == "clmul128" ? CrcWay::clmul128 : CrcWay::portable;
+  if (!can_crc(way)) throw nb::value_error("this processor cannot");
   const auto* bytes = static_cast<const std::uint8_t*>(data.data());
-  const std::size_t size = data.size();
-  if (name) {
-    const CrcWay way = *name == "clmul256"   ? CrcWay::clmul256
-                       : *name == "clmul128" ? CrcWay::clmul128
-                                             : CrcWay::portable;
-    if (!can_crc(way)) throw nb::value_error("this processor cannot");
-    // A heap block of their own and of their own length, so that AddressSanitizer sees a step outside it.
-    const std::vector<std::uint8_t> copy(bytes, bytes + size);
-    return crc32(before, copy.data(), size, way);
-  }
-  const GilReleased released;
-  return crc32(before, bytes, size);
+  const std::vector<std::uint8_t> copy(bytes, bytes + data.size());
+  return crc32(before, copy.data(), copy.size(), way);
 }
 
 std::vector<std::string> crc32_ways() {
@@ -142,12 +138,12 @@ std::vector<std::string> crc32_ways() {
 
 void bind_tensor(nb::module_& m) {
   m.def("parse_tensor", &parse, nb::arg("data"), nb::arg("head") = -1, nb::arg("tail") = 0);
-  m.def("crc32", &crc32_of, nb::arg("data"), nb::arg("before") = 0, nb::arg("way") = nb::none());
+  m.def("crc32_by", &crc32_by, nb::arg("way"), nb::arg("data"), nb::arg("before") = 0);
   m.def("crc32_ways", &crc32_ways);
+  m.def("probe", &probe, nb::arg("path"));
   nb::class_<TensorReader>(m, "TensorReader")
       .def(nb::init<>())
       .def("read", &read, nb::arg("path"), nb::arg("name_length"), nb::arg("dtype"), nb::arg("shape"))
-      .def("probe", &probe, nb::arg("path"))
       .def_prop_ro("predicted", &TensorReader::predicted);
 }
 

@@ -1,4 +1,6 @@
-// The resizer for tests; the loader's workers use it without Python.
+// The resizer by itself.
+//
+// Threads: any; Python's lock is let go while it works. Memory: images are borrowed for the call, results are numpy's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -14,8 +16,8 @@
 #include <string_view>
 #include <tuple>
 
-#include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "bind/testing/testing.h"
 #include "image/resize.h"
 
 namespace nb = nanobind;

@@ -1,4 +1,4 @@
-#include "pool/guarded.h"
+#include "files/guarded.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -1,3 +1,7 @@
+// Python's view of files/: tables of names, listings of folders, CRC-32.
+//
+// Threads: any; Python's lock is let go where the system is waited for. Memory: names are copied into a table; the bytes
+// of arguments are borrowed for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -12,6 +16,7 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "files/crc32.h"
 #include "files/path_table.h"
 #include "files/scan.h"
 
@@ -91,11 +96,8 @@ void bind_table(nb::module_& m) {
              if (const Outcome outcome = t.open(checked_index(t, i), fd); !outcome.ok()) raise(outcome, t.path(i));
              return fd.release();
            },
-           nb::arg("i"), "A new descriptor, which the caller closes; for tests.")
+           nb::arg("i"), "A new descriptor, which the caller closes.")
       .def("refresh", &PathTable::refresh, "Notices that the root folder was replaced by another of the same name.")
-      .def_prop_ro("root", [](const PathTable& t) { return to_bytes(t.root()); })
-      .def_prop_ro("suffix", [](const PathTable& t) { return to_bytes(t.suffix()); })
-      .def_prop_ro("beneath", &PathTable::beneath)
       .def("__getstate__",
            [](const PathTable& t) {
              return nb::make_tuple(to_bytes(t.absolute_root()), to_bytes(t.names()), to_bytes(t.suffix()), t.beneath());
@@ -111,8 +113,6 @@ void bind_table(nb::module_& m) {
           return first_bad_name(bytes.view());
         },
         nb::arg("names"), "Index of the first name that is empty, absolute or has a component '..', or None.");
-  m.def("allow_openat2", &allow_openat2, nb::arg("allowed"),
-        "For tests: False opens as on a kernel without openat2. Returns the former setting.");
 }
 
 nb::tuple scan(const nb::bytes& root, const std::vector<std::string>& extensions, int threads) {
@@ -160,8 +160,16 @@ bool unchanged(const nb::bytes& root, nb::handle folders, nb::handle stamps, int
 
 }  // namespace
 
-void bind_scan(nb::module_& m) {
+void bind_files(nb::module_& m) {
   bind_table(m);
+  m.def("crc32",
+        [](const nb::bytes& data, std::uint32_t before) {
+          const auto* bytes = static_cast<const std::uint8_t*>(data.data());
+          const std::size_t size = data.size();
+          const GilReleased unlocked;
+          return crc32(before, bytes, size);
+        },
+        nb::arg("data"), nb::arg("before") = 0);
   m.def("scan_image_folder", &scan, nb::arg("root"), nb::arg("extensions"), nb::arg("threads"),
         "The files that torchvision's ImageFolder finds, in its order: (PathTable, class names with a NUL after each,\n"
         "int64 files of each class, folders with a NUL after each, int64 stamps (folders, 4) of mtime_ns, ctime_ns,\n"

@@ -1,0 +1,90 @@
+// Fillers of images: JPEG files by name, and decoded images in memory.
+//
+// Threads: as every Filler's (filler.h). Memory: an ImageArrayFiller borrows its array; recipes and tables are shared; a
+// Picture owns its pixels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "image/jpeg.h"
+#include "image/recipe.h"
+#include "tensor/filler.h"
+
+namespace penstock {
+
+// What one thread keeps from image to image.
+struct ImageScratch final : ScratchPart {
+  explicit ImageScratch(StageClock& of_thread) : clock(of_thread), recipe(&of_thread) {}
+  [[nodiscard]] std::size_t held() const noexcept override { return file.capacity() + jpeg.held() + recipe.held(); }
+  void release() noexcept override;
+
+  StageClock& clock;
+  JpegDecoder jpeg;
+  RecipeScratch recipe;
+  std::vector<std::uint8_t> file;  // the encoded image
+  std::vector<std::uint8_t> copy;  // of one in memory
+};
+
+// An image that was read by itself, whatever its size.
+struct Picture {
+  std::unique_ptr<std::uint8_t[]> pixels;  // as the recipe lays them out
+  TensorSpec spec;                         // (channels, height, width)
+  std::string head;                        // the file's bytes before its entropy-coded data
+  bool padded = false;                     // the recipe added pixels around it
+};
+
+// Encoded images by name; without a table of its own, names come with each batch.
+class ImageFileFiller final : public Filler {
+ public:
+  ImageFileFiller(std::shared_ptr<const PathTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels)
+      : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels) {}
+  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+               Scratch&) const noexcept override;
+  Outcome fill_from_pixels(const SampleKey&, const DecodedImage&, const TensorSpec&, std::uint8_t*, TensorSpec&,
+                           Scratch&) const noexcept override;
+  // The same sample outside of a batch; `picture` owns its pixels.
+  Outcome read(const SampleKey&, const PathTable*, Picture& picture, Scratch&) const noexcept;
+
+ private:
+  Outcome open(const SampleKey&, const PathTable*, ImageScratch&) const;
+
+  std::shared_ptr<const PathTable> table_;
+  std::shared_ptr<const Recipe> recipe_;
+  std::uint64_t max_pixels_;
+};
+
+// Decoded images in memory: count images of height x width x channels, uint8, one after the other; in each the
+// channels are interleaved, or (planar) lie apart.
+class ImageArrayFiller final : public Filler {
+ public:
+  ImageArrayFiller(const std::uint8_t* base, std::size_t count, int height, int width, int channels, bool planar,
+                   std::shared_ptr<const Recipe> recipe)
+      : base_(base),
+        count_(count),
+        height_(height),
+        width_(width),
+        channels_(channels),
+        planar_(planar),
+        recipe_(std::move(recipe)) {}
+  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+               Scratch&) const noexcept override;
+  void prefetch(std::size_t local) const noexcept override;
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override;
+
+ private:
+  template <class Source>
+  Outcome fill_as(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Guard&, ImageScratch&) const noexcept;
+
+  const std::uint8_t* base_;
+  std::size_t count_;
+  int height_, width_, channels_;
+  bool planar_;
+  std::shared_ptr<const Recipe> recipe_;
+};
+
+}  // namespace penstock

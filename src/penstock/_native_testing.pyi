@@ -1,0 +1,69 @@
+"""Parts of the native core by themselves, for tests: built beside penstock._native, but left out of wheels.
+
+This module links the core a second time. What is set through an object of penstock._native holds for that object only.
+"""
+
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import _native
+
+def forgo_openat2(table: _native.PathTable) -> None:
+    """Make a table that has opened nothing yet open its names as on kernels without openat2."""
+
+class TensorLayout(TypedDict):
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    reach: int
+    contiguous: bool
+
+def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | str:
+    """Return where the one tensor of a .pt or .npy file lies, or why Python must read it."""
+
+def crc32_by(way: str, data: bytes, before: int = 0) -> int:
+    """Return the CRC-32 of some bytes by one of crc32_ways(). Raises ValueError where the processor lacks it."""
+
+def crc32_ways() -> list[str]:
+    """Return the ways of computing a CRC-32 that this processor has."""
+
+def probe(path: str) -> tuple[str, str | tuple[int, ...]]:
+    """Return the dtype and shape of the tensor in a file, or ("python", why Python must read it). Raises OSError."""
+
+class TensorReader:
+    """Reads tensor files; one thread at a time."""
+
+    def __init__(self) -> None: ...
+    def read(
+        self, path: str, name_length: int, dtype: str, shape: tuple[int, ...]
+    ) -> bytes | tuple[str, str | tuple[str, tuple[int, ...]]]: ...
+    @property
+    def predicted(self) -> int: ...
+
+def resize(
+    image: NDArray[np.uint8],
+    size: tuple[int, int],
+    filter: str,
+    arithmetic: str,
+    antialias: bool = True,
+    window: tuple[int, int, int, int] | None = None,
+    source_part: tuple[int, int, int, int] | None = None,
+    simd: bool = True,
+) -> NDArray[np.uint8] | None:
+    """Return the image resized to (height, width), or the window (x0, y0, x1, y1) of it; None when it is refused.
+
+    source_part is (x0, y0, full_width, full_height) of the image that `image` is a part of.
+    """
+
+def resize_needed(
+    full: tuple[int, int],
+    size: tuple[int, int],
+    filter: str,
+    arithmetic: str,
+    antialias: bool,
+    window: tuple[int, int, int, int],
+) -> tuple[int, int, int, int]:
+    """Return the box of the source that a window of the result depends on."""

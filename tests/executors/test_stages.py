@@ -1,0 +1,177 @@
+"""What the native pool counts of each stage: samples exactly, seconds within what its threads had."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from penstock import _native
+from penstock.recipe.reader import Recipe, read
+
+pytestmark = pytest.mark.native
+
+SECONDS = 60  # no test takes this long
+PIXELS = _native.Spec("uint8", [3, 8, 8])
+
+
+def recipe(*transforms):
+    found = read(v2.Compose([*transforms, v2.PILToTensor()]), mode="RGB")
+    assert isinstance(found, Recipe)
+    return found.native
+
+
+def fill(pool, size, spec, names=None, fields=1):
+    """Fill one batch of the first samples, and return what failed."""
+    local = np.arange(size)
+    rows = [np.empty(size * spec.nbytes, dtype=np.uint8) for _ in range(fields)]
+    memory = [(one, one.ctypes.data, one.nbytes, spec) for one in rows]
+    number = pool.submit(0, 0, local, local, local, None, names, memory)
+    pool.run_here(number)
+    assert pool.wait(number, SECONDS) in ("done", "python")
+    return number
+
+
+def samples(pool):
+    found = pool.stages()
+    assert all(seconds >= 0 for _, seconds, _ in found)
+    return {name: count for name, _, count in found}
+
+
+def files(folder, images):
+    """Write images and return their names as a batch has them."""
+    for name, image in images.items():
+        image.save(folder / name)
+    return b"".join(os.fsencode(folder / name) + b"\0" for name in images)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_rows_in_memory(threads):
+    spec = _native.Spec("uint8", [16])
+    filler = _native.GatherFiller(np.zeros((1000, 16), np.uint8), spec)
+    pool = _native.Pool(_native.Program([[filler, filler]]), threads)
+    assert pool.stages() == []
+    for batches in range(1, 4):
+        pool.retire(fill(pool, 1000, spec, fields=2))
+        assert samples(pool) == {"gather": 2 * 1000 * batches}
+    pool.close()
+    assert samples(pool) == {"gather": 6000}
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_tensor_files(tmp_path, threads):
+    for number in range(10, 30):
+        torch.save(torch.full((3, 5), float(number)), tmp_path / f"{number}.pt")
+    names = b"".join(b"%d\0" % number for number in range(10, 30))
+    table = _native.PathTable(os.fsencode(tmp_path), names, b".pt", True)
+    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), threads)
+    pool.retire(fill(pool, 20, _native.Spec("float32", [3, 5])))
+    # A thread reads its first file aside, and the others, which look alike, straight into their rows.
+    found = samples(pool)
+    assert 1 <= found.pop("write") <= threads + 1
+    assert found == {"open": 20, "read": 20, "check": 20}
+    # Rows of another shape: the elements are neither read on their own nor checked.
+    pool.retire(fill(pool, 20, _native.Spec("float32", [5, 3])))
+    assert samples(pool)["open"] == 40 and samples(pool)["check"] == 20
+
+
+def test_tensor_files_in_parts(tmp_path):
+    """A file of over 1 MiB is read in parts; what is not in C order is read aside and copied."""
+    for name, tensor in {"a": torch.zeros(400, 1000), "b": torch.zeros(1000, 400).t()}.items():
+        torch.save(tensor, tmp_path / f"{name}.pt")
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(torch.zeros(400, 1000), tmp_path / "c.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    table = _native.PathTable(os.fsencode(tmp_path), b"a\0b\0c\0", b".pt", True)
+    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), 0)
+    pool.retire(fill(pool, 3, _native.Spec("float32", [400, 1000])))
+    assert samples(pool) == {"open": 3, "read": 3, "check": 2, "write": 1}
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("resizes", [False, True])
+def test_image_files(tmp_path, threads, resizes):
+    names = files(tmp_path, {f"{i}.jpg": Image.new("RGB", (16, 16)) for i in range(10)})
+    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
+    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(geometry), 0)]]), threads)
+    pool.retire(fill(pool, 10, PIXELS, names))
+    expected = dict.fromkeys(("open", "read", "decode", "convert"), 10)
+    assert samples(pool) == expected | ({"resize": 10} if resizes else {})
+
+
+@pytest.mark.parametrize("resizes", [False, True])
+def test_images_in_memory(resizes):
+    images = np.zeros((300, 16, 16, 3), np.uint8)
+    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
+    pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe(geometry))]]), 2)
+    pool.retire(fill(pool, 300, PIXELS))
+    assert samples(pool) == {"convert": 300} | ({"resize": 300} if resizes else {})
+
+
+def test_what_fails_and_what_python_decodes(tmp_path):
+    image = Image.new("RGB", (16, 16))
+    names = files(tmp_path, {"a.jpg": image, "b.png": image, "c.jpg": image})
+    (tmp_path / "c.jpg").unlink()
+    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(v2.Resize((8, 8))), 0)]]), 1)
+    number = fill(pool, 3, PIXELS, names)
+    counted = {"open": 2, "read": 2, "decode": 1, "resize": 1, "convert": 1}
+    assert samples(pool) == counted
+    job = pool.take_python(False)
+    assert job is not None and pool.finish_pixels(job, np.asarray(image)) is None
+    assert [failure[2] for failure in pool.retire(number)] == ["io"]
+    assert samples(pool) == counted | {"resize": 2, "convert": 2}
+
+
+def test_only_a_filler_of_images_takes_pixels(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"nothing")
+    table = _native.PathTable(os.fsencode(tmp_path), b"a\0", b".pt", True)
+    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), 0)
+    fill(pool, 1, PIXELS)
+    job = pool.take_python(False)
+    assert job is not None
+    assert pool.finish_pixels(job, np.zeros((8, 8, 3), np.uint8)) == "not an image field"
+    pool.fail_python(job)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_seconds_are_those_of_the_threads(tmp_path, threads):
+    noise = np.random.default_rng(0).integers(0, 256, (125, 500, 3), dtype=np.uint8)
+    names = files(tmp_path, {"a.jpg": Image.fromarray(noise).resize((1000, 1000))})
+    began = time.perf_counter()
+    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(v2.Resize((8, 8))), 0)]]), threads)
+    for _ in range(3):
+        pool.retire(fill(pool, 4, PIXELS, names * 4))
+    pool.close()
+    wall = time.perf_counter() - began
+    found = {name: seconds for name, seconds, _ in pool.stages()}
+    assert all(seconds > 0 for seconds in found.values())
+    assert found["decode"] > found["open"]
+    assert sum(found.values()) <= (threads + 1) * wall  # run_here is the one more
+
+
+def test_any_thread_may_look_while_others_work():
+    spec = _native.Spec("uint8", [16])
+    pool = _native.Pool(_native.Program([[_native.GatherFiller(np.zeros((4096, 16), np.uint8), spec)]]), 2)
+    stop = threading.Event()
+    seen = [0]
+
+    def look():
+        while not stop.is_set():
+            seen.append(samples(pool).get("gather", 0))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for _ in range(200):
+        pool.retire(fill(pool, 4096, spec))
+    stop.set()
+    looker.join()
+    assert seen == sorted(seen)
+    assert samples(pool) == {"gather": 200 * 4096}
