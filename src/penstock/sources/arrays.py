@@ -1,4 +1,4 @@
-"""Arrays in memory or in memory-mapped files: sample i is the i-th row of each."""
+"""Arrays in memory or in memory-mapped files: sample i is the i-th row of each; and their adapter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
+from penstock.recipe.steps import Refusal
 from penstock.sources.integrity import truncated
-from penstock.sources.premises import Holds, places
+from penstock.sources.premises import Holds, all_of, attributes, places
+from penstock.sources.rows import native_rows
+from penstock.sources.source import NativeSource, Source
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 
@@ -194,3 +198,29 @@ def _describe(array: ArrayLike) -> str:
     if isinstance(array, (np.ndarray, torch.Tensor)):
         return f"an array of shape {tuple(array.shape)} and dtype {array.dtype}"
     return os.fspath(array)
+
+
+class ArraysSource(Source):
+    """The adapter of Arrays: rows, some of which may lie in mapped files."""
+
+    @classmethod
+    def kinds(cls) -> tuple[type, ...]:
+        return (Arrays,)
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset: Arrays = self.dataset
+        if dataset.transform is not None:
+            return Refusal(
+                "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
+            )
+        dataset.refresh()
+        native = native_rows(dataset, dataset.tensors)
+        if isinstance(native, Refusal) or native.unmoved is None:
+            return native
+        return replace(
+            native,
+            still=all_of(native.still, attributes(dataset, "transform"), dataset.holds),
+            unmoved=all_of(native.unmoved, dataset.holds),
+            lost=dataset.lost if dataset.maps_files else None,
+            gone=dataset.truncated,
+        )

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from penstock.sample_notes import add_note
 
+LabelColumn = NDArray[Any] | list[Any]
+"""Labels of some samples: an array where they are numbers."""
+
 _MISSING = object()
 
 
@@ -54,7 +57,7 @@ class Labels:
         value = self._values[index]
         return value.item() if isinstance(self._values, np.ndarray) else value
 
-    def take(self, positions: NDArray[np.int64]) -> NDArray[Any] | list[Any]:
+    def take(self, positions: NDArray[np.int64]) -> LabelColumn:
         """Return the labels at these positions: an array where they are numbers. Raises KeyError(position)."""
         if self._missing:
             for position in positions.tolist():
@@ -78,12 +81,12 @@ class _Elements(Sequence[Any]):
         return self._values[index]
 
 
-def as_objects(labels: NDArray[Any] | list[Any]) -> list[Any]:
+def as_objects(labels: LabelColumn) -> list[Any]:
     """Return labels as the Python objects that the dataset itself would give; arrays here are compact columns."""
     return labels.tolist() if isinstance(labels, np.ndarray) else labels
 
 
-def compact(values: list[Any]) -> NDArray[Any] | list[Any]:
+def compact(values: list[Any]) -> LabelColumn:
     """Return labels as an array where they are Python integers or floats, else as they are."""
     kinds = set(map(type, values))
     if kinds == {float}:
@@ -96,9 +99,7 @@ def compact(values: list[Any]) -> NDArray[Any] | list[Any]:
     return values
 
 
-def transformed(
-    labels: NDArray[Any] | list[Any], target_transform: Callable[[Any], Any] | None
-) -> NDArray[Any] | list[Any]:
+def transformed(labels: LabelColumn, target_transform: Callable[[Any], Any] | None) -> LabelColumn:
     """Apply a dataset's target_transform to Python objects, as its __getitem__ would."""
     if target_transform is None:
         return labels
