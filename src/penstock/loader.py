@@ -35,9 +35,9 @@ from penstock.order.schedule import Shard, share_of
 from penstock.order.weighted import Weighted
 from penstock.passes import Passes, default_workers
 from penstock.plan import NativePlan, Plan, PythonPlan, Setting, explain, plan
-from penstock.recipe.compose_places import composes_in
 from penstock.recipe.reach import Reach, missed
 from penstock.recipe.reader import DRAWING
+from penstock.sources.compose_places import composes_in
 from penstock.state.progress import Progress, Rest, is_count
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.sources.source import Source
@@ -16,11 +16,11 @@ def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
     The ID is the file where the dataset has no IDs, and the index where it has no files either; the file is None where
     there is none.
     """
-    return next(iter(names_of(dataset, (index,))))
+    return next(names_of(dataset, (index,)))
 
 
-def names_of(dataset: Any, indices: Iterable[Any]) -> Iterable[tuple[str, str | None]]:
-    """Return (ID, file) of each of these samples."""
+def names_of(dataset: Any, indices: Iterable[Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield (ID, file) of each of these samples."""
     source = _source(dataset)
     for index in indices:
         try:

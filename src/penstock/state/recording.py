@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.order.permutations import Order
 from penstock.order.schedule import Schedule, Share, indices_of
-from penstock.sources.naming import id_of
+from penstock.sources.naming import ids_of
 from penstock.state.ledger import Ledger, ids_bytes
 
 
@@ -50,7 +50,7 @@ class Recorder:
             self._ledger.rewind(self._epoch, first - 1, chain=self._chain)
             self._begun = True
         indices = indices_of(self._order, schedule.part(batch)).tolist()
-        self._ledger.append(self._epoch, first + step, ids_bytes([id_of(self._dataset, index) for index in indices]))
+        self._ledger.append(self._epoch, first + step, ids_bytes(ids_of(self._dataset, indices)))
 
     @property
     def chain(self) -> str:
