@@ -1,4 +1,4 @@
-"""A source of the test's own: its adapter is added to the tuple, and the dataset is native, resumed, split, explained."""
+"""A source of the test's own: with an adapter in the tuple of all, its dataset is read natively, and what follows."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class Records(Dataset[tuple[torch.Tensor]]):
 
 
 class RecordsSource(Source):
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return (Records,)
+    classes = (Records,)
 
     def name(self, index: int) -> tuple[str, str | None]:
         return f"record-{index}", None

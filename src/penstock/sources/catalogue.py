@@ -150,7 +150,8 @@ def catalogue(dataset: Any) -> Catalogue:
     if not size or name_of(dataset, 0)[1] is None:
         looked_at = ()
     files = (_bytes_of(path) for _, path in names_of(dataset, looked_at))
-    return Catalogue(listing.names, listing.labels, np.array([*source.shapes(), *files], np.int64))
+    shapes = (number for part in source.parts() for number in part.shapes())
+    return Catalogue(listing.names, listing.labels, np.array([*shapes, *files], np.int64))
 
 
 def _bytes_of(path: str | None) -> int:

@@ -20,7 +20,7 @@ def composes_in(dataset: Any) -> tuple[str, ...]:
     kinds = tuple(classes("Compose"))
     if not kinds:
         return ()
-    held = (getattr(part, "__dict__", {}) for part in source_of(dataset).parts(_LOOKED_AT))
+    held = (getattr(part.dataset, "__dict__", {}) for part in source_of(dataset).parts(_LOOKED_AT))
     return tuple(dict.fromkeys(f".{name}" for one in held for name, value in one.items() if _holds(value, kinds)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,15 +13,13 @@ from numpy.typing import NDArray
 
 from penstock import _native
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import own_class
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources import in_memory
+from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
 from penstock.sources.premises import all_of, places
-from penstock.sources.rows import numbered, within_storage
-from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -28,9 +27,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 class CifarSource(Source):
     """The adapter of torchvision's CIFAR10 and CIFAR100: an array (images, height, width, 3)."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return _torchvisions("CIFAR10", "CIFAR100")
+    torchvisions = ("CIFAR10", "CIFAR100")
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _images(self.dataset, raw, "RGB")
@@ -39,17 +36,10 @@ class CifarSource(Source):
 class MnistSource(Source):
     """The adapter of torchvision's MNIST and FashionMNIST: a tensor (images, height, width)."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return _torchvisions("MNIST", "FashionMNIST")
+    torchvisions = ("MNIST", "FashionMNIST")
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _images(self.dataset, raw, "L")
-
-
-def _torchvisions(*names: str) -> tuple[type, ...]:
-    found = (own_class("torchvision.datasets", name) for name in names)
-    return tuple(kind for kind in found if kind is not None)
 
 
 def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
@@ -82,7 +72,7 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
         column=_column(targets, as_integers=mode == "L", target_transform=transform),
         table=recipe.table,
         recipe=recipe,
-        held=in_memory.images(dataset.data, recipe.native, transform),
+        held=InMemory((_as_images(images),), recipe.native, transform is None),
         still=all_of(transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
         unmoved=places([alias]),
     )
@@ -95,6 +85,15 @@ def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
         return plain and images.is_contiguous() and not images.requires_grad and within_storage(images)
     planar = images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
     return bool(images.flags.c_contiguous or planar) and images.shape[3] == 3
+
+
+def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
+    """Return images as a tensor (images, height, width, channels) that shares their memory."""
+    if isinstance(data, np.ndarray):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
+            data = torch.from_numpy(data)
+    return data if data.ndim == 4 else data.unsqueeze(-1)
 
 
 def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> LabelColumn:

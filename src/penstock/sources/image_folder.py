@@ -196,24 +196,21 @@ def _check(found: Scan, folder: str) -> None:
 class ImageFolderSource(Source):
     """ImageFolder's adapter: the files are in a table."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return (ImageFolder,)
+    dataset: ImageFolder
+    classes = (ImageFolder,)
 
     def name(self, index: int) -> tuple[str, str | None]:
-        path: str = self.dataset.samples[index][0]
+        path = self.dataset.samples[index][0]
         return path, path
 
     def ids(self) -> bytes | None:
-        names: bytes = self.dataset.paths.names()
-        return names
+        return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        labels: NDArray[Any] = self.dataset.labels
-        return labels
+        return self.dataset.labels
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset: ImageFolder = self.dataset
+        dataset = self.dataset
         refusal = foreign_decoder()
         if refusal is not None:
             return refusal

@@ -29,11 +29,6 @@ class Labels:
         self._missing = missing
 
     @classmethod
-    def from_sequence(cls, values: Sequence[Any]) -> Labels:
-        """Hold a list, array or tensor of labels, by position; an array's elements stay what they are."""
-        return cls(compact(values) if isinstance(values, list) else _Elements(values))
-
-    @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
         """Look up each ID. An ID without a label is remembered, and an error only when it is asked for."""
         values: list[Any]
@@ -66,19 +61,6 @@ class Labels:
         if isinstance(self._values, np.ndarray):
             return self._values[positions]
         return [self._values[position] for position in positions.tolist()]
-
-
-class _Elements(Sequence[Any]):
-    """An array or tensor as the sequence of its elements: indexing one by one gives what a dataset gives."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._values[index]
 
 
 def as_objects(labels: LabelColumn) -> list[Any]:

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock.sources.source import Source
 from penstock.sources.tree import source_of
 
 
@@ -21,10 +20,12 @@ def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
 
 def names_of(dataset: Any, indices: Iterable[Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (ID, file) of each of these samples."""
-    source = _source(dataset)
+    whole = source_of(dataset)
     for index in indices:
         try:
-            yield source.name(operator.index(index))
+            prefix, source, number = whole.locate(operator.index(index))
+            name, path = source.name(number)
+            yield (name if path is not None else prefix + name), path
         except Exception:  # a dataset of any kind, asked for what it need not have
             yield _short(index), None
 
@@ -39,21 +40,15 @@ def id_of(dataset: Any, index: Any) -> str:
 
 def ids_of(dataset: Any, indices: Iterable[Any]) -> list[str]:
     """Return the ID of each of these samples."""
-    source = _source(dataset)
+    whole = source_of(dataset)
     found = []
     for index in indices:
         try:
-            found.append(source.id(operator.index(index)))
+            prefix, source, number = whole.locate(operator.index(index))
+            found.append(prefix + source.id(number))
         except Exception:  # as above
             found.append(_short(index))
     return found
-
-
-def _source(dataset: Any) -> Source:
-    try:
-        return source_of(dataset)
-    except Exception:  # raised by an attribute of the dataset's, __class__ say
-        return Source(dataset)
 
 
 def _short(index: Any) -> str:

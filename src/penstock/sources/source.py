@@ -7,6 +7,7 @@ native core reads whole batches (`native`) and how threads read single samples (
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,9 @@ from penstock import _native
 from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse
-from penstock.recipe.originals import READING, replaced_in_class
+from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.reader import Recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.in_memory import InMemory
 from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
 from penstock.sources.premises import Holds
@@ -46,6 +46,19 @@ class Field(NamedTuple):
     """Writes its rows."""
     spec: _native.Spec | None
     """Shape and dtype of a row; None where only the samples tell."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What a dataset in memory shows to a device that keeps a copy of it."""
+
+    arrays: tuple[torch.Tensor, ...]
+    """One a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples, height,
+    width, channels), in memory in this order or with the channels apart."""
+    recipe: _native.Recipe | None = None
+    """What makes a field of each image of the only array; None: rows are the fields."""
+    settled: bool = False
+    """The labels are read without calling a function of the user's."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +110,28 @@ class Source:
     overrides what it knows better.
     """
 
+    classes: tuple[type, ...] = ()
+    """The classes of dataset that the adapter stands for."""
+    torchvisions: tuple[str, ...] = ()
+    """The names of those in torchvision.datasets, where the program has imported it."""
+
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     @classmethod
     def kinds(cls) -> tuple[type, ...]:
-        """Return the classes of dataset that the adapter stands for."""
-        return ()
+        """Return the classes of dataset that the adapter stands for now."""
+        if not cls.torchvisions:
+            return cls.classes
+        found = (own_class("torchvision.datasets", name) for name in cls.torchvisions)
+        return tuple(kind for kind in found if kind is not None)
+
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        """Return what the ID of a sample begins with, the source that it is a sample of, and its index there."""
+        return "", self, index
 
     def name(self, index: int) -> tuple[str, str | None]:
-        """Return (ID, file) of a sample.
+        """Return (ID, file) of a sample that `locate` leads to.
 
         The ID is the file where the dataset has no IDs, and the index where it has no files either; the file is None
         where there is none.
@@ -119,7 +144,7 @@ class Source:
         return str(index if ids is None else ids[index]), None
 
     def id(self, index: int) -> str:
-        """Return the ID of a sample, the same wherever its dataset lies: of a file its name below the root."""
+        """Return the ID of such a sample, the same wherever its dataset lies: of a file its name below the root."""
         name, path = self.name(index)
         return self._below_root(name) if name == path else name
 
@@ -153,9 +178,9 @@ class Source:
         """Yield numbers that tell the shapes of rows that lie in memory."""
         return iter(())
 
-    def parts(self, most: int) -> Iterator[Any]:
-        """Yield the datasets that the samples come from, of each ConcatDataset the first `most`."""
-        yield self.dataset
+    def parts(self, most: int | None = None) -> Iterator[Source]:
+        """Yield the sources that the samples come from; most: of each ConcatDataset the first so many."""
+        yield self
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         """Return how the native core reads the dataset, which is of one of `kinds` exactly, or why it cannot.
@@ -220,10 +245,8 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
 def sample_reader_of(source: Source) -> SampleReader:
     """Return what reads single samples of a source's dataset: natively where it is of a recognised class exactly."""
     if type(source.dataset) in source.kinds() and replaced(source.dataset) is None:
-        try:
+        with contextlib.suppress(Exception):  # a dataset in an unusual state is its own to read
             return source.sample_reader()
-        except Exception:  # a dataset in an unusual state is its own to read
-            return SampleReader(source.dataset)
     return SampleReader(source.dataset)
 
 

@@ -209,16 +209,14 @@ def _again(given: Iterable[str], held: IDs) -> Iterable[str]:
 class TensorFolderSource(Source):
     """TensorFolder's adapter: its files are read by one preadv each."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return (TensorFolder,)
+    dataset: TensorFolder
+    classes = (TensorFolder,)
 
     def name(self, index: int) -> tuple[str, str | None]:
         return self.dataset.ids[index], self.dataset.path(index % len(self.dataset))
 
     def ids(self) -> bytes | None:
-        names: bytes = self.dataset.paths.names()
-        return names
+        return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
         if self.dataset.labels is None:
@@ -229,7 +227,7 @@ class TensorFolderSource(Source):
             return None
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset: TensorFolder = self.dataset
+        dataset = self.dataset
         if dataset.transform is not None:
             return Refusal(
                 "TensorFolder.transform",

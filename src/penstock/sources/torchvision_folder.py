@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import is_original, own_class
+from penstock.recipe.originals import is_original
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
@@ -21,12 +21,9 @@ from penstock.sources.source import NativeSource, Source
 
 
 class TorchvisionFolderSource(Source):
-    """The adapter of torchvision.datasets.ImageFolder, where the program has imported it."""
+    """The adapter of torchvision.datasets.ImageFolder."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        folder = own_class("torchvision.datasets", "ImageFolder")
-        return () if folder is None else (folder,)
+    torchvisions = ("ImageFolder",)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset

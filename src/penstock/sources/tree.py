@@ -21,12 +21,11 @@ from penstock import _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
-from penstock.sources.arrays import ArraysSource
+from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import attributes, items
-from penstock.sources.rows import TensorDatasetSource
 from penstock.sources.sample_reader import Draw, SampleReader
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
@@ -41,27 +40,19 @@ LeafNumbers = NDArray[np.int32]
 class SubsetSource(Source):
     """The adapter of torch.utils.data.Subset; `native` is asked of the dataset in it."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return (Subset,)
+    classes = (Subset,)
 
     @cached_property
     def _child(self) -> Source:
         return source_of(self.dataset.dataset)
 
-    def name(self, index: int) -> tuple[str, str | None]:
-        return self._child.name(operator.index(self.dataset.indices[index]))
-
-    def id(self, index: int) -> str:
-        return self._child.id(operator.index(self.dataset.indices[index]))
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        return self._child.locate(operator.index(self.dataset.indices[index]))
 
     def listing(self) -> Listing:
         return self._child.listing().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
 
-    def shapes(self) -> Iterator[int]:
-        return self._child.shapes()
-
-    def parts(self, most: int) -> Iterator[Any]:
+    def parts(self, most: int | None = None) -> Iterator[Source]:
         return self._child.parts(most)
 
     def sample_reader(self) -> SampleReader:
@@ -82,42 +73,23 @@ class SubsetSource(Source):
 class ConcatSource(Source):
     """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `native` is asked of the datasets in it."""
 
-    @classmethod
-    def kinds(cls) -> tuple[type, ...]:
-        return ConcatDataset, Mix
+    classes = (ConcatDataset, Mix)
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._children: dict[int, Source] = {}
 
-    def _child(self, part: int) -> Source:
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        part, inside = _part(self.dataset, index % len(self.dataset))
         if part not in self._children:
             self._children[part] = source_of(self.dataset.datasets[part])
-        return self._children[part]
-
-    def _at(self, index: int) -> tuple[int, int]:
-        """Return (part, index in it) of a sample."""
-        number, ends = index % len(self.dataset), self.dataset.cumulative_sizes
-        part = bisect_right(ends, number)
-        return part, number - (ends[part - 1] if part else 0)
-
-    def name(self, index: int) -> tuple[str, str | None]:
-        part, inside = self._at(index)
-        name, path = self._child(part).name(inside)
-        return name if path is not None else f"{part}/{name}", path
-
-    def id(self, index: int) -> str:
-        part, inside = self._at(index)
-        return f"{part}/{self._child(part).id(inside)}"
+        prefix, source, inside = self._children[part].locate(inside)
+        return f"{part}/{prefix}", source, inside
 
     def listing(self) -> Listing:
         return concatenated([source_of(part).listing() for part in self.dataset.datasets])
 
-    def shapes(self) -> Iterator[int]:
-        for part in self.dataset.datasets:
-            yield from source_of(part).shapes()
-
-    def parts(self, most: int) -> Iterator[Any]:
+    def parts(self, most: int | None = None) -> Iterator[Source]:
         for part in self.dataset.datasets[:most]:
             yield from source_of(part).parts(most)
 
@@ -154,12 +126,18 @@ class _ConcatReader(SampleReader):
         self.steps = tuple(step for child in self._children for step in child.steps)
 
     def read(self, index: int, draw: Draw) -> Any:
-        ends = self.dataset.cumulative_sizes
-        if not -ends[-1] <= index < ends[-1]:
+        size = self.dataset.cumulative_sizes[-1]
+        if not -size <= index < size:
             return self.dataset[index]  # raises
-        index += ends[-1] * (index < 0)
-        number = bisect_right(ends, index)
-        return self._children[number].read(index - (ends[number - 1] if number else 0), draw)
+        part, inside = _part(self.dataset, index % size)
+        return self._children[part].read(inside, draw)
+
+
+def _part(dataset: ConcatDataset[Any], number: int) -> tuple[int, int]:
+    """Return which dataset of a ConcatDataset has a sample, counted from its start, and the sample's index there."""
+    ends = dataset.cumulative_sizes
+    part = bisect_right(ends, number)
+    return part, number - (ends[part - 1] if part else 0)
 
 
 #: The adapters, in the order in which they are tried. A new source is a file, and its adapter here.
