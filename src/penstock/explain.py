@@ -14,10 +14,10 @@ from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.rest import Rest
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.compose_places import composes_in
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
 from penstock.settings import Method, Settings
+from penstock.sources.compose_places import composes_in
 from penstock.stats import Stats
 
 

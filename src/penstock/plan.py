@@ -21,9 +21,9 @@ from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
-from penstock.sources.labels import as_objects
+from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
-from penstock.sources.recognise import Labels, Leaf
+from penstock.sources.source import NativeSource
 from penstock.sources.tree import LeafNumbers, Node, build
 from penstock.system.modes import outside_inference
 
@@ -34,7 +34,7 @@ class NativePlan:
 
     dataset: Any
     root: Node
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[NativeSource, ...]
     program: _native.Program
     again: Callable[[], Plan]
     """Plans anew, for the dataset as it is then."""
@@ -72,7 +72,7 @@ class NativePlan:
     @property
     def fields(self) -> int:
         """Number of tensor fields of a sample."""
-        return len(self.leaves[0].fillers)
+        return len(self.leaves[0].fields)
 
     @property
     def table(self) -> torch.Tensor | None:
@@ -81,14 +81,13 @@ class NativePlan:
 
     @cached_property
     def _named(self) -> bool:
-        return any(leaf.names for leaf in self.leaves)
+        return any(leaf.paths is not None for leaf in self.leaves)
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
-        first = self.leaves[0].specs
+        columns = zip(*(leaf.fields for leaf in self.leaves), strict=True)
         return [
-            spec if all(_same(spec, leaf.specs[field]) for leaf in self.leaves) else None
-            for field, spec in enumerate(first)
+            column[0].spec if all(_same(column[0].spec, field.spec) for field in column) else None for column in columns
         ]
 
     def names(self, leaves: LeafNumbers | None, local: Indices) -> bytes | None:
@@ -97,8 +96,8 @@ class NativePlan:
             return None
         names = [b"."] * len(local)
         for leaf, here in self._parts(leaves, local):
-            if leaf.names is not None:
-                for position, name in zip(here.tolist(), leaf.names(local[here]), strict=True):
+            if leaf.paths is not None:
+                for position, name in zip(here.tolist(), leaf.paths(local[here]), strict=True):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):
@@ -124,16 +123,16 @@ class NativePlan:
         return _collate(values)
 
     @staticmethod
-    def _reader(leaf: Leaf, live: bool) -> Callable[[Indices], Labels]:
+    def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
         reader = leaf.labels if live or leaf.column is None else leaf.column
         assert reader is not None
         return reader
 
-    def leaf(self, leaves: LeafNumbers | None, position: int) -> Leaf:
+    def leaf(self, leaves: LeafNumbers | None, position: int) -> NativeSource:
         """Return the leaf of the sample at a position of a batch."""
         return self.leaves[0 if leaves is None else int(leaves[position])]
 
-    def _parts(self, leaves: LeafNumbers | None, local: Indices) -> list[tuple[Leaf, NDArray[np.int64]]]:
+    def _parts(self, leaves: LeafNumbers | None, local: Indices) -> list[tuple[NativeSource, NDArray[np.int64]]]:
         """Return each leaf in a batch and the positions of its samples."""
         if leaves is None:
             return [(self.leaves[0], np.arange(len(local)))]
@@ -186,7 +185,7 @@ def plan(
     if isinstance(tree, Refusal):
         return PythonPlan(tree, assist(dataset))
     root, leaves = tree
-    program = _native.Program([list(leaf.fillers) for leaf in leaves])
+    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
     again = partial(
         plan,
         dataset,

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from penstock import _native
 from penstock.device.decoders import Decoder
 from penstock.device.lane import Lane
 from penstock.device.operations import Pictures, Places, obstacle
@@ -35,7 +34,7 @@ def refusal(plan: Plan) -> Refusal | None:
     if not isinstance(plan, NativePlan):
         return Refusal(what, "Python reads the dataset", folders)
     for leaf in plan.leaves:
-        if leaf.recipe is None or not isinstance(leaf.fillers[0], _native.ImageFileFiller):
+        if leaf.recipe is None or not leaf.image_files:
             return Refusal(what, "the dataset is no folder of image files", folders)
         why = obstacle(leaf.recipe)
         if why is not None:

@@ -22,7 +22,8 @@ from penstock.executors.batch import IndexedBatch
 from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
-from penstock.sources.recognise import Leaf, max_pixels
+from penstock.sources.image_files import max_pixels
+from penstock.sources.source import NativeSource
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 
@@ -262,7 +263,7 @@ class Readers:
         return None
 
     def _read(
-        self, batch: Batch, leaf: Leaf, local: int, place: tuple[int, int], trusted: bool
+        self, batch: Batch, leaf: NativeSource, local: int, place: tuple[int, int], trusted: bool
     ) -> tuple[Encoded | Pixels | Row, list[Any]]:
         """Return what is read of a sample, and what is drawn for it, by its index and its position in the order."""
         content: Encoded | Pixels | Row | str = self._encoded(leaf, local) if trusted else ""
@@ -283,7 +284,7 @@ class Readers:
             with drawing.of_sample(self._seed, self._epoch, *place):
                 return Row(leaf.apply(local)), []
 
-    def _encoded(self, leaf: Leaf, local: int) -> Encoded | str:
+    def _encoded(self, leaf: NativeSource, local: int) -> Encoded | str:
         """Return a file for the decoder, or why Pillow must read it."""
         path = leaf.identify(local)[1]
         try:

@@ -14,7 +14,7 @@ from penstock.device.watch import Watch, key
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
 from penstock.recipe.steps import Refusal
-from penstock.sources.in_memory import InMemory
+from penstock.sources.source import InMemory
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25

@@ -9,19 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock.order.permutations import Indices
-from penstock.sources import ImageFolder, TensorFolder
-from penstock.sources.naming import below, file_pairs, id_list, name_of
+from penstock.sources.listing import Listing, Names
+from penstock.sources.naming import name_of, names_of
+from penstock.sources.tree import source_of
 from penstock.system import cache_folder
 
 #: The folder of catalogues below the cache folder.
@@ -35,52 +34,11 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Names:
-    """IDs, in order; compact."""
-
-    prefix: str
-    """Before each of them: "0/" in the first part of a ConcatDataset."""
-    size: int
-    texts: bytes | None = None
-    """Each followed by a NUL."""
-    numbers: Indices | None = None
-    """Int64, shape (size,). Without texts and numbers the IDs are the numbers 0 to size - 1."""
-
-    def as_texts(self) -> list[bytes]:
-        """Return each ID."""
-        prefix = self.prefix.encode()
-        if self.texts is not None:
-            listed = self.texts.split(b"\0")[:-1]
-            return [prefix + text for text in listed] if prefix else listed
-        numbers: Iterable[int] = range(self.size) if self.numbers is None else self.numbers.tolist()
-        return [prefix + str(number).encode() for number in numbers]
-
-    def as_numbers(self) -> Indices:
-        """Return each ID of those that are numbers."""
-        return np.arange(self.size, dtype=np.int64) if self.numbers is None else self.numbers
-
-    def chosen(self, indices: Indices) -> Names:
-        """Return the IDs at some indices."""
-        if self.texts is None:
-            numbers = indices if self.numbers is None else self.numbers[indices]
-            return Names(self.prefix, len(indices), numbers=numbers)
-        listed = self.texts.split(b"\0")[:-1]
-        return Names(self.prefix, len(indices), texts=_joined([listed[index] for index in indices.tolist()]))
-
-
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(Listing):
     """What is known of a dataset's samples, in order."""
 
-    names: tuple[Names, ...]
-    labels: NDArray[Any] | None = None
-    """One 64-bit value for each sample: its number, or a hash of what it is."""
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The shapes of rows that lie in memory; bytes of the files that were looked at, -1 where there was none."""
-
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.names)
 
     @property
     def nameless(self) -> bool:
@@ -107,10 +65,6 @@ class Catalogue:
             "labels": None if self.labels is None else _hash(self.labels),
             "sizes": _hash(self.sizes) if len(self.sizes) else None,
         }
-
-    def texts(self) -> list[bytes]:
-        """Return the ID of each sample."""
-        return [text for part in self.names for text in part.as_texts()]
 
     def numbers(self) -> Indices | None:
         """Return the ID of each sample where all are numbers, and no two the same; else None."""
@@ -189,128 +143,15 @@ def place_of(fingerprint: Mapping[str, Any]) -> str:
 
 def catalogue(dataset: Any) -> Catalogue:
     """Return the catalogue of a map-style dataset. No sample is read; up to 1,024 files are asked for their sizes."""
-    return replace(_listed(dataset), sizes=_sizes(dataset))
-
-
-def _listed(dataset: Any) -> Catalogue:
-    """Return the IDs and labels of a dataset."""
-    if isinstance(dataset, Subset):
-        return _chosen(_listed(dataset.dataset), np.asarray(_as_array(dataset.indices), dtype=np.int64))
-    if isinstance(dataset, ConcatDataset):
-        parts = [_listed(part) for part in dataset.datasets]
-        names = tuple(
-            Names(f"{number}/{names.prefix}", names.size, names.texts, names.numbers)
-            for number, part in enumerate(parts)
-            for names in part.names
-        )
-        return Catalogue(names, _together(parts))
-    return Catalogue((Names("", len(dataset), _texts(dataset)),), _labels(dataset))
-
-
-def _chosen(whole: Catalogue, indices: Indices) -> Catalogue:
-    """Return the catalogue of a Subset."""
-    indices = np.where(indices < 0, indices + whole.size, indices)
-    if len(whole.names) == 1:
-        names: tuple[Names, ...] = (whole.names[0].chosen(indices),)
-    else:
-        listed = whole.texts()
-        names = (Names("", len(indices), _joined([listed[index] for index in indices.tolist()])),)
-    return Catalogue(names, None if whole.labels is None else whole.labels[indices])
-
-
-def _together(parts: Sequence[Catalogue]) -> NDArray[Any] | None:
-    """Return the labels of a ConcatDataset: of the parts that have some."""
-    if all(part.labels is None for part in parts):
-        return None
-    return np.concatenate([np.zeros(part.size, np.int64) if part.labels is None else part.labels for part in parts])
-
-
-def _texts(leaf: Any) -> bytes | None:
-    if isinstance(leaf, TensorFolder | ImageFolder):
-        return leaf.paths.names()
-    pairs = file_pairs(leaf)
-    if pairs is not None:
-        return _joined([_encoded(below(leaf, pair[0])) for pair in pairs])
-    ids = id_list(leaf)
-    return None if ids is None else _joined([_encoded(str(name)) for name in ids])
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass").replace(b"\0", b"\\0")
-
-
-def _joined(texts: Sequence[bytes]) -> bytes:
-    return b"\0".join(texts) + b"\0" if texts else b""
-
-
-def _labels(leaf: Any) -> NDArray[Any] | None:
-    if isinstance(leaf, ImageFolder):
-        return leaf.labels
-    if isinstance(leaf, TensorFolder):
-        if leaf.labels is None:
-            return None
-        try:
-            return _values(leaf.labels.take(np.arange(len(leaf), dtype=np.int64)))
-        except KeyError:  # one is missing, which is an error of its batch
-            return None
-    pairs = file_pairs(leaf)
-    if pairs is not None and all(len(pair) > 1 for pair in pairs):
-        return _values([pair[1] for pair in pairs])
-    ids, labels = id_list(leaf), getattr(leaf, "labels", None)
-    if ids is not None and isinstance(labels, Mapping):  # of the well-known tutorial
-        return _values([labels.get(name) for name in ids])
-    for column in (getattr(leaf, "targets", None), labels):
-        if isinstance(column, list | tuple | np.ndarray | torch.Tensor) and len(column) == len(leaf):
-            return _values(column)
-    return None
-
-
-def _values(labels: Any) -> NDArray[Any] | None:
-    """Return one 64-bit value for each label."""
-    labels = _as_array(labels)
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "biuf":
-        return labels.astype(np.float64).view(np.int64) if labels.dtype.kind == "f" else labels.astype(np.int64)
-    return np.fromiter(map(_of_label, labels), np.int64, len(labels))
-
-
-def _as_array(values: Any) -> Any:
-    """Return a tensor as an array of its own: one of its memory would forbid the tensor to grow later."""
-    return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
-
-
-def _of_label(label: Any) -> int:
-    """Return a whole number itself, else a hash: of an array's bytes, or of a text without an address in it."""
-    if type(label) is int and -(1 << 63) <= label < 1 << 63:
-        return label
-    if type(label) is float:
-        return int(np.float64(label).view(np.int64))
-    label = _as_array(label)
-    if isinstance(label, np.ndarray) and label.dtype != object:
-        data = label.tobytes()
-    else:
-        text = repr(label)
-        data = (type(label).__qualname__ if " at 0x" in text else text).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-def _sizes(dataset: Any) -> NDArray[np.int64]:
-    """Return the shapes of rows that lie in memory, and the sizes of files evenly spread over a dataset."""
+    source = source_of(dataset)
+    listing = source.listing()
     size = len(dataset)
     looked_at: Sequence[int] = range(0, size, max(1, -(-size // LOOKED_AT)))
     if not size or name_of(dataset, 0)[1] is None:
         looked_at = ()
-    return np.array([*_shapes(dataset), *(_bytes_of(name_of(dataset, index)[1]) for index in looked_at)], np.int64)
-
-
-def _shapes(dataset: Any) -> Iterator[int]:
-    if isinstance(dataset, Subset):
-        yield from _shapes(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _shapes(part)
-    elif isinstance(dataset, TensorDataset):
-        for tensor in dataset.tensors:
-            yield from (tensor.ndim, *tensor.shape[1:], tensor.element_size())
+    files = (_bytes_of(path) for _, path in names_of(dataset, looked_at))
+    shapes = (number for part in source.parts() for number in part.shapes())
+    return Catalogue(listing.names, listing.labels, np.array([*shapes, *files], np.int64))
 
 
 def _bytes_of(path: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Images in one folder a class: torchvision's ImageFolder with a fast start."""
+"""Images in one folder a class: torchvision's ImageFolder with a fast start; and its adapter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from penstock import _native
+from penstock.recipe.steps import Refusal
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
+from penstock.sources.labels import transformed
 from penstock.sources.reading import open_sample, read_image
+from penstock.sources.sample_reader import SampleReader
 from penstock.sources.scan_cache import Scan, scan
+from penstock.sources.source import NativeSource, Source
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -186,3 +191,43 @@ def _check(found: Scan, folder: str) -> None:
             f"Supported extensions are: {', '.join(IMG_EXTENSIONS)}. "
             f"Put images into these folders of {folder}, or move the folders out of it."
         )
+
+
+class ImageFolderSource(Source):
+    """ImageFolder's adapter: the files are in a table."""
+
+    dataset: ImageFolder
+    classes = (ImageFolder,)
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        path = self.dataset.samples[index][0]
+        return path, path
+
+    def ids(self) -> bytes | None:
+        return self.dataset.paths.names()
+
+    def labels(self) -> NDArray[Any] | None:
+        return self.dataset.labels
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset = self.dataset
+        refusal = foreign_decoder()
+        if refusal is not None:
+            return refusal
+        dataset.paths.refresh()
+        return native_images(
+            dataset,
+            raw,
+            dataset.paths,
+            size=len(dataset),
+            identify=self.name,
+            rescue=lambda position: np.asarray(dataset.read(position)),
+            labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
+            still=transformed_as_now(dataset, "paths", "labels"),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        if foreign_decoder() is not None:
+            return SampleReader(self.dataset)
+        self.dataset.paths.refresh()
+        return ImageReader(self.dataset, self.dataset.paths)

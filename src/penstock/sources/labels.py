@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from penstock.sample_notes import add_note
 
+LabelColumn = NDArray[Any] | list[Any]
+"""Labels of some samples: an array where they are numbers."""
+
 _MISSING = object()
 
 
@@ -24,11 +27,6 @@ class Labels:
     def __init__(self, values: NDArray[Any] | Sequence[Any], missing: frozenset[int] = frozenset()) -> None:
         self._values = values
         self._missing = missing
-
-    @classmethod
-    def from_sequence(cls, values: Sequence[Any]) -> Labels:
-        """Hold a list, array or tensor of labels, by position; an array's elements stay what they are."""
-        return cls(compact(values) if isinstance(values, list) else _Elements(values))
 
     @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
@@ -54,7 +52,7 @@ class Labels:
         value = self._values[index]
         return value.item() if isinstance(self._values, np.ndarray) else value
 
-    def take(self, positions: NDArray[np.int64]) -> NDArray[Any] | list[Any]:
+    def take(self, positions: NDArray[np.int64]) -> LabelColumn:
         """Return the labels at these positions: an array where they are numbers. Raises KeyError(position)."""
         if self._missing:
             for position in positions.tolist():
@@ -65,25 +63,12 @@ class Labels:
         return [self._values[position] for position in positions.tolist()]
 
 
-class _Elements(Sequence[Any]):
-    """An array or tensor as the sequence of its elements: indexing one by one gives what a dataset gives."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._values[index]
-
-
-def as_objects(labels: NDArray[Any] | list[Any]) -> list[Any]:
+def as_objects(labels: LabelColumn) -> list[Any]:
     """Return labels as the Python objects that the dataset itself would give; arrays here are compact columns."""
     return labels.tolist() if isinstance(labels, np.ndarray) else labels
 
 
-def compact(values: list[Any]) -> NDArray[Any] | list[Any]:
+def compact(values: list[Any]) -> LabelColumn:
     """Return labels as an array where they are Python integers or floats, else as they are."""
     kinds = set(map(type, values))
     if kinds == {float}:
@@ -96,9 +81,7 @@ def compact(values: list[Any]) -> NDArray[Any] | list[Any]:
     return values
 
 
-def transformed(
-    labels: NDArray[Any] | list[Any], target_transform: Callable[[Any], Any] | None
-) -> NDArray[Any] | list[Any]:
+def transformed(labels: LabelColumn, target_transform: Callable[[Any], Any] | None) -> LabelColumn:
     """Apply a dataset's target_transform to Python objects, as its __getitem__ would."""
     if target_transform is None:
         return labels

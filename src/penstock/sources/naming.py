@@ -1,19 +1,12 @@
-"""What a sample is called: its ID and its file, as far as its dataset tells; the IDs of all samples."""
+"""What a sample is called: its ID and its file, as far as its dataset tells."""
 
 from __future__ import annotations
 
 import operator
-import os
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
-from penstock.sources import ImageFolder, TensorFolder
-
-#: Attributes under which datasets hold the IDs of their samples: ours, and those of the well-known tutorial.
-_ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
+from penstock.sources.tree import source_of
 
 
 def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
@@ -22,12 +15,19 @@ def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
     The ID is the file where the dataset has no IDs, and the index where it has no files either; the file is None where
     there is none.
     """
-    try:
-        part, leaf, number = _leaf(dataset, operator.index(index))
-        name, path = _name(leaf, number)
-        return (name, path) if path is not None else (part + name, None)
-    except Exception:  # a dataset of any kind, asked for what it need not have
-        return _short(index), None
+    return next(names_of(dataset, (index,)))
+
+
+def names_of(dataset: Any, indices: Iterable[Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield (ID, file) of each of these samples."""
+    whole = source_of(dataset)
+    for index in indices:
+        try:
+            prefix, source, number = whole.locate(operator.index(index))
+            name, path = source.name(number)
+            yield (name if path is not None else prefix + name), path
+        except Exception:  # a dataset of any kind, asked for what it need not have
+            yield _short(index), None
 
 
 def id_of(dataset: Any, index: Any) -> str:
@@ -35,66 +35,20 @@ def id_of(dataset: Any, index: Any) -> str:
 
     A sample of a ConcatDataset has the number of its part before it: "0/ID".
     """
-    try:
-        part, leaf, number = _leaf(dataset, operator.index(index))
-        name, path = _name(leaf, number)
-        return part + (below(leaf, name) if name == path else name)
-    except Exception:  # as above
-        return _short(index)
+    return ids_of(dataset, (index,))[0]
 
 
-def id_list(leaf: Any) -> list[Any] | tuple[Any, ...] | None:
-    """Return the list of IDs that a dataset of Python's has, None without one."""
-    for attribute in _ID_LISTS:
-        ids = getattr(leaf, attribute, None)
-        if isinstance(ids, (list, tuple)) and len(ids) == len(leaf):
-            return ids
-    return None
-
-
-def file_pairs(leaf: Any) -> Any:
-    """Return the (file, class) pairs of a dataset that is made like torchvision's DatasetFolder, None of another."""
-    samples = getattr(leaf, "samples", None)
-    if not isinstance(samples, Sequence) or not samples or len(samples) != len(leaf):
-        return None
-    first = samples[0]
-    return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
-
-
-def below(leaf: Any, path: str) -> str:
-    """Return a file's name below its dataset's root."""
-    root = getattr(leaf, "root", None)
-    if not isinstance(root, (str, os.PathLike)):
-        return path
-    return path.removeprefix(os.path.join(os.fsdecode(root), ""))
-
-
-def _leaf(dataset: Any, index: int) -> tuple[str, Any, int]:
-    """Return (what the ID begins with, dataset, index) of a sample, below those that stand for other datasets."""
-    if isinstance(dataset, Subset):
-        return _leaf(dataset.dataset, operator.index(dataset.indices[index]))
-    if isinstance(dataset, ConcatDataset):
-        number = index % len(dataset)
-        part = bisect_right(dataset.cumulative_sizes, number)
-        inner, leaf, number = _leaf(
-            dataset.datasets[part], number - (dataset.cumulative_sizes[part - 1] if part else 0)
-        )
-        return f"{part}/{inner}", leaf, number
-    return "", dataset, index
-
-
-def _name(leaf: Any, index: int) -> tuple[str, str | None]:
-    if isinstance(leaf, TensorFolder):
-        return leaf.ids[index], leaf.path(index % len(leaf))
-    if isinstance(leaf, ImageFolder):
-        path = leaf.samples[index][0]
-        return path, path
-    pairs = file_pairs(leaf)
-    if pairs is not None and isinstance(pairs[index], tuple):
-        path = pairs[index][0]
-        return path, path
-    ids = id_list(leaf)
-    return str(index if ids is None else ids[index]), None
+def ids_of(dataset: Any, indices: Iterable[Any]) -> list[str]:
+    """Return the ID of each of these samples."""
+    whole = source_of(dataset)
+    found = []
+    for index in indices:
+        try:
+            prefix, source, number = whole.locate(operator.index(index))
+            found.append(prefix + source.id(number))
+        except Exception:  # as above
+            found.append(_short(index))
+    return found
 
 
 def _short(index: Any) -> str:

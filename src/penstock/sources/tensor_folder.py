@@ -1,4 +1,4 @@
-"""One tensor a file, by ID: the layout of ``torch.save(x, f"data/{ID}.pt")``."""
+"""One tensor a file, by ID: the layout of ``torch.save(x, f"data/{ID}.pt")``; and its adapter."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from penstock import _native
 from penstock.errors import InvalidID, InvalidOption, MissingLabel
-from penstock.sources.labels import Labels, transformed
+from penstock.order.permutations import Indices
+from penstock.recipe.originals import replaced_in
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.labels import LabelColumn, Labels, transformed
+from penstock.sources.listing import label_values
+from penstock.sources.premises import attributes
 from penstock.sources.reading import open_sample, read_tensor
+from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
+from penstock.sources.source import Field, NativeSource, Source, label_step
 
 
 class IDs(Sequence[str]):
@@ -192,3 +201,117 @@ def _encodes(name: str) -> bool:
 def _again(given: Iterable[str], held: IDs) -> Iterable[str]:
     """Return the IDs for a second pass: the caller's list where it is one, which spares decoding."""
     return given if isinstance(given, (list, tuple)) else held
+
+
+# --- the adapter ------------------------------------------------------------------------------------------------------
+
+
+class TensorFolderSource(Source):
+    """TensorFolder's adapter: its files are read by one preadv each."""
+
+    dataset: TensorFolder
+    classes = (TensorFolder,)
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        return self.dataset.ids[index], self.dataset.path(index % len(self.dataset))
+
+    def ids(self) -> bytes | None:
+        return self.dataset.paths.names()
+
+    def labels(self) -> NDArray[Any] | None:
+        if self.dataset.labels is None:
+            return None
+        try:
+            return label_values(self.dataset.labels.take(np.arange(len(self.dataset), dtype=np.int64)))
+        except KeyError:  # one is missing, which is an error of its batch
+            return None
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset = self.dataset
+        if dataset.transform is not None:
+            return Refusal(
+                "TensorFolder.transform",
+                "a function on tensors is Python's",
+                "the function applied to the batch instead",
+            )
+        refusal = _replaced_reading()
+        if refusal is not None:
+            return refusal
+        dataset.paths.refresh()
+        held = dataset.labels
+
+        def labels(positions: Indices) -> LabelColumn:
+            assert held is not None
+            try:
+                return transformed(held.take(positions), dataset.target_transform)
+            except KeyError as error:
+                raise dataset.missing_label(error.args[0]) from None
+
+        return NativeSource(
+            size=len(dataset),
+            fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
+            steps=(_read_step(dataset), *(() if held is None else (label_step(dataset.target_transform),))),
+            identify=self.name,
+            rescue=dataset.read,
+            apply=dataset.read,
+            pair=held is not None,
+            labels=None if held is None else labels,
+            still=attributes(dataset, "paths", "labels", "transform", "target_transform"),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        if _replaced_reading() is not None:
+            return SampleReader(self.dataset)
+        self.dataset.paths.refresh()
+        return _TensorReader(self.dataset)
+
+
+class _TensorReader(FolderReader):
+    """Reads single tensors, and calls the user's transform with them."""
+
+    def __init__(self, dataset: TensorFolder) -> None:
+        super().__init__(dataset)
+        self._filler = _native.TensorFileFiller(dataset.paths)
+        self._spec = _native.Spec("float32", [0])  # of the tensor before
+        steps = [_read_step(dataset)]
+        if dataset.transform is not None:
+            steps.append(Step(f"call    {function_name(dataset.transform)}, on each tensor", "Python"))
+        self.steps = (*steps, *target_steps(dataset.target_transform))
+
+    def read_at(self, position: int, draw: Draw) -> Any:
+        dataset = self.dataset
+        value: Any = self._tensor(position)
+        if value is None:
+            return dataset[position]
+        if dataset.transform is not None:
+            value = dataset.transform(value)
+        if dataset.labels is None:
+            return value
+        return value, transformed([dataset.label(position)], dataset.target_transform)[0]
+
+    def _tensor(self, position: int) -> torch.Tensor | None:
+        """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
+        spec = self._spec
+        for _ in range(2):  # the first time with room for a tensor like the one before
+            tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
+            held = _native.read_tensor(self._filler, position, _bytes(tensor), spec)
+            if held is None:
+                return tensor
+            if isinstance(held, str):
+                return None
+            self._spec = spec = held
+        return None  # the file was changed just now
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements as bytes, sharing memory."""
+    return tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _read_step(dataset: TensorFolder) -> Step:
+    return Step(f"read    {len(dataset):,} files *{dataset.suffix} in {dataset.root}, one preadv each", "native")
+
+
+def _replaced_reading() -> Refusal | None:
+    """Return which function that reads the files was replaced, or None."""
+    return replaced_in("torch", "load") or replaced_in("numpy", "load")

@@ -1,9 +1,15 @@
-"""Subset and ConcatDataset: from an index into the dataset to a leaf and an index into that leaf."""
+"""Subset and ConcatDataset, which stand for other datasets: the only walk over them; and the tuple of all adapters.
+
+A question about a dataset is asked of its source: those of Subset and ConcatDataset hand it on to the sources of the
+datasets in them. For batches `build` makes a tree of nodes, which lead from indices to leaves and indices into those.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +21,148 @@ from penstock import _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
+from penstock.sources.arrays import ArraysSource, TensorDatasetSource
+from penstock.sources.image_arrays import CifarSource, MnistSource
+from penstock.sources.image_folder import ImageFolderSource
+from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import attributes, items
-from penstock.sources.recognise import Leaf, recognise, replaced
+from penstock.sources.sample_reader import Draw, SampleReader
+from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
+from penstock.sources.tensor_folder import TensorFolderSource
+from penstock.sources.torchvision_folder import TorchvisionFolderSource
 
 LeafNumbers = NDArray[np.int32]
+
+
+# --- the adapters of Subset and ConcatDataset -------------------------------------------------------------------------
+
+
+class SubsetSource(Source):
+    """The adapter of torch.utils.data.Subset; `native` is asked of the dataset in it."""
+
+    classes = (Subset,)
+
+    @cached_property
+    def _child(self) -> Source:
+        return source_of(self.dataset.dataset)
+
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        return self._child.locate(operator.index(self.dataset.indices[index]))
+
+    def listing(self) -> Listing:
+        return self._child.listing().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
+
+    def parts(self, most: int | None = None) -> Iterator[Source]:
+        return self._child.parts(most)
+
+    def sample_reader(self) -> SampleReader:
+        return _SubsetReader(self.dataset)
+
+    def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
+        """Return the node of the dataset, and append its leaves; or return why Python must read it."""
+        chosen: Any = self.dataset.indices
+        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _counts(chosen)):
+            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
+        # A look ahead: those behind are looked at when they are asked for, and raise Unresolved.
+        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
+            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
+        child = _node(self.dataset.dataset, leaves, raw)
+        return child if isinstance(child, Refusal) else SubsetNode(self.dataset, child)
+
+
+class ConcatSource(Source):
+    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `native` is asked of the datasets in it."""
+
+    classes = (ConcatDataset, Mix)
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._children: dict[int, Source] = {}
+
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        part, inside = _part(self.dataset, index % len(self.dataset))
+        if part not in self._children:
+            self._children[part] = source_of(self.dataset.datasets[part])
+        prefix, source, inside = self._children[part].locate(inside)
+        return f"{part}/{prefix}", source, inside
+
+    def listing(self) -> Listing:
+        return concatenated([source_of(part).listing() for part in self.dataset.datasets])
+
+    def parts(self, most: int | None = None) -> Iterator[Source]:
+        for part in self.dataset.datasets[:most]:
+            yield from source_of(part).parts(most)
+
+    def sample_reader(self) -> SampleReader:
+        return _ConcatReader(self.dataset)
+
+    def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
+        """Return the node of the dataset, and append its leaves; or return why Python must read it."""
+        children: list[Node] = []
+        for part in self.dataset.datasets:
+            node = _node(part, leaves, raw)
+            if isinstance(node, Refusal):
+                return node
+            children.append(node)
+        return ConcatNode(self.dataset, children)
+
+
+class _SubsetReader(SampleReader):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._child = sample_reader_of(source_of(dataset.dataset))
+        self.gains = self._child.gains
+        self.steps = self._child.steps
+
+    def read(self, index: int, draw: Draw) -> Any:
+        return self._child.get(self.dataset.indices[index], draw)
+
+
+class _ConcatReader(SampleReader):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._children = [sample_reader_of(source_of(child)) for child in dataset.datasets]
+        self.gains = any(child.gains for child in self._children)
+        self.steps = tuple(step for child in self._children for step in child.steps)
+
+    def read(self, index: int, draw: Draw) -> Any:
+        size = self.dataset.cumulative_sizes[-1]
+        if not -size <= index < size:
+            return self.dataset[index]  # raises
+        part, inside = _part(self.dataset, index % size)
+        return self._children[part].read(inside, draw)
+
+
+def _part(dataset: ConcatDataset[Any], number: int) -> tuple[int, int]:
+    """Return which dataset of a ConcatDataset has a sample, counted from its start, and the sample's index there."""
+    ends = dataset.cumulative_sizes
+    part = bisect_right(ends, number)
+    return part, number - (ends[part - 1] if part else 0)
+
+
+#: The adapters, in the order in which they are tried. A new source is a file, and its adapter here.
+SOURCES: tuple[type[Source], ...] = (
+    SubsetSource,
+    ConcatSource,
+    TensorFolderSource,
+    ImageFolderSource,
+    TensorDatasetSource,
+    ArraysSource,
+    TorchvisionFolderSource,
+    CifarSource,
+    MnistSource,
+)
+
+
+def source_of(dataset: Any) -> Source:
+    """Return the adapter of a map-style dataset; subclasses have that of their class, which says what holds of them."""
+    for kind in SOURCES:
+        if isinstance(dataset, kind.kinds()):
+            return kind(dataset)
+    return Source(dataset)
+
+
+# --- the plan's tree --------------------------------------------------------------------------------------------------
 
 
 class Unresolved(Exception):
@@ -54,7 +198,7 @@ class LeafNode:
         return np.full(len(inside), self.number, dtype=np.int32), inside
 
     def still(self) -> bool:
-        return True  # of the leaf itself its Leaf knows
+        return True  # of the dataset itself its NativeSource knows
 
 
 class SubsetNode:
@@ -114,13 +258,13 @@ class ConcatNode:
         )
 
 
-def build(dataset: object, raw: bool = False) -> tuple[Node, list[Leaf]] | Refusal:
+def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]] | Refusal:
     """Return the tree of a dataset and its leaves, or why Python must read it.
 
     raw: images stay pixels, where every leaf has the same table of what they become.
     """
-    leaves: list[Leaf] = []
-    root = _build(dataset, leaves, raw)
+    leaves: list[NativeSource] = []
+    root = _node(dataset, leaves, raw)
     if isinstance(root, Refusal):
         return root
     if not all(same_table(leaf.table, leaves[0].table) for leaf in leaves):
@@ -128,14 +272,27 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[Leaf]] | Refus
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
-    if any(leaf.pair != first.pair or len(leaf.fillers) != len(first.fillers) for leaf in leaves):
+    if any(leaf.pair != first.pair or len(leaf.fields) != len(first.fields) for leaf in leaves):
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
-    for specs in zip(*(leaf.specs for leaf in leaves), strict=True):
-        if len({spec.dtype for spec in specs if spec is not None}) > 1:
+    for fields in zip(*(leaf.fields for leaf in leaves), strict=True):
+        if len({field.spec.dtype for field in fields if field.spec is not None}) > 1:
             return Refusal("ConcatDataset", "its datasets give different dtypes, which torch promotes", "one dtype")
     if any((leaf.labels is None) != (first.labels is None) for leaf in leaves):
         return Refusal("ConcatDataset", "only some of its datasets have labels", "labels for all of them")
     return root, leaves
+
+
+def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
+    source = source_of(dataset)
+    if isinstance(source, SubsetSource | ConcatSource):
+        if type(dataset) not in source.kinds():
+            return unknown(dataset)
+        return replaced(dataset) or source.node(leaves, raw)
+    leaf = native_of(source, raw)
+    if isinstance(leaf, Refusal):
+        return leaf
+    leaves.append(leaf)
+    return LeafNode(len(leaves) - 1, leaf.size)
 
 
 def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -143,35 +300,6 @@ def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def _build(dataset: object, leaves: list[Leaf], raw: bool) -> Node | Refusal:
-    if type(dataset) in (Subset, ConcatDataset, Mix):
-        refusal = replaced(dataset)
-        if refusal is not None:
-            return refusal
-    if type(dataset) is Subset:
-        chosen: Any = dataset.indices
-        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _counts(chosen)):
-            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
-        # A look ahead: those behind are looked at when they are asked for, and raise Unresolved.
-        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
-            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
-        child = _build(dataset.dataset, leaves, raw)
-        return child if isinstance(child, Refusal) else SubsetNode(dataset, child)
-    if isinstance(dataset, ConcatDataset) and type(dataset) in (ConcatDataset, Mix):
-        children: list[Node] = []
-        for part in dataset.datasets:
-            node = _build(part, leaves, raw)
-            if isinstance(node, Refusal):
-                return node
-            children.append(node)
-        return ConcatNode(dataset, children)
-    leaf = recognise(dataset, raw)
-    if isinstance(leaf, Refusal):
-        return leaf
-    leaves.append(leaf)
-    return LeafNode(len(leaves) - 1, leaf.size)
 
 
 def _counts(chosen: NDArray[Any] | torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from penstock.order.batch_order import BatchOrder
 from penstock.order.permutations import Order
 from penstock.order.schedule import Share, indices_of
 from penstock.settings import Settings
-from penstock.sources.naming import id_of
+from penstock.sources.naming import ids_of
 from penstock.state.checkpoint import Fingerprint
 from penstock.state.ledger import Ledger, ids_bytes
 from penstock.state.progress import Progress, Recording
@@ -59,7 +59,7 @@ class Recorder(Recording):
             self._begun = True
         indices = indices_of(self._order, schedule.part(progress.latest)).tolist()
         step = first + progress.handed - 1
-        self._ledger.append(progress.epoch, step, ids_bytes([id_of(self._dataset, index) for index in indices]))
+        self._ledger.append(progress.epoch, step, ids_bytes(ids_of(self._dataset, indices)))
 
     @property
     def chain(self) -> str:

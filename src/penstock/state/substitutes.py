@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption
 from penstock.order.keyed import KeyedSampler
-from penstock.sources.naming import name_of
+from penstock.sources.naming import name_of, names_of
 from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
 from penstock.state.quarantine import Quarantine, Replace
@@ -162,10 +162,12 @@ def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
     Where the manifest's own indices do not hold any more, the whole dataset is gone through.
     """
     hinted = {bad.index: bad.id for bad in entries.values() if bad.index is not None}
-    found = {index: name for index, name in hinted.items() if name_of(dataset, index)[0] == name}
+    named = zip(hinted, names_of(dataset, hinted), strict=True)
+    found = {index: name for index, (name, _) in named if name == hinted[index]}
     if len(set(found.values())) < len(entries):
-        names = ((index, name_of(dataset, index)[0]) for index in range(len(dataset)))
-        found |= {index: name for index, name in names if name in entries}
+        whole = range(len(dataset))
+        named = zip(whole, names_of(dataset, whole), strict=True)
+        found |= {index: name for index, (name, _) in named if name in entries}
     return found
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
 from penstock.recipe.torchvision import classes
+from penstock.sources.tree import source_of
 
-#: Datasets of a ConcatDataset that are looked at: they are alike as a rule.
-_DATASETS = 8
+#: Of a ConcatDataset so many datasets are looked at, and of a list so many elements: they are alike as a rule.
+_LOOKED_AT = 8
 
 
 def composes_in(dataset: Any) -> tuple[str, ...]:
@@ -18,19 +17,17 @@ def composes_in(dataset: Any) -> tuple[str, ...]:
     It looks at the attributes of the dataset, or of those that it is a Subset or ConcatDataset of, and at what lists,
     tuples, dicts and objects in them hold.
     """
-    if isinstance(dataset, Subset):
-        return composes_in(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return tuple(dict.fromkeys(name for part in dataset.datasets[:_DATASETS] for name in composes_in(part)))
     kinds = tuple(classes("Compose"))
-    held = getattr(dataset, "__dict__", {})
-    return tuple(f".{name}" for name, value in held.items() if kinds and _holds(value, kinds))
+    if not kinds:
+        return ()
+    held = (getattr(part.dataset, "__dict__", {}) for part in source_of(dataset).parts(_LOOKED_AT))
+    return tuple(dict.fromkeys(f".{name}" for one in held for name, value in one.items() if _holds(value, kinds)))
 
 
 def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, kinds):
         return True
     if type(value) in (list, tuple):
-        return any(isinstance(one, kinds) for one in value[:_DATASETS])
+        return any(isinstance(one, kinds) for one in value[:_LOOKED_AT])
     inside = value if type(value) is dict else getattr(value, "__dict__", {})
     return any(isinstance(one, kinds) for one in inside.values())

@@ -1,0 +1,128 @@
+"""The adapters of torchvision's datasets that hold their images in one array: CIFAR10, MNIST, and those like them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock import _native
+from penstock.order.permutations import Indices
+from penstock.recipe.reader import read as read_recipe
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.arrays import numbered, within_storage
+from penstock.sources.image_files import spec_of, transformed_as_now
+from penstock.sources.labels import LabelColumn, Labels, compact, transformed
+from penstock.sources.premises import all_of, places
+from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+class CifarSource(Source):
+    """The adapter of torchvision's CIFAR10 and CIFAR100: an array (images, height, width, 3)."""
+
+    torchvisions = ("CIFAR10", "CIFAR100")
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        return _images(self.dataset, raw, "RGB")
+
+
+class MnistSource(Source):
+    """The adapter of torchvision's MNIST and FashionMNIST: a tensor (images, height, width)."""
+
+    torchvisions = ("MNIST", "FashionMNIST")
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        return _images(self.dataset, raw, "L")
+
+
+def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
+    images = dataset.data
+    name = type(dataset).__name__
+    wanted, uint8 = (4, np.uint8) if mode == "RGB" else (3, torch.uint8)
+    arrays: tuple[type, ...] = (np.ndarray, np.memmap) if mode == "RGB" else (torch.Tensor,)
+    as_made = "the array as the class makes it"
+    if type(images) not in arrays or images.dtype != uint8 or images.ndim != wanted:
+        return Refusal(f"{name}.data", f"it is no {wanted}-d array of uint8", as_made)
+    if not _laid_out_as_made(images):
+        return Refusal(f"{name}.data", "its layout is not that which the class makes", as_made)
+    if len(images) != len(dataset.targets):
+        return Refusal(f"{name}.targets", "they are not as many as the images", "a label for each image")
+    recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
+    if isinstance(recipe, Refusal):
+        return recipe
+    transform, targets = dataset.target_transform, dataset.targets
+    number = len(targets)
+    alias = images.detach() if isinstance(images, torch.Tensor) else images
+    what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
+    return NativeSource(
+        size=len(images),
+        fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
+        steps=(Step(f"gather  {what}", "native"), *recipe.steps, label_step(transform)),
+        identify=numbered,
+        rescue=lambda position: dataset[position][0],
+        apply=lambda position: dataset[position][0],
+        labels=lambda positions: transformed(_taken(targets, positions, as_integers=mode == "L"), transform),
+        column=_column(targets, as_integers=mode == "L", target_transform=transform),
+        table=recipe.table,
+        recipe=recipe,
+        held=InMemory((_as_images(images),), recipe.native, transform is None),
+        still=all_of(transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
+        unmoved=places([alias]),
+    )
+
+
+def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
+    """Return whether images lie as MNIST and CIFAR10 make them: in C order, or channel after channel."""
+    if isinstance(images, torch.Tensor):
+        plain = images.layout == torch.strided and images.device.type == "cpu"
+        return plain and images.is_contiguous() and not images.requires_grad and within_storage(images)
+    planar = images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
+    return bool(images.flags.c_contiguous or planar) and images.shape[3] == 3
+
+
+def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
+    """Return images as a tensor (images, height, width, channels) that shares their memory."""
+    if isinstance(data, np.ndarray):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
+            data = torch.from_numpy(data)
+    return data if data.ndim == 4 else data.unsqueeze(-1)
+
+
+def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> LabelColumn:
+    """Return the labels at these positions, None: at all, as they are now.
+
+    as_integers: int() is called on each, as MNIST does.
+    """
+    if as_integers and isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
+        plain = targets.detach()
+        chosen = (plain if positions is None else plain[torch.from_numpy(positions)]).to(torch.int64, copy=True)
+        numbers: LabelColumn = chosen.numpy(force=True)
+        return numbers
+    if type(targets) is list and positions is None:
+        values = targets
+    else:
+        values = list(map(targets.__getitem__, range(len(targets)) if positions is None else positions.tolist()))
+    return compact(list(map(int, values)) if as_integers else list(values))
+
+
+def _column(
+    targets: Any, *, as_integers: bool, target_transform: Callable[[Any], Any] | None
+) -> Callable[[Indices], LabelColumn]:
+    """Return the labels of a list or tensor of targets, made a column when the first batch is handed out.
+
+    By then the workers are busy: nothing waits for it.
+    """
+
+    @cache
+    def column() -> Labels:
+        return Labels(_taken(targets, None, as_integers=as_integers))
+
+    return lambda positions: transformed(column().take(positions), target_transform)

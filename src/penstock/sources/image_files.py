@@ -1,0 +1,147 @@
+"""Image files as the adapters of image folders read them: whole batches natively, or single images for a transform."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import torch
+from PIL import Image
+
+from penstock import _native
+from penstock.recipe import drawing
+from penstock.recipe.compose_hook import Pipeline
+from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.originals import replaced_in_opening, replaced_in_transforms
+from penstock.recipe.prefix import Prefix, picture, read_prefix
+from penstock.recipe.reader import Recipe
+from penstock.recipe.reader import read as read_recipe
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.premises import Holds, TransformState, all_of, attributes
+from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
+from penstock.sources.source import Field, NativeSource, label_step
+
+
+def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
+    """Return how the native core reads a folder of images, or why it cannot.
+
+    Args:
+        dataset: the folder.
+        raw: images stay pixels, where a recipe allows it.
+        files: the table of its files; None: `paths` names those of each batch.
+        own: the further attributes of the NativeSource.
+    """
+    recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
+    if isinstance(recipe, Refusal):
+        return recipe
+    return NativeSource(
+        fields=(Field(_native.ImageFileFiller(files, recipe.native, max_pixels()), spec_of(recipe)),),
+        steps=(_read_step(dataset, " natively"), *recipe.steps, label_step(dataset.target_transform)),
+        apply=lambda position: dataset[position][0],
+        table=recipe.table,
+        recipe=recipe,
+        image_files=True,
+        **own,
+    )
+
+
+class ImageReader(FolderReader):
+    """Reads single images natively as far as the transform is known, and calls the rest of it with them.
+
+    Args:
+        dataset: a folder of images.
+        paths: the table of its files; None: they come one by one, from the dataset's `samples`.
+    """
+
+    def __init__(self, dataset: Any, paths: _native.PathTable | None) -> None:
+        super().__init__(dataset)
+        self._prefix = read_prefix(dataset.transform, mode="RGB")
+        self._rest = Pipeline(self._prefix.rest)
+        self._state = TransformState(dataset.transform)
+        self._loader = getattr(dataset, "loader", None)
+        self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
+        self._in_table = paths is not None
+        self.steps = (
+            _read_step(dataset),
+            *self._prefix.steps,
+            *_rest_steps(self._prefix),
+            *target_steps(dataset.target_transform),
+        )
+
+    def still(self) -> bool:
+        return self._state.holds() and (self._in_table or self.dataset.loader is self._loader)
+
+    def read_at(self, position: int, draw: Draw) -> Any:
+        dataset = self.dataset
+        path, label = None, None
+        if self._in_table:
+            label = int(dataset.labels[position])
+        else:
+            name, label = dataset.samples[position]
+            path = os.fsencode(name)
+        value = self._image(position, path, draw)
+        if value is None:
+            Image.init()  # Pillow looks up its rarer formats once, and an open() in another thread would not wait
+            return dataset[position]
+        value = self._rest(value)
+        return value, label if dataset.target_transform is None else dataset.target_transform(label)
+
+    def _image(self, position: int, path: bytes | None, draw: Draw) -> Any:
+        """Return the image for the rest of the transform; None: Pillow must read it."""
+        found = _native.read_image(self._filler, position, path, *draw)
+        if isinstance(found, str):
+            return None
+        drawing.drew(self._prefix.drawing)
+        pixels, head, padded = found
+        try:
+            info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for
+        except Exception:
+            return None
+        return picture(self._prefix.mode, pixels, info if self._prefix.keeps_info and not padded else {})
+
+
+def foreign_decoder() -> Refusal | None:
+    """Return why Pillow's pixels of a JPEG are not those that the native core decodes, or None."""
+    refusal = replaced_in_opening()
+    if refusal is None and not decoded_alike():
+        remedy = "a Pillow whose libjpeg-turbo gives the native core's pixels"
+        return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
+    return refusal
+
+
+def transformed_as_now(dataset: Any, *names: str) -> Holds:
+    """Return whether these attributes, the transforms and what else recipes depend on are what they are now."""
+    state = TransformState(dataset.transform)
+    dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
+    return all_of(
+        attributes(dataset, "transform", "target_transform", *names),
+        state.holds,
+        lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
+        lambda: replaced_in_transforms() is None,
+    )
+
+
+def max_pixels() -> int:
+    """Return how many pixels an image may have by Pillow's setting; 0: any number."""
+    return Image.MAX_IMAGE_PIXELS or 0
+
+
+def spec_of(recipe: Recipe) -> _native.Spec | None:
+    """Return the row that a recipe makes of each image, None where it depends on the image."""
+    if recipe.shape is None:
+        return None
+    return _native.Spec(str(recipe.dtype).removeprefix("torch."), list(recipe.shape))
+
+
+def _read_step(dataset: Any, how: str = "") -> Step:
+    what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded{how} as far as needed"
+    return Step(f"read    {what}, other formats by Pillow", "native")
+
+
+def _rest_steps(prefix: Prefix) -> tuple[Step, ...]:
+    if prefix.ends is None:
+        return ()
+    names = ", ".join(map(function_name, prefix.rest))
+    why = f"{prefix.ends.what}: {prefix.ends.why}"
+    return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)

@@ -1,0 +1,295 @@
+"""What Penstock knows of a dataset: the protocol of its adapters, and how the native core reads one.
+
+An adapter, a subclass of `Source`, stands for the classes of dataset that it names; tree.SOURCES is the tuple of all.
+It answers what is asked of any dataset (names, files, labels, sizes) and, for the very classes that it names, how the
+native core reads whole batches (`native`) and how threads read single samples (`sample_reader`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock import _native
+from penstock.errors import CorruptSample
+from penstock.order.permutations import Indices
+from penstock.recipe.inverse import Inverse
+from penstock.recipe.originals import READING, own_class, replaced_in_class
+from penstock.recipe.reader import Recipe
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.labels import LabelColumn
+from penstock.sources.listing import Listing, Names, joined_ids, label_values
+from penstock.sources.premises import Holds
+from penstock.sources.sample_reader import SampleReader
+
+Rescued = NDArray[np.uint8] | torch.Tensor
+
+#: Attributes under which datasets hold the IDs of their samples: ours, and those of the well-known tutorial.
+_ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
+
+
+def _always() -> bool:
+    return True
+
+
+class Field(NamedTuple):
+    """A tensor field of each sample."""
+
+    filler: _native.Filler
+    """Writes its rows."""
+    spec: _native.Spec | None
+    """Shape and dtype of a row; None where only the samples tell."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What a dataset in memory shows to a device that keeps a copy of it."""
+
+    arrays: tuple[torch.Tensor, ...]
+    """One a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples, height,
+    width, channels), in memory in this order or with the channels apart."""
+    recipe: _native.Recipe | None = None
+    """What makes a field of each image of the only array; None: rows are the fields."""
+    settled: bool = False
+    """The labels are read without calling a function of the user's."""
+
+
+@dataclass(frozen=True)
+class NativeSource:
+    """How the native core reads a dataset, as it was when a plan was made."""
+
+    size: int
+    """Number of samples."""
+    fields: tuple[Field, ...]
+    """Of a sample, in order; at least one."""
+    steps: tuple[Step, ...]
+    """For explain()."""
+    identify: Callable[[int], tuple[str, str | None]]
+    """(ID, file) of a sample, for messages."""
+    rescue: Callable[[int], Rescued]
+    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    apply: Callable[[int], torch.Tensor]
+    """The same through the dataset's own __getitem__, transform and all."""
+    pair: bool = True
+    """True: a sample is a tuple of its fields (and label). False: it is its only field."""
+    labels: Callable[[Indices], LabelColumn] | None = None
+    """The labels at these positions, as they are now."""
+    column: Callable[[Indices], LabelColumn] | None = None
+    """The labels as they were when this was called first; None: there is no quicker way to them than `labels`."""
+    paths: Callable[[Indices], list[bytes]] | None = None
+    """The files of these samples, where the filler has no table of them."""
+    table: torch.Tensor | None = None
+    """What the values of the first field, pixels, are yet to become: (channels, 256); None: they are what they are."""
+    recipe: Recipe | None = None
+    """What is done to each image; None: the first field is no image."""
+    image_files: bool = False
+    """Whether the first field is made of an image file of the sample's own, which `identify` tells."""
+    held: InMemory | None = None
+    """The arrays, for a device that may keep them; None: they are not in memory."""
+    still: Holds = _always
+    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
+    unmoved: Holds | None = None
+    """Whether the memory that the fillers read is where it was; None: they read files."""
+    lost: Callable[[Indices], list[int]] | None = None
+    """Which of these samples (places in the array of positions) lie beyond the end of a mapped file; None: no such."""
+    gone: Callable[[int], Exception | None] | None = None
+    """The error of such a sample."""
+
+
+class Source:
+    """The adapter of a dataset. The base answers for any map-style dataset, by the attributes that many have.
+
+    It is made for a question and asks the dataset as that is then; all may raise what the dataset raises. An adapter
+    overrides what it knows better.
+    """
+
+    classes: tuple[type, ...] = ()
+    """The classes of dataset that the adapter stands for."""
+    torchvisions: tuple[str, ...] = ()
+    """The names of those in torchvision.datasets, where the program has imported it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    @classmethod
+    def kinds(cls) -> tuple[type, ...]:
+        """Return the classes of dataset that the adapter stands for now."""
+        if not cls.torchvisions:
+            return cls.classes
+        found = (own_class("torchvision.datasets", name) for name in cls.torchvisions)
+        return tuple(kind for kind in found if kind is not None)
+
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        """Return what the ID of a sample begins with, the source that it is a sample of, and its index there."""
+        return "", self, index
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        """Return (ID, file) of a sample that `locate` leads to.
+
+        The ID is the file where the dataset has no IDs, and the index where it has no files either; the file is None
+        where there is none.
+        """
+        pairs = self._file_pairs()
+        if pairs is not None and isinstance(pairs[index], tuple):
+            path = pairs[index][0]
+            return path, path
+        ids = self._ids()
+        return str(index if ids is None else ids[index]), None
+
+    def id(self, index: int) -> str:
+        """Return the ID of such a sample, the same wherever its dataset lies: of a file its name below the root."""
+        name, path = self.name(index)
+        return self._below_root(name) if name == path else name
+
+    def ids(self) -> bytes | None:
+        """Return the IDs of all samples, each followed by a NUL; None where they are the indices."""
+        pairs = self._file_pairs()
+        if pairs is not None:
+            return joined_ids(self._below_root(pair[0]) for pair in pairs)
+        ids = self._ids()
+        return None if ids is None else joined_ids(map(str, ids))
+
+    def labels(self) -> NDArray[Any] | None:
+        """Return the labels of all samples, a 64-bit value each; None where they cannot be had without the samples."""
+        dataset = self.dataset
+        pairs = self._file_pairs()
+        if pairs is not None and all(len(pair) > 1 for pair in pairs):
+            return label_values([pair[1] for pair in pairs])
+        ids, labels = self._ids(), getattr(dataset, "labels", None)
+        if ids is not None and isinstance(labels, Mapping):  # of the well-known tutorial
+            return label_values([labels.get(name) for name in ids])
+        for column in (getattr(dataset, "targets", None), labels):
+            if isinstance(column, list | tuple | np.ndarray | torch.Tensor) and len(column) == len(dataset):
+                return label_values(column)
+        return None
+
+    def listing(self) -> Listing:
+        """Return the IDs and labels of all samples."""
+        return Listing((Names("", len(self.dataset), self.ids()),), self.labels())
+
+    def shapes(self) -> Iterator[int]:
+        """Yield numbers that tell the shapes of rows that lie in memory."""
+        return iter(())
+
+    def parts(self, most: int | None = None) -> Iterator[Source]:
+        """Yield the sources that the samples come from; most: of each ConcatDataset the first so many."""
+        yield self
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        """Return how the native core reads the dataset, which is of one of `kinds` exactly, or why it cannot.
+
+        raw: images stay pixels, and the result has the table of what they become, where a recipe allows it.
+        """
+        return unknown(self.dataset)
+
+    def sample_reader(self) -> SampleReader:
+        """Return what reads single samples of the dataset, which is of one of `kinds` exactly."""
+        return SampleReader(self.dataset)
+
+    def _file_pairs(self) -> Any:
+        """Return the (file, class) pairs of a dataset that is made like torchvision's DatasetFolder, else None."""
+        samples = getattr(self.dataset, "samples", None)
+        if not isinstance(samples, Sequence) or not samples or len(samples) != len(self.dataset):
+            return None
+        first = samples[0]
+        return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
+
+    def _ids(self) -> list[Any] | tuple[Any, ...] | None:
+        """Return the list of IDs that a dataset of Python's has, None without one."""
+        for attribute in _ID_LISTS:
+            ids = getattr(self.dataset, attribute, None)
+            if isinstance(ids, (list, tuple)) and len(ids) == len(self.dataset):
+                return ids
+        return None
+
+    def _below_root(self, path: str) -> str:
+        """Return a file's name below its dataset's root."""
+        root = getattr(self.dataset, "root", None)
+        if not isinstance(root, (str, os.PathLike)):
+            return path
+        return path.removeprefix(os.path.join(os.fsdecode(root), ""))
+
+
+def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
+    """Return how the native core reads a source's dataset, or why it cannot: one of a recognised class exactly.
+
+    A subclass may override anything, and a program may have replaced a method.
+    """
+    dataset, kind = source.dataset, type(source.dataset)
+    if kind not in source.kinds():
+        base = next((base.__name__ for base in kind.__mro__[1:] if base in source.kinds()), None)
+        if base is None:
+            return unknown(dataset)
+        return Refusal(kind.__name__, f"a subclass of {base} may read otherwise", f"{base} itself")
+    refusal = replaced(dataset)
+    if refusal is not None:
+        return refusal
+    try:
+        native = source.native(raw)
+        if isinstance(native, Refusal):
+            return native
+        still = native.still
+        native = replace(native, still=lambda: type(dataset) is kind and still() and replaced(dataset) is None)
+        return native if native.table is None else _giving_pixels(native, Inverse(native.table))
+    except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
+        return Refusal(kind.__name__, f"planning raised {type(error).__name__}: {error}", "the class as it is")
+
+
+def sample_reader_of(source: Source) -> SampleReader:
+    """Return what reads single samples of a source's dataset: natively where it is of a recognised class exactly."""
+    if type(source.dataset) in source.kinds() and replaced(source.dataset) is None:
+        with contextlib.suppress(Exception):  # a dataset in an unusual state is its own to read
+            return source.sample_reader()
+    return SampleReader(source.dataset)
+
+
+def unknown(dataset: object) -> Refusal:
+    """Return why a dataset of a class that no adapter stands for is not native."""
+    return Refusal(
+        type(dataset).__name__,
+        "its samples are made by its own Python code",
+        "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
+    )
+
+
+def replaced(dataset: object) -> Refusal | None:
+    """Return which method a program has replaced, on the object or its class, that its samples come from, or None."""
+    if {"__getitem__", "__getitems__"} & vars(dataset).keys():
+        return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the class as it is")
+    return replaced_in_class(type(dataset), READING)
+
+
+def label_step(target_transform: object) -> Step:
+    """Return the step of a dataset's labels."""
+    if target_transform is None:
+        return Step("label   from an array", "native")
+    return Step("label   target_transform, in the caller's thread", "Python")
+
+
+def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:
+    """Return a source whose samples are turned back into pixels where Python reads them, transform and all."""
+
+    def pixels(position: int, value: torch.Tensor) -> torch.Tensor:
+        try:
+            return inverse(value)
+        except ValueError as error:
+            sample_id, path = native.identify(position)
+            raise CorruptSample(
+                f"sample {sample_id!r} ({path or 'in memory'}): its transform gave {error}, other than what the "
+                "device was told. Was the transform changed during the pass?",
+                sample_id=sample_id,
+                path=path,
+            ) from error
+
+    def rescue(position: int) -> Rescued:
+        value = native.rescue(position)
+        return pixels(position, value) if isinstance(value, torch.Tensor) else value
+
+    return replace(native, rescue=rescue, apply=lambda position: pixels(position, native.apply(position)))

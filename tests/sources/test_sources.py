@@ -1,0 +1,113 @@
+"""What every adapter answers: IDs, files, labels and batches agree with the dataset's own samples."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torchvision.transforms import v2
+
+import penstock
+from penstock.recipe.steps import Refusal
+from penstock.sources.catalogue import catalogue
+from penstock.sources.listing import label_values
+from penstock.sources.naming import id_of, ids_of, name_of, names_of
+from penstock.sources.source import Source
+from penstock.sources.tree import SOURCES, build, source_of
+
+IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+
+
+def in_memory(kind: Any, images: Any) -> Any:
+    dataset = kind.__new__(kind)
+    dataset.data, dataset.targets = images, [3, 1, 4, 1, 5]
+    dataset.transform, dataset.target_transform = IMAGE, None
+    return dataset if isinstance(images, np.ndarray) else with_targets(dataset)
+
+
+def with_targets(dataset: Any) -> Any:
+    dataset.targets = torch.tensor(dataset.targets)
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("sources")
+    for name in ("photos/cat/0", "photos/cat/1", "photos/dog/0"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 3), (9, 8, 7)).save(root / f"{name}.png")
+    (root / "tensors").mkdir()
+    for number in range(5):
+        torch.save(torch.full((2,), float(number)), root / "tensors" / f"id-{number}.pt")
+    labels = {f"id-{number}": 10 * number for number in range(5)}
+    folder = penstock.TensorFolder(root / "tensors", labels=labels)
+    rows = TensorDataset(torch.arange(10.0).view(5, 2))
+    rgb = np.arange(5 * 3 * 4 * 3, dtype=np.uint8).reshape(5, 3, 4, 3)
+    return {
+        "tensor files": folder,
+        "our photos": penstock.ImageFolder(root / "photos", IMAGE),
+        "photos": torchvision.datasets.ImageFolder(root / "photos", IMAGE),
+        "rows": rows,
+        "arrays": penstock.Arrays(np.arange(5)),
+        "CIFAR10": in_memory(torchvision.datasets.CIFAR10, rgb),
+        "MNIST": in_memory(torchvision.datasets.MNIST, torch.from_numpy(rgb[..., 0].copy())),
+        "subset": Subset(folder, [4, -5, 2]),
+        "concat": ConcatDataset([rows, Subset(rows, [3])]),
+    }
+
+
+NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "MNIST", "subset", "concat"]
+
+
+def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:
+    assert {type(source_of(dataset)) for dataset in datasets.values()} == set(SOURCES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_labels_are_those_of_the_samples(datasets: dict[str, Any], name: str) -> None:
+    dataset = datasets[name]
+    everything = range(len(dataset))
+    found = catalogue(dataset)
+    assert found.size == len(dataset)
+    assert [text.decode() for text in found.texts()] == ids_of(dataset, everything)
+    assert ids_of(dataset, everything) == [id_of(dataset, index) for index in everything]
+    assert list(names_of(dataset, everything)) == [name_of(dataset, index) for index in everything]
+    assert all(path is None or os.path.isfile(path) for _, path in names_of(dataset, everything))
+    if found.labels is not None:
+        assert found.labels.tolist() == label_values([dataset[index][1] for index in everything]).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_native_batches_are_the_samples(datasets: dict[str, Any], name: str) -> None:
+    dataset = datasets[name]
+    assert not isinstance(build(dataset), Refusal)
+    batch = next(iter(penstock.DataLoader(dataset, batch_size=len(dataset), num_workers=0)))
+    wanted = torch.utils.data.default_collate([dataset[index] for index in range(len(dataset))])
+    for ours, theirs in zip(batch, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_what_no_adapter_knows_is_named_by_its_attributes(tmp_path: Path) -> None:
+    class Files(Dataset[int]):
+        root = str(tmp_path)
+        samples = ((str(tmp_path / "a/1.bin"), 7), (str(tmp_path / "b/2.bin"), 8))
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    files: Any = Files()
+    assert type(source_of(files)) is Source
+    assert ids_of(files, [1, -2, 5, "x"]) == ["b/2.bin", "a/1.bin", "5", "'x'"]
+    assert name_of(Subset(files, [1]), 0) == (str(tmp_path / "b/2.bin"),) * 2
+    assert catalogue(files).labels is not None
+    assert isinstance(build(files), Refusal)
