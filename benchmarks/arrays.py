@@ -53,9 +53,7 @@ ARRAYS = "penstock.DataLoader over penstock.Arrays on the two .npy paths."
 TENSORS = "penstock.DataLoader over torch's TensorDataset, unmodified."
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, tensors), TORCH),
-    Contestant(
-        "torch, 0 workers", Role.ASIDE, epochs_of(torch_loader, tensors, num_workers=0), NO_WORKERS, ("torch",)
-    ),
+    Contestant("torch, 0 workers", Role.ASIDE, epochs_of(torch_loader, tensors, num_workers=0), NO_WORKERS, ("torch",)),
     Contestant("penstock", Role.PENSTOCK, epochs_of(penstock_loader, arrays, seed=0), ARRAYS),
     Contestant("penstock on TensorDataset", Role.PENSTOCK, epochs_of(penstock_loader, tensors, seed=0), TENSORS),
     Contestant("bare", Role.BARE, bare_gather),

@@ -14,15 +14,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import bare
-from benchmarks.contestants import (
-    Colours,
-    dali_epochs,
-    epochs_of,
-    ffcv_epochs,
-    penstock_loader,
-    shuffled,
-    torch_loader,
-)
+from benchmarks.contestants import Colours, dali_epochs, epochs_of, ffcv_epochs, penstock_loader, shuffled, torch_loader
 from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
 
 COLOURS = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -110,8 +102,8 @@ def dali(setup: Setup) -> Running:
     return dali_epochs(setup, outputs)
 
 
-TORCH = """torch.utils.data.DataLoader over torchvision.datasets.CIFAR10 with v1 transforms; worker processes kept between
-    epochs."""
+TORCH = """torch.utils.data.DataLoader over torchvision.datasets.CIFAR10 with v1 transforms; worker processes kept
+    between epochs."""
 PENSTOCK = "penstock.DataLoader over the same dataset object, unmodified."
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), TORCH, ("torch", "torchvision")),

@@ -183,7 +183,7 @@ def spdl_epochs(setup: Setup, load: Callable[[Any], Any]) -> Running:
 
 
 def ffcv_epochs(setup: Setup, name: str, field: Any, sample: Callable[[int], Any], pipeline: list[Any]) -> Running:
-    """Epochs of FFCV's Loader on a packed file of that field and a label, written once; OrderOption.RANDOM, os_cache."""
+    """Epochs of FFCV's Loader on a packed file of that field and a label, which is written once."""
     from ffcv.fields import IntField
     from ffcv.fields.decoders import IntDecoder
     from ffcv.loader import Loader, OrderOption

@@ -43,7 +43,7 @@ def results(quick: bool) -> Path:
 
 def answer(question: Question, options: Options, path: Path) -> None:
     """Measures every table of the question, prints it, and writes all so far to the JSON file."""
-    say(f"{question.name}: preparing data in {options.cache}")
+    say(f"{question.name}: preparing data")
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     load = round(os.getloadavg()[0], 2)
     setup = question.prepare(options)

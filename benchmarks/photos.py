@@ -81,10 +81,14 @@ def recipe(kind: str) -> Any:
     return transforms.Compose([*steps, *COLOURS.torchvision(kind)])
 
 
-def dataset(setup: Setup) -> Any:
+def image_folder(folder: str, kind: str = "float32") -> Any:
     from torchvision.datasets import ImageFolder
 
-    return ImageFolder(setup.data, recipe(setup.variant))
+    return ImageFolder(folder, recipe(kind))
+
+
+def dataset(setup: Setup) -> Any:
+    return image_folder(setup.data, setup.variant)
 
 
 def decoded_by_torchvision(setup: Setup) -> Any:
@@ -177,6 +181,8 @@ def spdl(setup: Setup) -> Running:
         )
         return spdl.io.decode_packets(packets, filter_desc=filters)
 
+    decode(paths[0])  # raises where FFmpeg is missing; a pipeline would try the next batch without end
+
     def load(rows: Any) -> Any:
         images = spdl.io.to_numpy(spdl.io.convert_frames([decode(paths[row]) for row in rows]))
         if setup.variant == "uint8":
@@ -204,9 +210,7 @@ PENSTOCK = "penstock.DataLoader over the unmodified torchvision.datasets.ImageFo
 VISION = ("torch", "torchvision")
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), TORCH, (*VISION, "pillow")),
-    Contestant(
-        "torch, decode_image", Role.PEER, epochs_of(torch_loader, decoded_by_torchvision), DECODE_IMAGE, VISION
-    ),
+    Contestant("torch, decode_image", Role.PEER, epochs_of(torch_loader, decoded_by_torchvision), DECODE_IMAGE, VISION),
     Contestant("penstock", Role.PENSTOCK, epochs_of(penstock_loader, dataset, seed=0), PENSTOCK),
     Contestant("bare decode", Role.BARE, bare_decode),
     Contestant("DALI", Role.PEER, dali, peers=("nvidia-dali-cuda130",)),

@@ -52,7 +52,7 @@ class Runner(Protocol):
 
 
 class Worker:
-    """A contestant's process group, which is stopped between its epochs: nothing that it prefetches costs others time."""
+    """A contestant's process group, stopped between its epochs: nothing that it prefetches costs others time."""
 
     def __init__(self, python: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -81,7 +81,9 @@ class Worker:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """Ends the group: by `quit` when the process answers, else by SIGKILL."""
+        """Ends the group, once: by `quit` when the process answers, else by SIGKILL."""
+        if self._process.returncode is not None:
+            return
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -126,7 +128,6 @@ def measure(
     live: dict[str, Runner] = {}
     disk = 0.0
     with contextlib.ExitStack() as stack, progress(title, len(runners) * (rounds + 1)) as step:
-        stack.callback(lambda: [runner.close() for runner in live.values()])
         for turn in range(rounds + 1):
             disk = machine.disk_read_mb() if turn == 1 else disk
             for name, outcome in outcomes.items():
@@ -135,7 +136,7 @@ def measure(
                     continue
                 try:
                     if name not in live:
-                        live[name] = runners[name]()
+                        live[name] = stack.enter_context(contextlib.closing(runners[name]()))
                         outcome.versions = live[name].start()
                     answer = live[name].epoch()
                     outcome.explain = outcome.explain or answer["explain"]
@@ -151,7 +152,7 @@ def measure(
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr, or lines where tqdm is missing: the function yielded is called when a step begins, with its name."""
+    """A bar on stderr, or lines where tqdm is missing; the function yielded is called with the name of each step."""
     try:
         from tqdm import tqdm
     except ImportError:

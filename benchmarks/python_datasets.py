@@ -35,20 +35,6 @@ def prepare(options: Options) -> Setup:
     return dataclasses.replace(setup, facts={**setup.facts, **counts})
 
 
-class Tiny(torch.utils.data.Dataset[Any]):
-    """base + i of 3x64x64 float32: a few microseconds."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.base = torch.randn(3, 64, 64)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.base + index
-
-
 def pillow(setup: Setup) -> Any:
     """A user's own Dataset: Image.open, convert, and torchvision's v1 transforms to normalised float32."""
     names = photos.files(setup)
@@ -60,7 +46,7 @@ def unknown_transform(setup: Setup) -> Any:
     """torchvision's ImageFolder with a function of the user's among its transforms."""
     from torchvision import transforms
 
-    dataset = photos.dataset(dataclasses.replace(setup, variant="float32"))
+    dataset = photos.image_folder(setup.data)
     dataset.transform.transforms.insert(2, transforms.Lambda(lambda image: image))
     return dataset
 
@@ -74,7 +60,7 @@ def arithmetic(index: int) -> int:
 
 
 DATASETS: dict[str, Callable[[Setup], Any]] = {
-    "tiny": lambda setup: Tiny(setup.facts["tiny"]),
+    "tiny": lambda setup: Samples(setup.facts["tiny"], torch.randn(3, 64, 64).add),
     "pillow": pillow,
     "unknown_transform": unknown_transform,
     "pure_python": lambda setup: Samples(setup.facts["slow"], arithmetic),
@@ -158,50 +144,32 @@ def seeding(setup: Setup) -> Running:
     return Running(epoch)
 
 
-TORCH_TEXT = "torch.utils.data.DataLoader with worker processes, kept between epochs."
-THREAD_TEXT = 'penstock.DataLoader(worker_method="thread") over the same dataset.'
+def ours(name: str, text: str, method: str | None, **options: Any) -> Contestant:
+    return Contestant(name, Role.PENSTOCK, epochs_of(penstock_kept, dataset, worker_method=method, **options), text)
 
 
-def ours(name: str, text: str, **options: Any) -> Contestant:
-    return Contestant(name, Role.PENSTOCK, epochs_of(penstock_kept, dataset, **options), text)
-
-
-TORCH = Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), TORCH_TEXT, ("torch", "torchvision"))
-NO_WORKERS = Contestant(
-    "torch, 0 workers",
-    Role.ASIDE,
-    epochs_of(torch_loader, dataset, num_workers=0),
-    "torch.utils.data.DataLoader with num_workers=0: everything in the caller's thread.",
-)
-DEFAULT = ours(
-    "penstock",
-    "penstock.DataLoader over the same dataset, without a word on methods: torch's worker processes.",
-    worker_method=None,
-)
-THREADS = ours("penstock thread", THREAD_TEXT, worker_method="thread")
-CALLER = ours(
-    "penstock thread, 0 workers",
-    "The same with num_workers=0: rows in place, in the caller's thread.",
-    worker_method="thread",
-    num_workers=0,
-)
-AUTO = ours(
-    "penstock auto",
-    'penstock.DataLoader(worker_method="auto"); what it measures at its start is in the warm-up.',
-    worker_method="auto",
-)
+KEPT = "torch.utils.data.DataLoader with worker processes, kept between epochs."
+NO_PROCESS = "torch.utils.data.DataLoader with num_workers=0: everything in the caller's thread."
+UNASKED = "penstock.DataLoader over the same dataset, without a word on methods: torch's worker processes."
+THREAD = 'penstock.DataLoader(worker_method="thread") over the same dataset.'
+IN_PLACE = "The same with num_workers=0: rows in place, in the caller's thread."
+MEASURED = 'penstock.DataLoader(worker_method="auto"); what it measures at its start is in the warm-up.'
+TORCH = Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), KEPT, ("torch", "torchvision"))
+CALLER = Contestant("torch, 0 workers", Role.ASIDE, epochs_of(torch_loader, dataset, num_workers=0), NO_PROCESS)
+DEFAULT = ours("penstock", UNASKED, None)
+THREADS = ours("penstock thread", THREAD, "thread")
+CALLER_THREAD = ours("penstock thread, 0 workers", IN_PLACE, "thread", num_workers=0)
+AUTO = ours("penstock auto", MEASURED, "auto")
 BARE = Contestant("bare loop", Role.BARE, bare_rows)
 STRINGS = (
-    Contestant("torch", Role.TORCH, partial(strings, make=torch_loader), TORCH_TEXT),
-    Contestant(
-        "penstock thread", Role.PENSTOCK, partial(strings, make=penstock_kept, worker_method="thread"), THREAD_TEXT
-    ),
+    Contestant("torch", Role.TORCH, partial(strings, make=torch_loader), KEPT),
+    Contestant("penstock thread", Role.PENSTOCK, partial(strings, make=penstock_kept, worker_method="thread"), THREAD),
 )
 TABLES = (
     Table(
         "tiny",
         "base + i of 3x64x64 float32, batch 64, 2 workers",
-        (TORCH, DEFAULT, NO_WORKERS, THREADS, CALLER, AUTO, BARE),
+        (TORCH, DEFAULT, CALLER, THREADS, CALLER_THREAD, AUTO, BARE),
         (Target("penstock thread", 7, "torch"), Target("penstock thread", 1, "torch, 0 workers")),
     ),
     Table(

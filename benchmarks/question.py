@@ -12,6 +12,7 @@ import enum
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,12 @@ SPEED = Measure("samples_per_s", "samples/s")
 class Options:
     """What the command line asks for."""
 
-    cache: Path
     rounds: int
     quick: bool
-    photos: Path | None
-    ids: int | None
-    peers_python: str
+    cache: Path = Path()
+    photos: Path | None = None
+    ids: int | None = None
+    peers_python: str = sys.executable
     only: tuple[str, ...] = ()
     before: str | None = None
     """The interpreter of an environment with another build of Penstock, which is measured beside this one."""

@@ -19,8 +19,20 @@ from typing import Any
 import torch
 
 from benchmarks.contestants import Tutorial, penstock_loader, torch_loader
-from benchmarks.question import Contestant, Host, Numbers, Options, Question, Role, Running, Setup, Table, Target
-from benchmarks.question import lower, made
+from benchmarks.question import (
+    Contestant,
+    Host,
+    Numbers,
+    Options,
+    Question,
+    Role,
+    Running,
+    Setup,
+    Table,
+    Target,
+    lower,
+    made,
+)
 
 LINKS_PER_FILE = 50_000  # below ext4's limit of 65,000
 BATCHES_BEFORE_SECOND = 4

@@ -60,7 +60,9 @@ def tensor_rows(samples: int) -> Any:
     return torch.utils.data.TensorDataset(torch.randn(samples, 8), torch.arange(samples))
 
 
-def steps(setup: Setup, make: Make, stateful: bool = True, rows: Callable[[int], Any] = Rows, **options: Any) -> Running:
+def steps(
+    setup: Setup, make: Make, stateful: bool = True, rows: Callable[[int], Any] = Rows, **options: Any
+) -> Running:
     """Passes with a state at no step, every step, every hundredth: microseconds a step, behind the first batch."""
     dataset = rows(setup.samples)
     loaders = {workers: make(setup, dataset, num_workers=workers, **options) for workers in (0, setup.workers)}
@@ -151,47 +153,25 @@ def state_torch(setup: Setup) -> Running:
 
 PEER = ("torchdata",)
 SEEDED = "penstock, seed"
+TORCH = "torch.utils.data.DataLoader, which has no state."
+PENSTOCK = """penstock.DataLoader without a seed, as the others; Python reads in the caller's thread, or in torch's
+    worker processes."""
+EACH_SAMPLE = (
+    "penstock.DataLoader(seed=7): the global generators are set for each sample, which is most of what it takes."
+)
+TENSORS = "penstock.DataLoader(seed=7) over a TensorDataset of as many rows and numbers, which native threads read."
+EVERY_BATCH = "torchdata's StatefulDataLoader as it is: the workers' states come with every batch."
+SNAPSHOTS = """torchdata's StatefulDataLoader(snapshot_every_n_steps=100); a state between two snapshots counts the
+    steps since, which are read again and dropped to go on."""
+snapshots = partial(torchdata_loader, snapshot_every_n_steps=100)
+native = partial(steps, rows=tensor_rows, make=penstock_kept, seed=7)
 STEPS = (
-    Contestant(
-        "torch",
-        Role.TORCH,
-        partial(steps, make=torch_loader, stateful=False),
-        "torch.utils.data.DataLoader, which has no state.",
-    ),
-    Contestant(
-        "penstock",
-        Role.PENSTOCK,
-        partial(steps, make=penstock_kept),
-        """penstock.DataLoader without a seed, as the others; Python reads in the caller's thread, or in torch's worker
-        processes.""",
-    ),
-    Contestant(
-        SEEDED,
-        Role.PENSTOCK,
-        partial(steps, make=penstock_kept, seed=7),
-        "penstock.DataLoader(seed=7): the global generators are set for each sample, which is most of what it takes.",
-    ),
-    Contestant(
-        "penstock, TensorDataset",
-        Role.ASIDE,
-        partial(steps, make=penstock_kept, rows=tensor_rows, seed=7),
-        """penstock.DataLoader(seed=7) over a TensorDataset of as many rows and numbers, which native threads read.""",
-    ),
-    Contestant(
-        "torchdata",
-        Role.PEER,
-        partial(steps, make=torchdata_loader),
-        "torchdata's StatefulDataLoader as it is: the workers' states come with every batch.",
-        peers=PEER,
-    ),
-    Contestant(
-        "torchdata, snapshots 100",
-        Role.PEER,
-        partial(steps, make=torchdata_loader, snapshot_every_n_steps=100),
-        """torchdata's StatefulDataLoader(snapshot_every_n_steps=100); a state between two snapshots counts the steps
-        since, which are read again and dropped to go on.""",
-        peers=PEER,
-    ),
+    Contestant("torch", Role.TORCH, partial(steps, make=torch_loader, stateful=False), TORCH),
+    Contestant("penstock", Role.PENSTOCK, partial(steps, make=penstock_kept), PENSTOCK),
+    Contestant(SEEDED, Role.PENSTOCK, partial(steps, make=penstock_kept, seed=7), EACH_SAMPLE),
+    Contestant("penstock, TensorDataset", Role.ASIDE, native, TENSORS),
+    Contestant("torchdata", Role.PEER, partial(steps, make=torchdata_loader), EVERY_BATCH, peers=PEER),
+    Contestant("torchdata, snapshots 100", Role.PEER, partial(steps, make=snapshots), SNAPSHOTS, peers=PEER),
 )
 TABLES = (
     Table(

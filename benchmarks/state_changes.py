@@ -115,7 +115,9 @@ class Changes:
         """How many changes of the data are not noticed."""
         state, _ = stopped(self.make(Labelled()), 6)
         others = {"10 more": Labelled(SIZE + 10), "10 fewer": Labelled(SIZE - 10), "other labels": Labelled(classes=7)}
-        return sum([self.tried(name, partial(gone_on, self.make(data), state)) is not None for name, data in others.items()])
+        return sum(
+            [self.tried(name, partial(gone_on, self.make(data), state)) is not None for name, data in others.items()]
+        )
 
     def wrong(self, name: str, before: list[Sample], go_on: Callable[[], list[Sample]]) -> int:
         """How many samples came twice or not at all; all that were left, where the state is refused."""

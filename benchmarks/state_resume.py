@@ -103,6 +103,7 @@ def going_on(setup: Setup, make: Make, stateful: bool = True, **options: Any) ->
     return Running(epoch)
 
 
+ITERABLE = [measures[kind] for kind in ("stream", "keeper") for measures in (START, RESUMED)]
 TORCH = "torch.utils.data.DataLoader, which has no state: what came before is read again and dropped."
 PENSTOCK = """penstock.DataLoader(num_workers=0) without a seed: the order is torch's, drawn as far as it is asked for,
     and so up to the middle to go on there."""
@@ -117,19 +118,8 @@ TABLE = Table(
         Contestant("torch", Role.TORCH, partial(going_on, make=torch_loader, stateful=False), TORCH),
         Contestant("penstock", Role.PENSTOCK, partial(going_on, make=penstock_kept), PENSTOCK),
         Contestant("penstock, seed", Role.PENSTOCK, partial(going_on, make=penstock_kept, seed=7), SEEDED),
-        Contestant(
-            "torchdata", Role.PEER, partial(going_on, make=torchdata_loader), TORCHDATA, peers=("torchdata",)
-        ),
+        Contestant("torchdata", Role.PEER, partial(going_on, make=torchdata_loader), TORCHDATA, peers=("torchdata",)),
     ),
     (Target("penstock, seed", 10, None, LOAD), Target("penstock, seed", 1.25, None, RATIO)),
-    (
-        START["map"],
-        LOAD,
-        RESUMED["map"],
-        RATIO,
-        START["stream"],
-        RESUMED["stream"],
-        START["keeper"],
-        RESUMED["keeper"],
-    ),
+    (START["map"], LOAD, RESUMED["map"], RATIO, *ITERABLE),
 )

@@ -11,15 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks import bare
-from benchmarks.contestants import (
-    Tutorial,
-    dali_epochs,
-    epochs_of,
-    over,
-    penstock_loader,
-    spdl_epochs,
-    torch_loader,
-)
+from benchmarks.contestants import Tutorial, dali_epochs, epochs_of, over, penstock_loader, spdl_epochs, torch_loader
 from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
 
 SHAPE = (3, 64, 64)
