@@ -14,10 +14,18 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import bare
-from benchmarks.contestants import Colours, dali_epochs, epochs_of, ffcv_epochs, penstock_loader, shuffled, torch_loader
+from benchmarks.contestants import (
+    Channels,
+    dali_epochs,
+    epochs_of,
+    ffcv_epochs,
+    penstock_loader,
+    shuffled,
+    torch_loader,
+)
 from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
 
-COLOURS = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CHANNELS = Channels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 SIDE = 32
 BATCHES = 5
 
@@ -50,7 +58,7 @@ def recipe(kind: str) -> Any:
     from torchvision import transforms
 
     steps = [transforms.RandomCrop(SIDE, padding=4), transforms.RandomHorizontalFlip()]
-    return transforms.Compose([*steps, *COLOURS.torchvision(kind)])
+    return transforms.Compose([*steps, *CHANNELS.torchvision(kind)])
 
 
 def dataset(setup: Setup) -> Any:
@@ -67,8 +75,8 @@ def bare_gather(setup: Setup) -> Running:
     images = np.load(setup.path("images.npy"))
     if setup.variant == "uint8":
         return bare.loop(setup, "arrays.cc", "gather", images, images[0].nbytes)
-    scale = np.array([1 / (255 * s) for s in COLOURS.std], np.float32)
-    shift = np.array([-m / s for m, s in zip(*COLOURS, strict=True)], np.float32)
+    scale = np.array([1 / (255 * s) for s in CHANNELS.std], np.float32)
+    shift = np.array([-m / s for m, s in zip(*CHANNELS, strict=True)], np.float32)
     return bare.loop(setup, "arrays.cc", "gather_float", images, SIDE * SIDE, scale, shift)
 
 
@@ -80,7 +88,7 @@ def ffcv(setup: Setup) -> Running:
     from ffcv.transforms import RandomHorizontalFlip, RandomTranslate
 
     stored, labels = np.load(setup.path("images.npy")), np.load(setup.path("labels.npy"))
-    steps = [SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=4), *COLOURS.ffcv(setup.variant)]
+    steps = [SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=4), *CHANNELS.ffcv(setup.variant)]
     field = RGBImageField(write_mode="raw")
     return ffcv_epochs(setup, f"cifar-{setup.samples}", field, lambda i: (stored[i], int(labels[i])), steps)
 
@@ -95,7 +103,7 @@ def dali(setup: Setup) -> Running:
     def outputs() -> list[Any]:
         source = fn.external_source(source=(images[rows] for rows in shuffled(setup)), layout="HWC")
         padded = fn.slice(source, start=[-4, -4], end=[SIDE + 4, SIDE + 4], axes=[0, 1], out_of_bounds_policy="pad")
-        options = {"mirror": fn.random.coin_flip(), "output_layout": "CHW", **COLOURS.dali(setup.variant)}
+        options = {"mirror": fn.random.coin_flip(), "output_layout": "CHW", **CHANNELS.dali(setup.variant)}
         place = {f"crop_pos_{axis}": fn.random.uniform(range=[0, 1]) for axis in "xy"}
         return [fn.crop_mirror_normalize(padded, crop=[SIDE, SIDE], **place, **options)]
 

@@ -16,9 +16,8 @@ from benchmarks.question import Build, Running, Setup
 
 
 def over(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Running:
-    """Epochs of a loader, or of what a function gives for each: one element of each batch is read, its samples counted.
-
-    A batch is a tensor or an array, or a sequence that begins with one.
+    """Epochs of a loader, or of the batches that a function returns: one element of each batch is read, and its samples
+    are counted. A batch is a tensor or an array, or a sequence that begins with one.
     """
 
     def epoch() -> int:
@@ -65,9 +64,9 @@ class Tutorial(torch.utils.data.Dataset[Any]):
         return torch.load(self.prefix + name + ".pt"), self.labels[name]
 
 
-class Colours(NamedTuple):
-    """The mean and the standard deviation of a data set's channels, and the last steps of its recipe in each library:
-    to uint8, or to normalised float32."""
+class Channels(NamedTuple):
+    """Mean and standard deviation of an image's channels, and the last steps of a recipe as each library has them: to
+    uint8, or to normalised float32."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -100,12 +99,12 @@ class Colours(NamedTuple):
 # --- loaders ----------------------------------------------------------------------------------------------------------
 
 Make = Callable[..., Any]
-"""A loader of a dataset, with options that differ from what all contestants of the table are given."""
+"""make(setup, dataset, **options): a loader, with options in the place of what every contestant is given."""
 
 
 def loader(kind: Make, setup: Setup, dataset: Any, **options: Any) -> Any:
-    """A loader of that class with what every contestant is given, where `options` say nothing else; worker processes
-    are kept between epochs."""
+    """A loader of the class `kind` with what every contestant is given, unless `options` say otherwise; worker
+    processes are kept between epochs."""
     given = {"batch_size": setup.batch, "shuffle": True, "num_workers": setup.workers, **options}
     return kind(dataset, **{"persistent_workers": given["num_workers"] > 0, **given})
 
@@ -114,15 +113,15 @@ def torch_loader(setup: Setup, dataset: Any, **options: Any) -> Any:
     return loader(torch.utils.data.DataLoader, setup, dataset, **options)
 
 
-def penstock_kept(setup: Setup, dataset: Any, **options: Any) -> Any:
+def penstock_persistent(setup: Setup, dataset: Any, **options: Any) -> Any:
     import penstock
 
     return loader(penstock.DataLoader, setup, dataset, **options)
 
 
 def penstock_loader(setup: Setup, dataset: Any, **options: Any) -> Any:
-    """The same without persistent_workers, as native threads need none."""
-    return penstock_kept(setup, dataset, **{"persistent_workers": False, **options})
+    """penstock.DataLoader without persistent_workers, which concerns worker processes only."""
+    return penstock_persistent(setup, dataset, **{"persistent_workers": False, **options})
 
 
 def torchdata_loader(setup: Setup, dataset: Any, **options: Any) -> Any:
@@ -134,12 +133,12 @@ def torchdata_loader(setup: Setup, dataset: Any, **options: Any) -> Any:
 
 
 def epochs_of(make: Make, dataset: Callable[[Setup], Any], **options: Any) -> Build:
-    """A contestant that goes over the loader that `make` makes of `dataset(setup)`."""
+    """The `build` of a contestant: epochs of the loader that `make` returns for `dataset(setup)`."""
     return lambda setup: over(make(setup, dataset(setup), **options))
 
 
 def private(name: str, *modules: str) -> Any:
-    """`name` of the first of Penstock's private modules that there is: other builds (`--before`) have it elsewhere."""
+    """A private name of Penstock, from the first of the modules that exists: builds (`--before`) have it elsewhere."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)

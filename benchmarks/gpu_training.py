@@ -13,7 +13,7 @@ from torch import nn
 
 import penstock
 from benchmarks.contestants import penstock_loader, torch_loader
-from benchmarks.photos import COLOURS, SIZE, image_folder
+from benchmarks.photos import CHANNELS, SIZE, image_folder
 from benchmarks.question import Contestant, Measure, Numbers, Role, Running, Setup, Table, Target, lower
 from benchmarks.resnet import resnet50
 
@@ -115,7 +115,7 @@ def images_in_memory(kind: str, quick: bool) -> torch.utils.data.TensorDataset:
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in COLOURS)
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in CHANNELS)
     return (pixels / 255 - mean) / std
 
 

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import bare
 from benchmarks.contestants import (
-    Colours,
+    Channels,
     dali_epochs,
     epochs_of,
     ffcv_epochs,
@@ -28,7 +28,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
 
-COLOURS = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CHANNELS = Channels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIZE = 224
 SUFFIXES = (".jpg", ".jpeg")
 
@@ -78,7 +78,7 @@ def recipe(kind: str) -> Any:
     from torchvision import transforms
 
     steps = [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
-    return transforms.Compose([*steps, *COLOURS.torchvision(kind)])
+    return transforms.Compose([*steps, *CHANNELS.torchvision(kind)])
 
 
 def image_folder(folder: str, kind: str = "float32") -> Any:
@@ -98,7 +98,7 @@ def decoded_by_torchvision(setup: Setup) -> Any:
 
     steps: list[Any] = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
     if setup.variant == "float32":
-        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*COLOURS)]
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*CHANNELS)]
     return ImageFolder(setup.data, v2.Compose(steps), loader=lambda path: decode_image(path, mode=ImageReadMode.RGB))
 
 
@@ -120,7 +120,7 @@ def dali(setup: Setup) -> Running:
         encoded, labels = fn.readers.file(file_root=setup.data, shuffle_after_epoch=True)
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB, **box)
         images = fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_LINEAR, antialias=True)
-        options = {"mirror": fn.random.coin_flip(), "output_layout": "CHW", **COLOURS.dali(setup.variant)}
+        options = {"mirror": fn.random.coin_flip(), "output_layout": "CHW", **CHANNELS.dali(setup.variant)}
         return [fn.crop_mirror_normalize(images, **options), labels]
 
     return dali_epochs(setup, outputs)
@@ -148,7 +148,7 @@ def ffcv(setup: Setup, kind: str, **options: Any) -> Running:
     steps = [
         RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
         RandomHorizontalFlip(),
-        *COLOURS.ffcv(setup.variant),
+        *CHANNELS.ffcv(setup.variant),
     ]
     name = f"{setup.path().name}-{kind}"
     return ffcv_epochs(setup, name, field, lambda i: (np.asarray(opened(setup, names[i])), i % 10), steps)
@@ -169,7 +169,7 @@ def spdl(setup: Setup) -> Running:
 
     torch.set_num_threads(1)
     paths = [str(setup.path(name)) for name in files(setup)]
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in COLOURS.in_bytes())
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in CHANNELS.in_bytes())
 
     def decode(path: str) -> Any:
         packets = spdl.io.demux_image(path)

@@ -14,7 +14,7 @@ from typing import Any
 import torch.utils.data
 
 from benchmarks import photos
-from benchmarks.contestants import Make, Samples, epochs_of, penstock_kept, private, torch_loader
+from benchmarks.contestants import Make, Samples, epochs_of, penstock_persistent, private, torch_loader
 from benchmarks.question import Contestant, Host, Numbers, Options, Question, Role, Running, Setup, Table, Target, lower
 from benchmarks.startup import resident_mb, workers_mb
 
@@ -145,7 +145,9 @@ def seeding(setup: Setup) -> Running:
 
 
 def ours(name: str, text: str, method: str | None, **options: Any) -> Contestant:
-    return Contestant(name, Role.PENSTOCK, epochs_of(penstock_kept, dataset, worker_method=method, **options), text)
+    return Contestant(
+        name, Role.PENSTOCK, epochs_of(penstock_persistent, dataset, worker_method=method, **options), text
+    )
 
 
 KEPT = "torch.utils.data.DataLoader with worker processes, kept between epochs."
@@ -163,7 +165,9 @@ AUTO = ours("penstock auto", MEASURED, "auto")
 BARE = Contestant("bare loop", Role.BARE, bare_rows)
 STRINGS = (
     Contestant("torch", Role.TORCH, partial(strings, make=torch_loader), KEPT),
-    Contestant("penstock thread", Role.PENSTOCK, partial(strings, make=penstock_kept, worker_method="thread"), THREAD),
+    Contestant(
+        "penstock thread", Role.PENSTOCK, partial(strings, make=penstock_persistent, worker_method="thread"), THREAD
+    ),
 )
 TABLES = (
     Table(

@@ -17,7 +17,7 @@ from typing import Any
 import torch.utils.data
 
 from benchmarks import state_changes, state_resume
-from benchmarks.contestants import Make, penstock_kept, private, torch_loader, torchdata_loader
+from benchmarks.contestants import Make, penstock_persistent, private, torch_loader, torchdata_loader
 from benchmarks.question import Contestant, Numbers, Options, Question, Role, Running, Setup, Table, Target, lower
 
 STATES = 200
@@ -133,7 +133,7 @@ def state_penstock(setup: Setup) -> Running:
     """penstock.DataLoader(seed=7, num_workers=0) over as many numbers; bytes as JSON. The order: 64 positions of the
     keyed permutation, made anew for each epoch."""
     shuffle = private("KeyedShuffle", "penstock.order.permutations", "penstock.order")
-    states: Any = one_state(setup, penstock_kept, 10**8, json.dumps, seed=7).epoch
+    states: Any = one_state(setup, penstock_persistent, 10**8, json.dumps, seed=7).epoch
     return Running(
         lambda: {**states(), **first_of_order(lambda size, epoch: shuffle(size, 7, epoch).take(0, 64), 10**9)}
     )
@@ -164,11 +164,11 @@ EVERY_BATCH = "torchdata's StatefulDataLoader as it is: the workers' states come
 SNAPSHOTS = """torchdata's StatefulDataLoader(snapshot_every_n_steps=100); a state between two snapshots counts the
     steps since, which are read again and dropped to go on."""
 snapshots = partial(torchdata_loader, snapshot_every_n_steps=100)
-native = partial(steps, rows=tensor_rows, make=penstock_kept, seed=7)
+native = partial(steps, rows=tensor_rows, make=penstock_persistent, seed=7)
 STEPS = (
     Contestant("torch", Role.TORCH, partial(steps, make=torch_loader, stateful=False), TORCH),
-    Contestant("penstock", Role.PENSTOCK, partial(steps, make=penstock_kept), PENSTOCK),
-    Contestant(SEEDED, Role.PENSTOCK, partial(steps, make=penstock_kept, seed=7), EACH_SAMPLE),
+    Contestant("penstock", Role.PENSTOCK, partial(steps, make=penstock_persistent), PENSTOCK),
+    Contestant(SEEDED, Role.PENSTOCK, partial(steps, make=penstock_persistent, seed=7), EACH_SAMPLE),
     Contestant("penstock, TensorDataset", Role.ASIDE, native, TENSORS),
     Contestant("torchdata", Role.PEER, partial(steps, make=torchdata_loader), EVERY_BATCH, peers=PEER),
     Contestant("torchdata, snapshots 100", Role.PEER, partial(steps, make=snapshots), SNAPSHOTS, peers=PEER),

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contestants import Make, penstock_loader, torchdata_loader
+from benchmarks.contestants import penstock_loader, torchdata_loader
 from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
 
 SIZE, BATCH, SEED = 60, 4, 7
@@ -35,6 +35,8 @@ UNNOTICED = lower("unnoticed", "changes")
 MEASURES = (OTHER_WORKERS, OTHER_RANKS, OTHER_BATCH, OTHER_DRAWS, UNNOTICED)
 Sample = tuple[int, float]
 """The number and the random draw of a sample."""
+Make = Callable[..., Any]
+"""make(dataset, shard=None, snapshot=1, **options): a loader."""
 
 
 class Labelled:
@@ -60,7 +62,7 @@ def samples(loader: Any, batches: Iterable[Any]) -> list[Sample]:
 
 
 def stopped(loader: Any, steps: int) -> tuple[Any, list[Sample]]:
-    """The state behind some steps, and what came."""
+    """The state behind some steps, and the samples before it."""
     batches = iter(loader)
     came = samples(loader, islice(batches, steps))
     return loader.state_dict(), came
@@ -72,7 +74,7 @@ def gone_on(loader: Any, state: Any) -> list[Sample]:
 
 
 class Changes:
-    """Each change, tried once on loaders that `make(dataset, shard=None, snapshot=1, **options)` gives."""
+    """Each change, tried once: how many samples it disturbs, and a line on each in `results`."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -115,9 +117,8 @@ class Changes:
         """How many changes of the data are not noticed."""
         state, _ = stopped(self.make(Labelled()), 6)
         others = {"10 more": Labelled(SIZE + 10), "10 fewer": Labelled(SIZE - 10), "other labels": Labelled(classes=7)}
-        return sum(
-            [self.tried(name, partial(gone_on, self.make(data), state)) is not None for name, data in others.items()]
-        )
+        rests = [self.tried(name, partial(gone_on, self.make(data), state)) for name, data in others.items()]
+        return sum(rest is not None for rest in rests)
 
     def wrong(self, name: str, before: list[Sample], go_on: Callable[[], list[Sample]]) -> int:
         """How many samples came twice or not at all; all that were left, where the state is refused."""
@@ -160,9 +161,7 @@ def running(make: Make) -> Running:
 
 def penstock(setup: Setup) -> Running:
     """penstock.DataLoader(seed=7, shard=(rank, ranks)); each rank goes on with the state of any."""
-    return running(
-        lambda dataset, snapshot=1, **options: penstock_loader(SMALL, dataset, seed=SEED, **options),
-    )
+    return running(lambda dataset, snapshot=1, **options: penstock_loader(SMALL, dataset, seed=SEED, **options))
 
 
 def torchdata(setup: Setup) -> Running:

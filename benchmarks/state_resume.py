@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from benchmarks.contestants import Make, penstock_kept, torch_loader, torchdata_loader
+from benchmarks.contestants import Make, penstock_persistent, torch_loader, torchdata_loader
 from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
 
 REPEATS = 5
@@ -116,8 +116,8 @@ TABLE = Table(
     "of its own (stream) and with one (keeper)",
     (
         Contestant("torch", Role.TORCH, partial(going_on, make=torch_loader, stateful=False), TORCH),
-        Contestant("penstock", Role.PENSTOCK, partial(going_on, make=penstock_kept), PENSTOCK),
-        Contestant("penstock, seed", Role.PENSTOCK, partial(going_on, make=penstock_kept, seed=7), SEEDED),
+        Contestant("penstock", Role.PENSTOCK, partial(going_on, make=penstock_persistent), PENSTOCK),
+        Contestant("penstock, seed", Role.PENSTOCK, partial(going_on, make=penstock_persistent, seed=7), SEEDED),
         Contestant("torchdata", Role.PEER, partial(going_on, make=torchdata_loader), TORCHDATA, peers=("torchdata",)),
     ),
     (Target("penstock, seed", 10, None, LOAD), Target("penstock, seed", 1.25, None, RATIO)),
