@@ -135,7 +135,8 @@ def seeding(setup: Setup) -> Running:
         began = time.perf_counter()
         for begin in range(0, len(numbers), setup.batch):
             given = numbers[begin : begin + setup.batch]
-            fetch.load(task(given, 1, 2, range(begin, begin + len(given))))
+            positions = (range(begin, begin + len(given)),) if "positions" in task.__dataclass_fields__ else ()
+            fetch.load(task(given, 1, 2, *positions))  # older builds have no positions
         return time.perf_counter() - began
 
     def epoch() -> Numbers:
