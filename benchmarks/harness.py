@@ -42,7 +42,7 @@ def results(quick: bool) -> Path:
 
 
 def answer(question: Question, options: Options, path: Path) -> None:
-    """Measures every table of the question, prints it, and writes all so far to the JSON file."""
+    """Measures every table of the question, prints it, and writes the JSON file."""
     say(f"{question.name}: preparing data")
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     load = round(os.getloadavg()[0], 2)
@@ -59,7 +59,8 @@ def answer(question: Question, options: Options, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for table in question.tables:
         facts["tables"].append(run_table(question, table, setup, options))
-        path.write_text(json.dumps(facts, indent=1) + "\n")  # kept if the next table takes the process down
+        if table.host is Host.HERE or table is question.tables[-1]:  # the next table may take this process down
+            path.write_text(json.dumps(facts, indent=1) + "\n")
     say(f"{question.name}: written to {path}")
     missed = sum(target["met"] is False for table in facts["tables"] for target in table["targets"])
     if missed and not options.quick:
