@@ -9,12 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import harness, process
+from benchmarks import harness
+from benchmarks.process import ROOT
+from benchmarks.question import Options
 
 QUESTIONS = ("tensor_files", "arrays", "photos", "cifar", "startup", "python_datasets", "state")
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("questions", nargs="*", metavar="question", help=f"some of: {', '.join(QUESTIONS)} (all)")
     parser.add_argument("--quick", action="store_true", help="small data, 2 rounds: shows that all runs")
@@ -26,16 +28,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--results", type=Path, help="where the JSON goes (benchmarks/results, or build/quick)")
     parser.add_argument("--peers", type=Path, help="the peers' Python (build/peers/bin/python when there)")
     parser.add_argument("--before", type=Path, help="the Python of an environment with another build of Penstock")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     unknown = [name for name in given.questions if name not in QUESTIONS]
     if unknown:
         parser.error(f"no such question: {', '.join(unknown)}; there are {', '.join(QUESTIONS)}")
-    photos = process.ROOT.parent / "shared" / "data" / "photos"
-    peers = given.peers or process.ROOT / "build" / "peers" / "bin" / "python"
-    results = process.ROOT / "build" / "quick" if given.quick else process.ROOT / "benchmarks" / "results"
-    options = harness.Options(
+    photos = ROOT.parent / "shared" / "data" / "photos"
+    peers = given.peers or ROOT / "build" / "peers" / "bin" / "python"
+    options = Options(
         cache=(given.cache or Path(tempfile.gettempdir()) / f"penstock-bench-{os.getuid()}").resolve(),
-        results=given.results or results,
         rounds=given.rounds or (2 if given.quick else 5),
         quick=given.quick,
         photos=given.photos or (photos if photos.is_dir() else None),
@@ -45,14 +45,11 @@ def main(arguments: list[str]) -> int:
         before=None if given.before is None else str(given.before.absolute()),
     )
     options.cache.mkdir(parents=True, exist_ok=True)
-    missed = 0
+    results = given.results or harness.results(given.quick)
     for name in given.questions or QUESTIONS:
-        facts = harness.answer(importlib.import_module(f"benchmarks.{name}").QUESTION, options)
-        missed += sum(target["met"] is False for table in facts["tables"] for target in table["targets"])
-    if missed and not given.quick:
-        harness.say(f"{missed} target(s) missed")
-    return 0
+        question = importlib.import_module(f"benchmarks.{name}").QUESTION
+        harness.answer(question, options, results / f"{name}.json")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-import torch
+import torch.utils.data
 
 import penstock
-from benchmarks.harness import Contestant, Measure, Numbers, Role, Running, Setup, Table, Target
+from benchmarks.contestants import penstock_loader
+from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
 
-COST = Measure("us_per_batch", "us", higher_is_better=False)
-OVER = Measure("us_over_none", "us", higher_is_better=False)
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def tables(setup: Setup) -> list[Table]:
-    return [
-        Table(
-            "cpu prefetch",
-            "prefetch(batches, 'cpu') around a list of batches of 64x3x8x8 float32 and labels",
-            (
-                Contestant("the list itself", Role.BARE, the_list),
-                Contestant("prefetch", Role.PENSTOCK, plain),
-                Contestant("prefetch, transform", Role.PENSTOCK, with_transform),
-                Contestant("prefetch, dtype as it is", Role.PENSTOCK, with_dtype),
-                Contestant("prefetch, bfloat16", Role.PENSTOCK, converting),
-                Contestant("the conversion alone", Role.ASIDE, conversion),
-            ),
-            tuple(
-                Target(name, 50, measure=COST)
-                for name in ("prefetch", "prefetch, transform", "prefetch, dtype as it is")
-            ),
-            (COST,),
-        ),
-        Table(
-            "cpu loader",
-            "DataLoader(device='cpu') beside the same loader without device=; batches of 64 rows, in memory",
-            (
-                Contestant("device='cpu', 1 worker", Role.PENSTOCK, loader_with_a_worker),
-                Contestant("device='cpu', 0 workers", Role.PENSTOCK, loader_without_workers),
-            ),
-            tuple(Target(f"device='cpu', {name}", 50, measure=OVER) for name in ("1 worker", "0 workers")),
-            (OVER, COST),
-        ),
-    ]
+COST = lower("us_per_batch", "us")
+OVER = lower("us_over_none", "us")
+BATCH = 64
 
 
-def batches(setup: Setup) -> list[Batch]:
-    number = 200 if setup.facts["quick"] else 2000
-    return [(torch.rand(64, 3, 8, 8), torch.arange(64))] * number
+def number_of(setup: Setup) -> int:
+    """The batches of a pass."""
+    return 200 if setup.facts["quick"] else 2000
+
+
+def batches(setup: Setup) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.rand(BATCH, 3, 8, 8), torch.arange(BATCH))] * number_of(setup)
 
 
 def cost(loader: Iterable[Any], passes: int = 5) -> float:
@@ -66,72 +39,77 @@ def cost(loader: Iterable[Any], passes: int = 5) -> float:
     return best
 
 
-def over(loader: Iterable[Any]) -> Running:
-    return Running(lambda: {COST.key: cost(loader)})
-
-
 def the_list(setup: Setup) -> Running:
     """`for batch in batches`."""
-    return over(batches(setup))
+    source = batches(setup)
+    return Running(lambda: {COST.key: cost(source)})
 
 
-def plain(setup: Setup) -> Running:
+def prefetched(setup: Setup, **options: Any) -> Running:
     """penstock.prefetch(batches, "cpu")."""
-    return over(penstock.prefetch(batches(setup), "cpu"))
-
-
-def with_transform(setup: Setup) -> Running:
-    """penstock.prefetch(batches, "cpu", transform=...) with a transform that returns the batch."""
-    return over(penstock.prefetch(batches(setup), "cpu", transform=as_it_is))
-
-
-def with_dtype(setup: Setup) -> Running:
-    """penstock.prefetch(batches, "cpu", dtype=torch.float32), which these batches are."""
-    return over(penstock.prefetch(batches(setup), "cpu", dtype=torch.float32))
-
-
-def converting(setup: Setup) -> Running:
-    """penstock.prefetch(batches, "cpu", dtype=torch.bfloat16, channels_last=True): the conversion is real work."""
-    return over(penstock.prefetch(batches(setup), "cpu", dtype=torch.bfloat16, channels_last=True))
+    source = penstock.prefetch(batches(setup), "cpu", **options)
+    return Running(lambda: {COST.key: cost(source)})
 
 
 def conversion(setup: Setup) -> Running:
     """`x.to(torch.bfloat16, memory_format=torch.channels_last)` in the loop, without prefetch."""
     source = batches(setup)
 
-    def epoch() -> Numbers:
-        began = time.perf_counter()
+    def converted() -> Iterable[Any]:
         for x, _ in source:
-            x.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
-        return {COST.key: (time.perf_counter() - began) / len(source) * 1e6}
+            yield x.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
 
-    return Running(epoch)
-
-
-def as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def loader_with_a_worker(setup: Setup) -> Running:
-    """penstock.DataLoader over a TensorDataset, num_workers=1, with and without device="cpu", in turn."""
-    return beside(setup, 1)
-
-
-def loader_without_workers(setup: Setup) -> Running:
-    """penstock.DataLoader over a TensorDataset, num_workers=0, with and without device="cpu", in turn."""
-    return beside(setup, 0)
+    return Running(lambda: {COST.key: cost(converted(), 1)})
 
 
 def beside(setup: Setup, workers: int) -> Running:
-    number = 200 if setup.facts["quick"] else 2000
-    rows = torch.utils.data.TensorDataset(torch.rand(64 * number, 16), torch.arange(64 * number))
-    make: Callable[..., Any] = penstock.DataLoader
-    without = make(rows, batch_size=64, num_workers=workers)
-    fed = make(rows, batch_size=64, num_workers=workers, device="cpu")
+    """A pass with and one without device="cpu", in turn."""
+    samples = BATCH * number_of(setup)
+    rows = torch.utils.data.TensorDataset(torch.rand(samples, 16), torch.arange(samples))
+    make = partial(penstock_loader, setup, rows, batch_size=BATCH, shuffle=False, num_workers=workers)
+    without, fed = make(), make(device="cpu")
 
     def epoch() -> Numbers:
         pairs = [(cost(without, 1), cost(fed, 1)) for _ in range(5)]
-        host, device = (min(pair[side] for pair in pairs) for side in (0, 1))
+        host, device = (min(costs) for costs in zip(*pairs, strict=True))
         return {OVER.key: device - host, COST.key: device}
 
     return Running(epoch)
+
+
+TRANSFORM = 'penstock.prefetch(batches, "cpu", transform=...) with a transform that returns the batch.'
+DTYPE = 'penstock.prefetch(batches, "cpu", dtype=torch.float32), which these batches are.'
+BFLOAT16 = 'penstock.prefetch(batches, "cpu", dtype=torch.bfloat16, channels_last=True): the conversion is real work.'
+BESIDE = 'penstock.DataLoader over a TensorDataset, num_workers={}, with and without device="cpu", in turn.'
+to_bfloat16 = partial(prefetched, dtype=torch.bfloat16, channels_last=True)
+PREFETCH = (
+    Contestant("the list itself", Role.BARE, the_list),
+    Contestant("prefetch", Role.PENSTOCK, prefetched),
+    Contestant("prefetch, transform", Role.PENSTOCK, partial(prefetched, transform=lambda batch: batch), TRANSFORM),
+    Contestant("prefetch, dtype as it is", Role.PENSTOCK, partial(prefetched, dtype=torch.float32), DTYPE),
+    Contestant("prefetch, bfloat16", Role.PENSTOCK, to_bfloat16, BFLOAT16),
+    Contestant("the conversion alone", Role.ASIDE, conversion),
+)
+LOADER = (
+    Contestant("device='cpu', 1 worker", Role.PENSTOCK, partial(beside, workers=1), BESIDE.format(1)),
+    Contestant("device='cpu', 0 workers", Role.PENSTOCK, partial(beside, workers=0), BESIDE.format(0)),
+)
+
+
+def tables(setup: Setup) -> list[Table]:
+    return [
+        Table(
+            "cpu prefetch",
+            "prefetch(batches, 'cpu') around a list of batches of 64x3x8x8 float32 and labels",
+            PREFETCH,
+            tuple(Target(one.name, 50, measure=COST) for one in PREFETCH[1:4]),
+            (COST,),
+        ),
+        Table(
+            "cpu loader",
+            "DataLoader(device='cpu') beside the same loader without device=; batches of 64 rows, in memory",
+            LOADER,
+            tuple(Target(one.name, 50, measure=OVER) for one in LOADER),
+            (OVER, COST),
+        ),
+    ]

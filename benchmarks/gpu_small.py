@@ -1,52 +1,27 @@
 """The parts of benchmarks.gpu without a network: bandwidth of copies, what prefetch costs a step, cache="device"."""
 
-# torchvision may be missing.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 import torch.utils.data
 
 import penstock
-from benchmarks import machine
+from benchmarks import cifar, machine
+from benchmarks.contestants import penstock_loader, torch_loader
 from benchmarks.gpu_training import DEVICE, IMAGES, WAIT, WARM, one_ahead, timed
-from benchmarks.harness import SPEED, Contestant, Measure, Numbers, Role, Running, Setup, Table, Target
+from benchmarks.question import SPEED, Contestant, Measure, Numbers, Role, Running, Setup, Table, Target, lower
 
 MB = 1_000_000
 RATE = Measure("gb_per_s", "GB/s")
-STEP = Measure("ms_per_step", "ms", higher_is_better=False)
+STEP = lower("ms_per_step", "ms")
 
 # --- bandwidth --------------------------------------------------------------------------------------------------------
-
-
-def bandwidth(setup: Setup) -> list[Table]:
-    """Bytes that arrive on the device a second, where nothing else is done, for batches of five sizes."""
-    sizes = (1, 4, 16) if setup.facts["quick"] else (1, 4, 16, 64, 256)
-    contestants = (
-        Contestant("bare pinned copies", Role.BARE, bare_copies),
-        Contestant("prefetch, pinned", Role.PENSTOCK, prefetch_pinned),
-        Contestant("prefetch, pageable", Role.PENSTOCK, prefetch_pageable),
-        Contestant("DataLoader", Role.PENSTOCK, loader_of_bytes),
-    )
-    return [
-        Table(
-            f"bandwidth {size} MB",
-            f"copies to the device, batches of {size} MB; nothing else is done",
-            contestants,
-            tuple(Target("prefetch, pinned", 0.9, "bare pinned copies", RATE) for _ in range(size >= 16)),
-            (RATE,),
-        )
-        for size in sizes
-    ]
 
 
 def size_of(setup: Setup) -> int:
@@ -58,23 +33,29 @@ def turns_of(setup: Setup) -> int:
     return min(4000, max(8, round(setup.facts["seconds"] * 40e9 / size_of(setup))))
 
 
+def elapsed_ms(work: Callable[[], object]) -> float:
+    """The time that the device takes for what `work` queues on the current stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
 def bare_copies(setup: Setup) -> Running:
     """copy_(non_blocking=True) from four pinned tensors to four of the device on one stream, timed by events."""
-    size = size_of(setup)
+    size, turns = size_of(setup), turns_of(setup)
     host = [torch.ones(size, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
-    there = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+    copies = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+
+    def work() -> None:
+        for number in range(turns):
+            copies[number % 4].copy_(host[number % 4], non_blocking=True)
 
     def epoch() -> Numbers:
-        side = torch.cuda.Stream(DEVICE)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        turns = turns_of(setup)
-        with torch.cuda.stream(side):
-            begin.record()
-            for number in range(turns):
-                there[number % 4].copy_(host[number % 4], non_blocking=True)
-            end.record()
-        end.synchronize()
-        return {RATE.key: turns * size / begin.elapsed_time(end) / 1e6}
+        with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
+            return {RATE.key: turns * size / elapsed_ms(work) / 1e6}
 
     return Running(epoch)
 
@@ -104,50 +85,42 @@ def fetched(setup: Setup, pinned: bool) -> Running:
     return Running(epoch)
 
 
-def prefetch_pinned(setup: Setup) -> Running:
-    """penstock.prefetch(batches, "cuda") of four pinned tensors in turn."""
-    return fetched(setup, pinned=True)
-
-
-def prefetch_pageable(setup: Setup) -> Running:
-    """The same of four pageable tensors, which the feeding thread copies into pinned memory first."""
-    return fetched(setup, pinned=False)
-
-
 def loader_of_bytes(setup: Setup) -> Running:
     """penstock.DataLoader(device="cuda") over rows of a tensor in memory, 16 a batch: gathered into pinned memory."""
     size = size_of(setup)
-    rows = torch.ones(64, size // 16, dtype=torch.uint8)
-    dataset = torch.utils.data.TensorDataset(rows)
+    dataset = torch.utils.data.TensorDataset(torch.ones(64, size // 16, dtype=torch.uint8))
     samples = 16 * (turns_of(setup) + WARM + 1)
     sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=samples)
-    make: Callable[..., Any] = penstock.DataLoader
-    loader = make(dataset, batch_size=16, sampler=sampler, num_workers=setup.workers, device="cuda")
+    loader = penstock_loader(setup, dataset, batch_size=16, sampler=sampler, shuffle=None, device="cuda")
     return Running(lambda: arriving(loader, size), loader.explain)
 
 
-# --- overhead ---------------------------------------------------------------------------------------------------------
+PINNED = 'penstock.prefetch(batches, "cuda") of four pinned tensors in turn.'
+PAGEABLE = "The same of four pageable tensors, which the feeding thread copies into pinned memory first."
+COPIES = (
+    Contestant("bare pinned copies", Role.BARE, bare_copies),
+    Contestant("prefetch, pinned", Role.PENSTOCK, partial(fetched, pinned=True), PINNED),
+    Contestant("prefetch, pageable", Role.PENSTOCK, partial(fetched, pinned=False), PAGEABLE),
+    Contestant("DataLoader", Role.PENSTOCK, loader_of_bytes),
+)
 
 
-def overhead(setup: Setup) -> list[Table]:
-    """A step of 10 ms that reads nothing of its batch, with and without batches being brought for it."""
-    contestants = (
-        Contestant("replayed batch", Role.BARE, same_batch),
-        Contestant("prefetch, pinned", Role.PENSTOCK, fed_pinned),
-        Contestant("prefetch, pageable", Role.PENSTOCK, fed_pageable),
-        Contestant("Apex pattern", Role.PEER, fed_by_apex),
-    )
-    targets = tuple(Target(f"prefetch, {kind}", 1.01, "replayed batch", STEP) for kind in ("pinned", "pageable"))
+def bandwidth(setup: Setup) -> list[Table]:
+    """Bytes that arrive on the device a second, where nothing else is done, for batches of five sizes."""
+    target = Target("prefetch, pinned", 0.9, "bare pinned copies", RATE)
     return [
         Table(
-            f"overhead {kind}",
-            f"a 10 ms step of {what}; batches of 64x3x224x224 uint8",
-            contestants,
-            targets,
-            (STEP, WAIT),
+            f"bandwidth {size} MB",
+            f"copies to the device, batches of {size} MB; nothing else is done",
+            COPIES,
+            (target,) if size >= 16 else (),
+            (RATE,),
         )
-        for kind, what in (("pause", "torch.cuda._sleep"), ("matmul", "bfloat16 matrix products"))
+        for size in ((1, 4, 16) if setup.facts["quick"] else (1, 4, 16, 64, 256))
     ]
+
+
+# --- overhead ---------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -166,12 +139,7 @@ def ten_milliseconds(kind: str) -> Callable[[Any, Any], None]:
     for _ in range(20):  # the clock comes up
         work(trial)
     torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    work(trial)
-    end.record()
-    end.synchronize()
-    amount = max(1, round(trial * 10 / begin.elapsed_time(end)))
+    amount = max(1, round(trial * 10 / elapsed_ms(lambda: work(trial))))
     return lambda images, labels: work(amount)
 
 
@@ -195,14 +163,9 @@ def same_batch(setup: Setup) -> Running:
     return stepping(setup, lambda source: source)
 
 
-def fed_pinned(setup: Setup) -> Running:
+def fed_pinned(setup: Setup, pinned: bool = True) -> Running:
     """penstock.prefetch(endless batches in pinned memory, "cuda")."""
-    return stepping(setup, lambda source: penstock.prefetch(source, "cuda"))
-
-
-def fed_pageable(setup: Setup) -> Running:
-    """penstock.prefetch(endless batches in pageable memory, "cuda")."""
-    return stepping(setup, lambda source: penstock.prefetch(source, "cuda"), pinned=False)
+    return stepping(setup, lambda source: penstock.prefetch(source, "cuda"), pinned)
 
 
 def fed_by_apex(setup: Setup) -> Running:
@@ -210,38 +173,34 @@ def fed_by_apex(setup: Setup) -> Running:
     return stepping(setup, lambda source: one_ahead(source, lambda images: images))
 
 
-# --- cache="device" ---------------------------------------------------------------------------------------------------
+FED_PAGEABLE = 'penstock.prefetch(endless batches in pageable memory, "cuda").'
+STEPS = (
+    Contestant("replayed batch", Role.BARE, same_batch),
+    Contestant("prefetch, pinned", Role.PENSTOCK, fed_pinned),
+    Contestant("prefetch, pageable", Role.PENSTOCK, partial(fed_pinned, pinned=False), FED_PAGEABLE),
+    Contestant("Apex pattern", Role.PEER, fed_by_apex),
+)
 
 
-def cache_contestants() -> tuple[Contestant, ...]:
-    return (
-        Contestant("torch, pinned", Role.TORCH, cifar_torch),
-        Contestant("penstock in host memory", Role.ASIDE, cifar_host),
-        Contestant("penstock to the device", Role.BARE, cifar_fed),
-        Contestant("penstock cached there", Role.PENSTOCK, cifar_cached),
-    )
-
-
-def cache_tables(setup: Setup) -> list[Table]:
-    what = "RandomCrop(32, padding=4), flip, ToTensor, Normalize" if has_torchvision() else "rows as they are, uint8"
+def overhead(setup: Setup) -> list[Table]:
+    """A step of 10 ms that reads nothing of its batch, with and without batches being brought for it."""
+    targets = tuple(Target(f"prefetch, {kind}", 1.01, "replayed batch", STEP) for kind in ("pinned", "pageable"))
     return [
         Table(
-            "cache",
-            f"50,000 images of 3x32x32 in memory; {what}; batch 256, shuffled",
-            cache_contestants(),
-            (
-                Target("penstock cached there", 10, "penstock to the device", SPEED),
-                Target("penstock cached there", 10, "penstock in host memory", SPEED),
-            ),
+            f"overhead {kind}", f"a 10 ms step of {what}; batches of 64x3x224x224 uint8", STEPS, targets, (STEP, WAIT)
         )
+        for kind, what in (("pause", "torch.cuda._sleep"), ("matmul", "bfloat16 matrix products"))
     ]
+
+
+# --- cache="device" ---------------------------------------------------------------------------------------------------
 
 
 def has_torchvision() -> bool:
     return machine.version("torchvision") != "not installed"
 
 
-def cifar(setup: Setup) -> Any:
+def images(setup: Setup) -> Any:
     """torchvision's CIFAR10 without its files; where torchvision is missing, the images as rows of an array."""
     rng = np.random.default_rng(0)
     samples = 2_500 if setup.facts["quick"] else 50_000
@@ -249,19 +208,17 @@ def cifar(setup: Setup) -> Any:
     labels = rng.integers(0, 10, samples)
     if not has_torchvision():
         return penstock.Arrays(pixels, labels)
-    from torchvision import datasets, transforms
+    from torchvision import datasets
 
-    tail = [transforms.ToTensor(), transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))]
-    steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *tail]
     dataset: Any = datasets.CIFAR10.__new__(datasets.CIFAR10)
-    datasets.VisionDataset.__init__(dataset, "nowhere", transform=transforms.Compose(steps))
+    datasets.VisionDataset.__init__(dataset, "nowhere", transform=cifar.recipe("float32"))
     dataset.train = True
     dataset.data = pixels.transpose(0, 2, 3, 1)  # as the class makes it: a view of planes
     dataset.targets = labels.tolist()
     return dataset
 
 
-def passes(setup: Setup, loader: Any, put: Callable[[Any], Any]) -> Running:
+def passes(setup: Setup, loader: Any, put: Callable[[Any], Any] = lambda batch: batch) -> Running:
     """Whole epochs for as long as a turn lasts, or one."""
 
     def epoch() -> Numbers:
@@ -280,28 +237,28 @@ def passes(setup: Setup, loader: Any, put: Callable[[Any], Any]) -> Running:
 
 def cifar_torch(setup: Setup) -> Running:
     """torch.utils.data.DataLoader, pin_memory=True, workers kept; .to(device, non_blocking=True) in the loop."""
-    loader = torch.utils.data.DataLoader(
-        cifar(setup), 256, shuffle=True, num_workers=setup.workers, pin_memory=True, persistent_workers=True
-    )
+    loader = torch_loader(setup, images(setup), batch_size=256, pin_memory=True)
     return passes(setup, loader, lambda batch: [field.to(DEVICE, non_blocking=True) for field in batch])
 
 
-def ours(setup: Setup, device: Any) -> Running:
-    make: Callable[..., Any] = penstock.DataLoader
-    loader = make(cifar(setup), batch_size=256, shuffle=True, seed=0, num_workers=setup.workers, device=device)
-    return passes(setup, loader, lambda batch: batch)
-
-
-def cifar_host(setup: Setup) -> Running:
+def cifar_penstock(setup: Setup, device: Any = None) -> Running:
     """penstock.DataLoader; the batches stay in host memory."""
-    return ours(setup, None)
+    return passes(setup, penstock_loader(setup, images(setup), batch_size=256, seed=0, device=device))
 
 
-def cifar_fed(setup: Setup) -> Running:
-    """penstock.DataLoader(device="cuda"): the host's path, to the device."""
-    return ours(setup, "cuda")
+FED = """penstock.DataLoader(device="cuda"): the host's path, to the device."""
+CACHED = 'penstock.DataLoader(device=penstock.Feed("cuda", cache="device")).'
+FEED = penstock.Feed("cuda", cache="device")
+CACHE = (
+    Contestant("torch, pinned", Role.TORCH, cifar_torch),
+    Contestant("penstock in host memory", Role.ASIDE, cifar_penstock),
+    Contestant("penstock to the device", Role.BARE, partial(cifar_penstock, device="cuda"), FED),
+    Contestant("penstock cached there", Role.PENSTOCK, partial(cifar_penstock, device=FEED), CACHED),
+)
 
 
-def cifar_cached(setup: Setup) -> Running:
-    """penstock.DataLoader(device=penstock.Feed("cuda", cache="device"))."""
-    return ours(setup, penstock.Feed("cuda", cache="device"))
+def cached(setup: Setup) -> list[Table]:
+    what = "RandomCrop(32, padding=4), flip, ToTensor, Normalize" if has_torchvision() else "rows as they are, uint8"
+    targets = tuple(Target("penstock cached there", 10, CACHE[i].name) for i in (2, 1))
+    title = f"50,000 images of 3x32x32 in memory; {what}; batch 256, shuffled"
+    return [Table("cache", title, CACHE, targets)]

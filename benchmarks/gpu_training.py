@@ -1,46 +1,28 @@
 """The part of benchmarks.gpu that trains: images/s of a ResNet-50 step, and the share of its time that it waits."""
 
-# torchvision may be missing.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.utils.data
 from torch import nn
 
 import penstock
-from benchmarks.harness import Contestant, Measure, Numbers, Role, Running, Setup, Table, Target
+from benchmarks.contestants import penstock_loader, torch_loader
+from benchmarks.photos import CHANNELS, SIZE, image_folder
+from benchmarks.question import Contestant, Measure, Numbers, Role, Running, Setup, Table, Target, lower
 from benchmarks.resnet import resnet50
 
 IMAGES = Measure("images_per_s", "images/s")
-WAIT = Measure("waiting", "share of time", higher_is_better=False)
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIDE = 224
+WAIT = lower("waiting", "share of time")
 WARM = 4  # steps of a turn that are not measured
 DEVICE = torch.device("cuda", 0)
 
 Step = Callable[[torch.Tensor, torch.Tensor], object]
-
-
-def tables(setup: Setup) -> list[Table]:
-    """Three tables: the same images in memory as float32 and as uint8, and photos where a folder is given."""
-    return [
-        Table(f"training {kind}", f"ResNet-50, bfloat16, channels_last; {what}", contestants, targets, (IMAGES, WAIT))
-        for kind, what, contestants, targets in (
-            ("float32", "normalised float32 images in memory", IN_MEMORY, TARGETS),
-            ("uint8", "uint8 images in memory, normalised on the device", IN_MEMORY, TARGETS),
-            ("photos", "JPEG photos, RandomResizedCrop(224), flip, normalise", PHOTOS, ()),
-        )
-        if kind != "photos" or setup.data
-    ]
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------
@@ -77,7 +59,8 @@ def seconds_a_step(batch: int) -> float:
 
 
 def still(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images = torch.randn(batch, 3, SIDE, SIDE, device=DEVICE).to(torch.bfloat16, memory_format=torch.channels_last)
+    """A batch on the device."""
+    images = torch.randn(batch, 3, SIZE, SIZE, device=DEVICE).to(torch.bfloat16, memory_format=torch.channels_last)
     return images, torch.randint(0, 1000, (batch,), device=DEVICE)
 
 
@@ -118,10 +101,6 @@ def marked() -> torch.cuda.Event:
     return event
 
 
-def running(setup: Setup, batches: Callable[[], Iterable[Any]]) -> Running:
-    return Running(lambda: timed(batches(), training_step(), setup.batch))
-
-
 # --- the contestants --------------------------------------------------------------------------------------------------
 
 
@@ -129,73 +108,61 @@ def running(setup: Setup, batches: Callable[[], Iterable[Any]]) -> Running:
 def images_in_memory(kind: str, quick: bool) -> torch.utils.data.TensorDataset:
     """As many images as 1.2 GB hold as float32, drawn from again and again."""
     samples = 128 if quick else 2048
-    pixels = torch.randint(0, 256, (samples, 3, SIDE, SIDE), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (samples, 3, SIZE, SIZE), dtype=torch.uint8)
     if kind == "float32":
-        pixels = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+        pixels = normalised(pixels)
     return torch.utils.data.TensorDataset(pixels, torch.randint(0, 1000, (samples,)))
 
 
-def dataset_of(setup: Setup) -> Any:
-    kind = setup.variant.split()[-1]
-    return photos(setup.data) if kind == "photos" else images_in_memory(kind, setup.facts["quick"])
+def normalised(pixels: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in CHANNELS)
+    return (pixels / 255 - mean) / std
 
 
-def photos(folder: str) -> Any:
-    from torchvision import datasets, transforms
-
-    tail = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    steps = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), *tail]
-    return datasets.ImageFolder(Path(folder), transforms.Compose(steps))
-
-
-def options_of(setup: Setup, dataset: Any) -> dict[str, Any]:
+def given(setup: Setup) -> dict[str, Any]:
     """The same for every loader: whole batches, as many as a turn has steps, drawn with replacement."""
+    kind = setup.variant.split()[-1]
+    dataset = image_folder(setup.data) if kind == "photos" else images_in_memory(kind, setup.facts["quick"])
     samples = (steps_of(setup) + WARM) * setup.batch
     sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=samples)
-    return {"batch_size": setup.batch, "sampler": sampler, "num_workers": setup.workers, "drop_last": True}
+    return {"dataset": dataset, "sampler": sampler, "shuffle": None, "drop_last": True}
 
 
 def prepared(images: torch.Tensor) -> torch.Tensor:
     """Images on the device as the step takes them."""
     if images.dtype == torch.uint8:
-        mean = torch.tensor(MEAN, device=images.device).view(3, 1, 1)
-        images = (images / 255 - mean) / torch.tensor(STD, device=images.device).view(3, 1, 1)
+        images = normalised(images)
     return images.to(torch.bfloat16, memory_format=torch.channels_last)
+
+
+def training(setup: Setup, batches: Callable[[], Iterable[Any]], loader: Any = None) -> Running:
+    """A turn of steps on the batches, which `loader` explains."""
+    return Running(lambda: timed(batches(), training_step(), setup.batch), getattr(loader, "explain", None))
 
 
 def replayed(setup: Setup) -> Running:
     """One batch that is on the device already, again and again."""
     batch = still(setup.batch)
-
-    def batches() -> Iterator[Any]:
-        for _ in range(steps_of(setup) + WARM):
-            yield batch
-
-    return running(setup, batches)
+    return training(setup, lambda: (batch for _ in range(steps_of(setup) + WARM)))
 
 
-def torch_loader_of(setup: Setup) -> Any:
-    dataset = dataset_of(setup)
-    return torch.utils.data.DataLoader(dataset, pin_memory=True, persistent_workers=True, **options_of(setup, dataset))
-
-
-def torch_loader(setup: Setup) -> Running:
+def torch_pinned(setup: Setup) -> Running:
     """torch.utils.data.DataLoader, pin_memory=True, workers kept; .to(device, non_blocking=True) and the conversion in
     the loop."""
-    loader = torch_loader_of(setup)
+    loader = torch_loader(setup, pin_memory=True, **given(setup))
 
     def batches() -> Iterator[Any]:
         for images, labels in loader:
             yield prepared(images.to(DEVICE, non_blocking=True)), labels.to(DEVICE, non_blocking=True)
 
-    return running(setup, batches)
+    return training(setup, batches)
 
 
 def apex(setup: Setup) -> Running:
     """The same loader behind the pattern of NVIDIA Apex's data_prefetcher: the next batch is copied and converted on a
     side stream, begun in the loop when the one before is taken; record_stream on what is handed over."""
-    loader = torch_loader_of(setup)
-    return running(setup, lambda: one_ahead(loader, prepared))
+    loader = torch_loader(setup, pin_memory=True, **given(setup))
+    return training(setup, lambda: one_ahead(loader, prepared))
 
 
 def one_ahead(loader: Iterable[Any], make: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[Any]:
@@ -222,30 +189,33 @@ def one_ahead(loader: Iterable[Any], make: Callable[[torch.Tensor], torch.Tensor
         del taken
 
 
-def penstock_loader(setup: Setup) -> Running:
+def penstock_fed(setup: Setup) -> Running:
     """penstock.DataLoader(device=penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True)); uint8 images in
     memory are normalised by transform=."""
-    dataset = dataset_of(setup)
-    make: Callable[..., Any] = penstock.DataLoader
-    transform = prepared_pair if setup.variant.endswith("uint8") else None
-    feed = penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True, transform=transform)
-    loader = make(dataset, device=feed, **options_of(setup, dataset))
-    return Running(lambda: timed(loader, training_step(), setup.batch), getattr(loader, "explain", None))
+    feed = penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True)
+    if setup.variant.endswith("uint8"):
+        feed = dataclasses.replace(feed, transform=lambda batch: (prepared(batch[0]), batch[1]))
+    loader = penstock_loader(setup, device=feed, **given(setup))
+    return training(setup, lambda: loader, loader)
 
 
-def prepared_pair(batch: Any) -> Any:
-    images, labels = batch
-    return prepared(images), labels
-
-
-IN_MEMORY = (
+CONTESTANTS = (
     Contestant("replayed batch", Role.BARE, replayed),
-    Contestant("torch, pinned", Role.TORCH, torch_loader),
+    Contestant("torch, pinned", Role.TORCH, torch_pinned),
     Contestant("torch, Apex pattern", Role.PEER, apex),
-    Contestant("penstock", Role.PENSTOCK, penstock_loader),
-)
-PHOTOS = (
-    IN_MEMORY[0],
-    *(Contestant(one.name, one.role, one.build, (*one.packages, "torchvision")) for one in IN_MEMORY[1:]),
+    Contestant("penstock", Role.PENSTOCK, penstock_fed),
 )
 TARGETS = (Target("penstock", 0.98, "replayed batch", IMAGES),)
+
+
+def tables(setup: Setup) -> list[Table]:
+    """Three tables: the same images in memory as float32 and as uint8, and photos where a folder is given."""
+    return [
+        Table(f"training {kind}", f"ResNet-50, bfloat16, channels_last; {what}", CONTESTANTS, targets, (IMAGES, WAIT))
+        for kind, what, targets in (
+            ("float32", "normalised float32 images in memory", TARGETS),
+            ("uint8", "uint8 images in memory, normalised on the device", TARGETS),
+            ("photos", "JPEG photos, RandomResizedCrop(224), flip, normalise", ()),
+        )
+        if kind != "photos" or setup.data
+    ]

@@ -4,27 +4,31 @@ Photos: `--photos`, else ../shared/data/photos, else the two that scikit-learn s
 until an epoch has about 2,000. Each result says which.
 """
 
-# Each contestant imports its own libraries, which may be missing here.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bare
-from benchmarks.contestants import dali_epochs, ffcv_epochs
-from benchmarks.harness import Contestant, Options, Question, Role, Running, Setup, Table, Target, made, over
+import numpy as np
+import torch
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+from benchmarks import bare
+from benchmarks.contestants import (
+    Channels,
+    dali_epochs,
+    epochs_of,
+    ffcv_epochs,
+    penstock_loader,
+    spdl_epochs,
+    torch_loader,
+)
+from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
+
+CHANNELS = Channels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIZE = 224
 SUFFIXES = (".jpg", ".jpeg")
 
@@ -69,186 +73,107 @@ def files(setup: Setup) -> list[str]:
     return sorted(str(path.relative_to(setup.data)) for path in setup.path().rglob("*.jpg"))
 
 
-def recipe(setup: Setup) -> Any:
+def recipe(kind: str) -> Any:
     """torchvision's v1 transforms, as its tutorials have them."""
     from torchvision import transforms
 
-    if setup.variant == "uint8":
-        tail = [transforms.PILToTensor()]
-    else:
-        tail = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    return transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip(), *tail])
+    steps = [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
+    return transforms.Compose([*steps, *CHANNELS.torchvision(kind)])
 
 
-def torch_loader(setup: Setup) -> Running:
-    """torch.utils.data.DataLoader over torchvision.datasets.ImageFolder: Pillow decodes, torchvision's v1 transforms;
-    worker processes kept between epochs."""
-    import torch
+def image_folder(folder: str, kind: str = "float32") -> Any:
     from torchvision.datasets import ImageFolder
 
-    dataset = ImageFolder(setup.data, recipe(setup))
-    return over(
-        torch.utils.data.DataLoader(
-            dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, persistent_workers=True
-        )
-    )
+    return ImageFolder(folder, recipe(kind))
 
 
-def torchvision_decode(setup: Setup) -> Running:
-    """The same loader, but torchvision.io.decode_image to tensors and v2 transforms instead of Pillow."""
-    import torch
+def dataset(setup: Setup) -> Any:
+    return image_folder(setup.data, setup.variant)
+
+
+def decoded_by_torchvision(setup: Setup) -> Any:
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms import v2
 
-    tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)] if setup.variant == "float32" else []
-    transform = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip(), *tail])
-    dataset = ImageFolder(setup.data, transform, loader=lambda path: decode_image(path, mode=ImageReadMode.RGB))
-    return over(
-        torch.utils.data.DataLoader(
-            dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, persistent_workers=True
-        )
-    )
-
-
-def penstock_loader(setup: Setup) -> Running:
-    """penstock.DataLoader over the unmodified torchvision.datasets.ImageFolder and v1 transforms."""
-    from torchvision.datasets import ImageFolder
-
-    import penstock
-
-    return over(
-        penstock.DataLoader(
-            ImageFolder(setup.data, recipe(setup)),
-            batch_size=setup.batch,
-            shuffle=True,
-            num_workers=setup.workers,
-            seed=0,
-        )
-    )
+    steps: list[Any] = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
+    if setup.variant == "float32":
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*CHANNELS)]
+    return ImageFolder(setup.data, v2.Compose(steps), loader=lambda path: decode_image(path, mode=ImageReadMode.RGB))
 
 
 def bare_decode(setup: Setup) -> Running:
     """C++: reads the file and decodes only a RandomResizedCrop box with libjpeg-turbo (ISLOW, fancy upsampling);
     no resize, no flip, no conversion, no labels, no hand-over."""
-    import numpy as np
-
-    loop = bare.library("photos.cc", setup.path().parent, "jpeg").photos
-    names, stride = bare.names(files(setup))
-    seeds = itertools.count()
-
-    def epoch() -> int:
-        order = np.random.permutation(setup.samples)
-        return bare.call(
-            loop,
-            setup.data.encode(),
-            names,
-            stride,
-            bare.pointer(order),
-            setup.samples,
-            setup.batch,
-            setup.workers,
-            next(seeds),
-        )
-
-    return Running(epoch)
+    names = bare.names(files(setup))
+    return bare.loop(setup, "photos.cc", "photos", setup.data.encode(), *names, libraries=("jpeg",))
 
 
 def dali(setup: Setup) -> Running:
     """DALI on the CPU: readers.file (shuffled), decoders.image_random_crop, resize, crop_mirror_normalize to CHW;
     its default prefetching; batches are looked at where DALI has them, without a copy to torch."""
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import fn, types
 
-    normal: dict[str, Any] = {"dtype": types.UINT8}
-    if setup.variant == "float32":
-        normal = {"dtype": types.FLOAT, "mean": [255 * m for m in MEAN], "std": [255 * s for s in STD]}
+    box = {"random_aspect_ratio": [3 / 4, 4 / 3], "random_area": [0.08, 1.0]}
 
-    pipeline = Pipeline(batch_size=setup.batch, num_threads=setup.workers, device_id=None)
-    with pipeline:
+    def outputs() -> list[Any]:
         encoded, labels = fn.readers.file(file_root=setup.data, shuffle_after_epoch=True)
-        images = fn.decoders.image_random_crop(
-            encoded, device="cpu", output_type=types.RGB, random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0]
-        )
+        images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB, **box)
         images = fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_LINEAR, antialias=True)
-        images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), output_layout="CHW", **normal)
-        pipeline.set_outputs(images, labels)
-    pipeline.build()
+        options = {"mirror": fn.random.coin_flip(), "output_layout": "CHW", **CHANNELS.dali(setup.variant)}
+        return [fn.crop_mirror_normalize(images, **options), labels]
 
-    return dali_epochs(pipeline, setup)
+    return dali_epochs(setup, outputs)
 
 
 def ffcv_jpeg(setup: Setup) -> Running:
     """FFCV on its own file: photos re-encoded once as JPEG (quality 90, longest side at most 500), os_cache,
     OrderOption.RANDOM, RandomResizedCropRGBImageDecoder, flip (and NormalizeImage)."""
-    return ffcv(setup, "jpg", {"write_mode": "jpg"})
+    return ffcv(setup, "jpg", write_mode="jpg")
 
 
 def ffcv_half_raw(setup: Setup) -> Running:
     """FFCV's ImageNet recipe: as above, but half of the photos stored as decoded pixels, chosen at random. Not a peer
     for the targets: half of its epoch decodes nothing, for several times the storage."""
-    return ffcv(setup, "half-raw", {"write_mode": "proportion", "compress_probability": 0.5})
+    return ffcv(setup, "half-raw", write_mode="proportion", compress_probability=0.5)
 
 
-def ffcv(setup: Setup, kind: str, options: dict[str, Any]) -> Running:
-    import numpy as np
-    from ffcv.fields import IntField, RGBImageField
+def ffcv(setup: Setup, kind: str, **options: Any) -> Running:
+    from ffcv.fields import RGBImageField
     from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder
-    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
-    from ffcv.writer import DatasetWriter
-    from PIL import Image
+    from ffcv.transforms import RandomHorizontalFlip
 
-    packed = setup.path().parent / f"{setup.path().name}-{kind}.beton"
-    if not packed.exists():
-        names = files(setup)
-
-        class Samples:
-            def __len__(self) -> int:
-                return len(names)
-
-            def __getitem__(self, index: int) -> tuple[Any, int]:
-                with Image.open(setup.path(names[index])) as image:
-                    return np.asarray(image.convert("RGB")), index % 10
-
-        unfinished = f"{packed}.{os.getpid()}"
-        fields = {"x": RGBImageField(max_resolution=500, jpeg_quality=90, **options), "y": IntField()}
-        DatasetWriter(unfinished, fields, num_workers=2).from_indexed_dataset(Samples())
-        os.rename(unfinished, packed)
-    normal = []
-    if setup.variant == "float32":
-        normal = [NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)]
-    images = [
+    names = files(setup)
+    field = RGBImageField(max_resolution=500, jpeg_quality=90, **options)
+    steps = [
         RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
         RandomHorizontalFlip(),
-        *normal,
-        ToTensor(),
-        ToTorchImage(),
+        *CHANNELS.ffcv(setup.variant),
     ]
-    return ffcv_epochs(packed, images, setup)
+    name = f"{setup.path().name}-{kind}"
+    return ffcv_epochs(setup, name, field, lambda i: (np.asarray(opened(setup, names[i])), i % 10), steps)
+
+
+def opened(setup: Setup, name: str) -> Any:
+    """The photo of that name, decoded by Pillow."""
+    from PIL import Image
+
+    with Image.open(setup.path(name)) as image:
+        return image.convert("RGB")
 
 
 def spdl(setup: Setup) -> Running:
     """SPDL's Pipeline on 2 threads: per batch demux, decode with FFmpeg's crop, bilinear scale and flip filters, and
     convert_frames into one HWC array (and torch operations to normalised CHW)."""
-    import numpy as np
     import spdl.io
-    import torch
-    from spdl.pipeline import PipelineBuilder
 
     torch.set_num_threads(1)
     paths = [str(setup.path(name)) for name in files(setup)]
-    batches = -(-len(paths) // setup.batch)
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) * 255 for v in (MEAN, STD))
-    draw = crop_boxes()
-
-    def source() -> Iterator[list[str]]:
-        while True:
-            order = np.random.permutation(len(paths))
-            for i in range(batches):
-                yield [paths[row] for row in order[i * setup.batch : (i + 1) * setup.batch]]
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in CHANNELS.in_bytes())
 
     def decode(path: str) -> Any:
         packets = spdl.io.demux_image(path)
-        left, top, width, height = draw(packets.width, packets.height)
+        left, top, width, height = crop_box(packets.width, packets.height)
         flip = "hflip," if random.random() < 0.5 else ""
         # exact=1: a crop's place is not rounded to the chroma grid
         filters = (
@@ -256,74 +181,55 @@ def spdl(setup: Setup) -> Running:
         )
         return spdl.io.decode_packets(packets, filter_desc=filters)
 
-    def load(batch: list[str]) -> Any:
-        images = spdl.io.to_numpy(spdl.io.convert_frames([decode(path) for path in batch]))
+    decode(paths[0])  # raises where FFmpeg is missing; a pipeline would try the next batch without end
+
+    def load(rows: Any) -> Any:
+        images = spdl.io.to_numpy(spdl.io.convert_frames([decode(paths[row]) for row in rows]))
         if setup.variant == "uint8":
             return images
         return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).sub_(mean).div_(std)
 
-    pipeline = (
-        PipelineBuilder()
-        .add_source(source())
-        .pipe(load, concurrency=setup.workers)
-        .add_sink(4)
-        .build(num_threads=setup.workers)
-    )
-    pipeline.start()
-
-    def epoch() -> int:
-        count = 0
-        for _ in range(batches):
-            x = pipeline.get_item()
-            x[0, 0, 0, 0].item()
-            count += len(x)
-        return count
-
-    return Running(epoch)
+    return spdl_epochs(setup, load)
 
 
-def crop_boxes() -> Callable[[int, int], tuple[int, int, int, int]]:
+def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
     """RandomResizedCrop.get_params in plain Python (torch's draws would be a cost of ours, not of the peer's)."""
-
-    def draw(width: int, height: int) -> tuple[int, int, int, int]:
-        for _ in range(10):
-            area, ratio = random.uniform(0.08, 1) * width * height, (4 / 3) ** random.uniform(-1, 1)
-            w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-            if 0 < w <= width and 0 < h <= height:
-                return random.randint(0, width - w), random.randint(0, height - h), w, h
-        side = min(width, height)
-        return (width - side) // 2, (height - side) // 2, side, side
-
-    return draw
+    for _ in range(10):
+        area, ratio = random.uniform(0.08, 1) * width * height, (4 / 3) ** random.uniform(-1, 1)
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, width - w), random.randint(0, height - h), w, h
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side, side
 
 
+TORCH = """torch.utils.data.DataLoader over torchvision.datasets.ImageFolder: Pillow decodes, torchvision's v1
+    transforms; worker processes kept between epochs."""
+DECODE_IMAGE = "The same loader, but torchvision.io.decode_image to tensors and v2 transforms instead of Pillow."
+PENSTOCK = "penstock.DataLoader over the unmodified torchvision.datasets.ImageFolder and v1 transforms."
+VISION = ("torch", "torchvision")
 CONTESTANTS = (
-    Contestant("torch", Role.TORCH, torch_loader, ("torch", "torchvision", "pillow")),
-    Contestant("torch, decode_image", Role.PEER, torchvision_decode, ("torch", "torchvision")),
-    Contestant("penstock", Role.PENSTOCK, penstock_loader, ("penstock",)),
+    Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), TORCH, (*VISION, "pillow")),
+    Contestant("torch, decode_image", Role.PEER, epochs_of(torch_loader, decoded_by_torchvision), DECODE_IMAGE, VISION),
+    Contestant("penstock", Role.PENSTOCK, epochs_of(penstock_loader, dataset, seed=0), PENSTOCK),
     Contestant("bare decode", Role.BARE, bare_decode),
-    Contestant("DALI", Role.PEER, dali, ("nvidia-dali-cuda130",), peers_venv=True),
-    Contestant("FFCV jpeg", Role.PEER, ffcv_jpeg, ("ffcv", "numba"), peers_venv=True),
-    Contestant("FFCV half raw", Role.ASIDE, ffcv_half_raw, ("ffcv", "numba"), peers_venv=True),
-    Contestant("SPDL", Role.PEER, spdl, ("spdl", "spdl_io"), peers_venv=True),
+    Contestant("DALI", Role.PEER, dali, peers=("nvidia-dali-cuda130",)),
+    Contestant("FFCV jpeg", Role.PEER, ffcv_jpeg, peers=("ffcv", "numba")),
+    Contestant("FFCV half raw", Role.ASIDE, ffcv_half_raw, peers=("ffcv", "numba")),
+    Contestant("SPDL", Role.PEER, spdl, peers=("spdl", "spdl_io")),
 )
-
-QUESTION = Question(
-    "photos",
-    "Photos in an image folder, RandomResizedCrop(224) and flip",
-    (
-        Table(
-            "uint8",
-            "to uint8, batch 64, shuffled, 2 workers or threads",
-            CONTESTANTS,
-            (Target("penstock", 2.6, "torch"), Target("penstock", 1.6, "best peer")),
-        ),
-        Table(
-            "float32",
-            "to normalised float32, batch 64, shuffled, 2 workers or threads",
-            CONTESTANTS,
-            (Target("penstock", 3, "torch"),),
-        ),
+TABLES = (
+    Table(
+        "uint8",
+        "to uint8, batch 64, shuffled, 2 workers or threads",
+        CONTESTANTS,
+        (Target("penstock", 2.6, "torch"), Target("penstock", 1.6, "best peer")),
     ),
-    prepare,
+    Table(
+        "float32",
+        "to normalised float32, batch 64, shuffled, 2 workers or threads",
+        CONTESTANTS,
+        (Target("penstock", 3, "torch"),),
+    ),
 )
+QUESTION = Question("photos", "Photos in an image folder, RandomResizedCrop(224) and flip", TABLES, prepare)

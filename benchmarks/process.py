@@ -1,6 +1,6 @@
-"""One contestant, one process; measured in turn while all others are stopped.
+"""Rounds of contestants in turn, and a contestant's process as the harness sees it.
 
-The parent writes a line `epoch` or `quit`, the child (worker.py) answers each with one line of JSON.
+The harness writes a line `epoch` or `quit` to the process; worker.py, at the other end, answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -13,29 +13,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 1800.0  # a build may write a packed file or compile code
 EPOCH_TIMEOUT_S = 600.0
-BEFORE = " (before)"  # ends the name of a contestant that is run with another build of Penstock
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What a worker process is started with."""
-
-    question: str
-    table: str
-    contestant: str
-    python: str
-    setup: str  # JSON
-    packages: tuple[str, ...]
 
 
 @dataclasses.dataclass
@@ -48,80 +34,56 @@ class Outcome:
     rounds: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass
-class Outcomes:
-    """Outcomes by contestant, and what was read from disks during the measured rounds."""
-
-    of: dict[str, Outcome]
-    disk_read_mb: float | None = None
-
-
 class Failed(Exception):
     """A contestant that cannot go on; the text says why."""
 
 
-def python_for(peers_venv: bool, peers_python: str) -> str:
-    return peers_python if peers_venv else sys.executable
+class Runner(Protocol):
+    """A contestant that the harness can run: a Worker, or a Local in this process. All but close() may raise Failed."""
+
+    def start(self) -> dict[str, str]:
+        """Builds the contestant; returns the versions of its packages."""
+
+    def epoch(self) -> dict[str, Any]:
+        """Runs an epoch; returns the contestant's `numbers`, and `explain`, a text."""
+
+    def close(self) -> None:
+        """Ends the contestant and what it left running."""
 
 
 class Worker:
-    """A contestant's process group; stopped except within `running()`."""
+    """A contestant's process group, stopped between its epochs: nothing that it prefetches costs others time."""
 
-    def __init__(self, entry: Entry) -> None:
-        command = [
-            entry.python,
-            "-m",
-            "benchmarks.worker",
-            entry.question,
-            entry.table,
-            entry.contestant.removesuffix(BEFORE),
-            entry.setup,
-            json.dumps(entry.packages),
-        ]
+    def __init__(self, python: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [python, "-m", "benchmarks.worker", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._pending = b""
-        self._closed = False
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.close()
-
-    def ready(self) -> dict[str, Any]:
-        """Waits until the contestant is built."""
-        return self._answer(START_TIMEOUT_S)
+    def start(self) -> dict[str, str]:
+        versions: dict[str, str] = self._answer(START_TIMEOUT_S)["versions"]
+        return versions
 
     def epoch(self) -> dict[str, Any]:
-        """Has one epoch run, alone."""
         assert self._process.stdin is not None
-        with self.running():
-            try:
-                self._process.stdin.write(b"epoch\n")
-                self._process.stdin.flush()
-            except BrokenPipeError as gone:
-                raise Failed("its process ended") from gone
-            return self._answer(EPOCH_TIMEOUT_S)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
         self._signal(signal.SIGCONT)
         try:
-            yield
+            self._process.stdin.write(b"epoch\n")
+            self._process.stdin.flush()
+            return self._answer(EPOCH_TIMEOUT_S)
+        except BrokenPipeError as gone:
+            raise Failed("its process ended") from gone
         finally:
             self._signal(signal.SIGSTOP)
 
-    def stop(self) -> None:
-        """Stops the whole group: nothing it prefetches costs another contestant time."""
-        self._signal(signal.SIGSTOP)
-
     def close(self) -> None:
-        """Ends the group: kindly when it answers `quit`, else by SIGKILL."""
-        if self._closed:
+        """Ends the group, once: by `quit` when the process answers, else by SIGKILL."""
+        if self._process.returncode is not None:
             return
-        self._closed = True
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -148,88 +110,66 @@ class Worker:
                 raise Failed("its process ended")
             self._pending += piece
         line, self._pending = self._pending.split(b"\n", 1)
-        said: dict[str, Any] = json.loads(line)
-        if "failed" in said:
-            raise Failed(said["failed"])
-        return said
+        answer: dict[str, Any] = json.loads(line)
+        if "failed" in answer:
+            raise Failed(answer["failed"])
+        return answer
 
 
-def interleaved_rounds(entries: Sequence[Entry], rounds: int, title: str) -> Outcomes:
-    """A warm-up epoch each, then `rounds` times each contestant in turn."""
-    outcomes = Outcomes({entry.contestant: Outcome() for entry in entries})
-    with contextlib.ExitStack() as stack, progress(title, len(entries) * (rounds + 2)) as step:
-        live: dict[str, Worker] = {}
-        for entry in entries:
-            name, outcome = entry.contestant, outcomes.of[entry.contestant]
-            with attempt(outcome):
-                step(f"{name}: start", 0)
-                worker = stack.enter_context(Worker(entry))
-                outcome.versions = worker.ready()["versions"]
-                worker.stop()
-                step(f"{name}: warm-up", 1)
-                outcome.explain = worker.epoch().get("explain", "")
-                live[name] = worker
-            step("", 1 if name in live else 2)
-        disk = machine.disk_read_mb()
-        for _ in range(rounds):
-            for entry in entries:
-                name = entry.contestant
-                step(name, 0)
-                if name in live:
-                    with attempt(outcomes.of[name]):
-                        outcomes.of[name].rounds.append(live[name].epoch()["numbers"])
-                    if outcomes.of[name].status != "measured":
-                        live.pop(name).close()
-                step("", 1)
-        outcomes.disk_read_mb = machine.disk_read_mb() - disk
-    return outcomes
+def measure(
+    runners: Mapping[str, Callable[[], Runner]], rounds: int, fresh: bool, title: str
+) -> tuple[dict[str, Outcome], float]:
+    """Runs an epoch of each contestant in turn as a warm-up, then `rounds` times again.
 
-
-def fresh_rounds(entries: Sequence[Entry], rounds: int, title: str) -> Outcomes:
-    """`rounds` times each contestant in turn, each time in a new process, after one round that is thrown away."""
-    outcomes = Outcomes({entry.contestant: Outcome() for entry in entries})
-    disk = machine.disk_read_mb()
-    with progress(title, len(entries) * (rounds + 1)) as step:
+    With `fresh`, a contestant is made anew for each of its epochs. Returns the outcomes by the contestants' names, and
+    the MB that the machine read from disks after the warm-up.
+    """
+    outcomes = {name: Outcome() for name in runners}
+    live: dict[str, Runner] = {}
+    disk = 0.0
+    with contextlib.ExitStack() as stack, progress(title, len(runners) * (rounds + 1)) as step:
         for turn in range(rounds + 1):
-            if turn == 1:
-                disk = machine.disk_read_mb()
-            for entry in entries:
-                outcome = outcomes.of[entry.contestant]
-                step(entry.contestant, 0)
-                if outcome.status == "measured":
-                    with attempt(outcome), Worker(entry) as worker:
-                        outcome.versions = worker.ready()["versions"]
-                        said = worker.epoch()
-                        outcome.explain = said.get("explain", "")
-                        if turn > 0:
-                            outcome.rounds.append(said["numbers"])
-                step("", 1)
-    outcomes.disk_read_mb = machine.disk_read_mb() - disk
-    return outcomes
+            disk = machine.disk_read_mb() if turn == 1 else disk
+            for name, outcome in outcomes.items():
+                step(f"{name}, round {turn}" if turn else f"{name}, warm-up")
+                if outcome.status != "measured":
+                    continue
+                try:
+                    if name not in live:
+                        live[name] = stack.enter_context(contextlib.closing(runners[name]()))
+                        outcome.versions = live[name].start()
+                    answer = live[name].epoch()
+                    outcome.explain = outcome.explain or answer["explain"]
+                    if turn > 0:
+                        outcome.rounds.append(answer["numbers"])
+                except (Failed, OSError) as why:
+                    outcome.status = str(why)
+                    outcome.rounds.clear()
+                if name in live and (fresh or outcome.status != "measured"):
+                    live.pop(name).close()
+    return outcomes, machine.disk_read_mb() - disk
 
 
 @contextlib.contextmanager
-def attempt(outcome: Outcome) -> Iterator[None]:
+def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, or lines where tqdm is missing; the function yielded is called with the name of each step."""
     try:
-        yield
-    except (Failed, OSError) as why:
-        outcome.status = str(why)
-        outcome.rounds.clear()
-
-
-@contextlib.contextmanager
-def progress(title: str, total: int) -> Iterator[Any]:
-    """A bar on stderr (none without tqdm): `step(text, count)`."""
-    try:
-        from tqdm import tqdm  # noqa: PLC0415  optional here
+        from tqdm import tqdm
     except ImportError:
-        yield lambda text, count: None
+        yield lambda text: say(f"{title}: {text}")
         return
     with tqdm(total=total, desc=title, file=sys.stderr, unit="epoch") as bar:
+        begun = False
 
-        def step(text: str, count: int) -> None:
-            if text:
-                bar.set_postfix_str(text)
-            bar.update(count)
+        def step(text: str) -> None:
+            nonlocal begun
+            bar.update(begun)
+            begun = True
+            bar.set_postfix_str(text)
 
         yield step
+        bar.update(begun)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

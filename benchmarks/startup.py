@@ -5,25 +5,23 @@ before the clock starts, and memory is counted with and without them: resident m
 worker processes hold alone, over what the process had after `import torch`.
 """
 
-# Each contestant imports its own libraries, which may be missing here.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import tutorial_dataset
-from benchmarks.harness import (
+import torch
+
+from benchmarks.contestants import Tutorial, penstock_loader, torch_loader
+from benchmarks.question import (
     Contestant,
-    Measure,
+    Host,
     Numbers,
     Options,
     Question,
@@ -32,28 +30,27 @@ from benchmarks.harness import (
     Setup,
     Table,
     Target,
+    lower,
     made,
 )
 
 LINKS_PER_FILE = 50_000  # below ext4's limit of 65,000
 BATCHES_BEFORE_SECOND = 4
-FIRST = Measure("first_batch_s", "s", higher_is_better=False)
-SECOND = Measure("second_epoch_ms", "ms", higher_is_better=False)
-MEMORY = Measure("over_torch_mb", "MB", higher_is_better=False)
-OWN_MEMORY = Measure("loader_mb", "MB", higher_is_better=False)
+FIRST = lower("first_batch_s", "s")
+SECOND = lower("second_epoch_ms", "ms")
+MEMORY = lower("over_torch_mb", "MB")
+OWN_MEMORY = lower("loader_mb", "MB")
 
 
 def prepare(options: Options) -> Setup:
     """pt/NUMBER.pt: links to real files of 3x64x64 float32."""
     samples = options.ids or (20_000 if options.quick else 1_000_000)
-    folder = made(options.cache / f"startup-{samples}", lambda unfinished: write(unfinished, samples))
+    folder = made(options.cache / f"startup-{samples}", partial(write, samples=samples))
     facts = {"ids": samples, "made": f"hard links, {LINKS_PER_FILE} to a file", "memory": "MB of 1,000,000 bytes"}
     return Setup(str(folder), samples, facts=facts)
 
 
 def write(folder: Path, samples: int) -> None:
-    import torch
-
     (folder / "pt").mkdir()
     with_folder = os.open(folder / "pt", os.O_RDONLY)
     first = ""
@@ -104,80 +101,51 @@ def timed(after_torch: float, samples: int, make: Callable[[list[str], dict[str,
         for _ in range(BATCHES_BEFORE_SECOND):
             next(batches)
         del batches
-        again = time.perf_counter()
+        began = time.perf_counter()
         batches = iter(loader)
         next(batches)
-        second = time.perf_counter() - again
+        second = time.perf_counter() - began
         over = resident_mb() + workers_mb() - after_torch
         return {FIRST.key: first, SECOND.key: 1000 * second, MEMORY.key: over, OWN_MEMORY.key: over - given}
 
     return Running(epoch)
 
 
-def torch_loader(setup: Setup) -> Running:
+def torch_start(setup: Setup) -> Running:
     """torch.utils.data.DataLoader over the tutorial's Dataset, worker processes kept; a second epoch begun after five
     batches of the first."""
-    import torch
-
-    after_torch = resident_mb()
-
-    folder = setup.path("pt")
-    loader = functools.partial(
-        torch.utils.data.DataLoader,
-        batch_size=setup.batch,
-        shuffle=True,
-        num_workers=setup.workers,
-        persistent_workers=True,
-    )
-    return timed(after_torch, setup.samples, lambda names, labels: loader(tutorial_dataset(folder, names, labels)))
+    dataset = partial(Tutorial, setup.path("pt"))
+    return timed(resident_mb(), setup.samples, lambda *given: torch_loader(setup, dataset(*given)))
 
 
-def penstock_loader(setup: Setup) -> Running:
+def penstock_start(setup: Setup, with_ids: bool = True) -> Running:
     """penstock.DataLoader over penstock.TensorFolder(root, ids=list, labels=dict); `import penstock` counts as memory
     but not as time."""
-    return penstock_folder(setup, True)
-
-
-def penstock_listed(setup: Setup) -> Running:
-    """The same with ids=None, labels=None: the folder is listed and sorted within the time to the first batch."""
-    return penstock_folder(setup, False)
-
-
-def penstock_folder(setup: Setup, with_ids: bool) -> Running:
-    import torch  # noqa: F401  memory is counted from here
-
     after_torch = resident_mb()
     import penstock
 
-    root = str(setup.path("pt"))
-
     def make(names: list[str], labels: dict[str, int]) -> Any:
-        dataset = penstock.TensorFolder(root, ids=names, labels=labels) if with_ids else penstock.TensorFolder(root)
-        return penstock.DataLoader(dataset, batch_size=setup.batch, shuffle=True, num_workers=setup.workers, seed=0)
+        listed: dict[str, Any] = {"ids": names, "labels": labels} if with_ids else {}
+        return penstock_loader(setup, penstock.TensorFolder(str(setup.path("pt")), **listed), seed=0)
 
     return timed(after_torch, setup.samples if with_ids else 0, make)
 
 
-QUESTION = Question(
-    "startup",
-    "The start of a loader over a million IDs",
+LISTED = "The same with ids=None, labels=None: the folder is listed and sorted within the time to the first batch."
+MILLION = Table(
+    "million",
+    "TensorFolder over 1,000,000 IDs (or --ids), batch 64, shuffled, 2 workers or threads",
     (
-        Table(
-            "million",
-            "TensorFolder over 1,000,000 IDs (or --ids), batch 64, shuffled, 2 workers or threads",
-            (
-                Contestant("torch", Role.TORCH, torch_loader, ("torch",)),
-                Contestant("penstock", Role.PENSTOCK, penstock_loader, ("penstock",)),
-                Contestant("penstock, folder listed", Role.PENSTOCK, penstock_listed, ("penstock",)),
-            ),
-            (
-                Target("penstock", 0.3, None, FIRST),
-                Target("penstock", 200, None, MEMORY),
-                Target("penstock", 5, None, SECOND),
-            ),
-            (FIRST, MEMORY, OWN_MEMORY, SECOND),
-            fresh=True,
-        ),
+        Contestant("torch", Role.TORCH, torch_start),
+        Contestant("penstock", Role.PENSTOCK, penstock_start),
+        Contestant("penstock, folder listed", Role.PENSTOCK, partial(penstock_start, with_ids=False), LISTED),
     ),
-    prepare,
+    (
+        Target("penstock", 0.3, None, FIRST),
+        Target("penstock", 200, None, MEMORY),
+        Target("penstock", 5, None, SECOND),
+    ),
+    (FIRST, MEMORY, OWN_MEMORY, SECOND),
+    Host.FRESH,
 )
+QUESTION = Question("startup", "The start of a loader over a million IDs", (MILLION,), prepare)

@@ -4,10 +4,6 @@ Each number counts samples that came twice or not at all, or came with other ran
 where the state is refused. `unnoticed` counts changes of the data that were not refused.
 """
 
-# Each contestant imports its own libraries, which may be missing here.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import logging
@@ -18,24 +14,29 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from benchmarks.harness import Measure, Numbers, Running, Setup
+import torch
+
+from benchmarks.contestants import penstock_loader, torchdata_loader
+from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
 
 SIZE, BATCH, SEED = 60, 4, 7
+SMALL = Setup("", SIZE, BATCH, workers=0)
 WORKERS = ((2, 0), (0, 2), (2, 4), (4, 2))
 RANKS = ((2, 1), (2, 3), (1, 2))
 BATCHES = ((4, 3), (4, 6))
 SNAPSHOT = 3
 """Steps between two snapshots of torchdata's workers, in the case of batch sizes."""
 
-OTHER_WORKERS = Measure("other_workers", "samples", higher_is_better=False)
-OTHER_RANKS = Measure("other_ranks", "samples", higher_is_better=False)
-OTHER_BATCH = Measure("other_batch_size", "samples", higher_is_better=False)
-OTHER_DRAWS = Measure("other_draws", "samples", higher_is_better=False)
-UNNOTICED = Measure("unnoticed", "changes", higher_is_better=False)
+OTHER_WORKERS = lower("other_workers", "samples")
+OTHER_RANKS = lower("other_ranks", "samples")
+OTHER_BATCH = lower("other_batch_size", "samples")
+OTHER_DRAWS = lower("other_draws", "samples")
+UNNOTICED = lower("unnoticed", "changes")
 MEASURES = (OTHER_WORKERS, OTHER_RANKS, OTHER_BATCH, OTHER_DRAWS, UNNOTICED)
-
+Sample = tuple[int, float]
+"""The number and the random draw of a sample."""
 Make = Callable[..., Any]
-"""(dataset, workers=0, shard=None or (rank, ranks), batch=BATCH, snapshot=1) -> a loader."""
+"""make(dataset, shard=None, snapshot=1, **options): a loader."""
 
 
 class Labelled:
@@ -48,146 +49,149 @@ class Labelled:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> Any:
-        import torch
-
         return index, self.targets[index], torch.rand(())
 
 
-def samples(loader: Any, batches: Iterable[Any]) -> list[tuple[int, float]]:
+def samples(loader: Any, batches: Iterable[Any]) -> list[Sample]:
     """Number and draw of each sample, without padding."""
-    found: list[tuple[int, float]] = []
+    found: list[Sample] = []
     for numbers, _, draws in batches:
         pairs = zip(numbers.tolist(), draws.tolist(), strict=True)
         found += islice(pairs, len(numbers) - getattr(loader, "padded", 0))
     return found
 
 
-def stopped(loader: Any, steps: int) -> tuple[Any, list[tuple[int, float]]]:
-    """The state behind some steps, and what came."""
+def stopped(loader: Any, steps: int) -> tuple[Any, list[Sample]]:
+    """The state behind some steps, and the samples before it."""
     batches = iter(loader)
     came = samples(loader, islice(batches, steps))
     return loader.state_dict(), came
 
 
-def gone_on(loader: Any, state: Any) -> list[tuple[int, float]]:
+def gone_on(loader: Any, state: Any) -> list[Sample]:
     loader.load_state_dict(state)
     return samples(loader, loader)
 
 
-class Tried:
-    """What was tried, and what came of it."""
+class Changes:
+    """Each change, tried once: how many samples it disturbs, and a line on each in `results`."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.results: list[str] = []
 
-    def rest(self, name: str, before: list[tuple[int, float]], go_on: Callable[[], list[tuple[int, float]]]) -> int:
-        """How many samples came twice or not at all."""
-        try:
-            came = Counter(number for number, _ in before + go_on())
-        except Exception as refused:
-            self.said.append(f"{name}: refused, {type(refused).__name__}: {refused}".strip(": "))
-            return SIZE - len(before)
-        twice, missing = sum(came.values()) - len(came), len(set(range(SIZE)) - set(came))
-        self.said.append(f"{name}: {twice} twice, {missing} missing")
-        return twice + missing
+    def workers(self, before: int, after: int) -> int:
+        state, came = stopped(self.make(Labelled(), num_workers=before), 6)
+        loader = partial(self.make, Labelled(), num_workers=after)
+        return self.wrong(f"{before} -> {after} workers", came, lambda: gone_on(loader(), state))
 
-    def change(self, name: str, go_on: Callable[[], object]) -> int:
-        """Whether a change of the data goes unnoticed."""
-        try:
-            go_on()
-        except Exception as refused:
-            self.said.append(f"{name}: refused, {type(refused).__name__}: {refused}")
-            return 0
-        self.said.append(f"{name}: not noticed")
-        return 1
+    def ranks(self, before: int, after: int) -> int:
+        begun = [stopped(self.make(Labelled(), shard=(rank, before)), 6 // before) for rank in range(before)]
 
-
-def all_changes(make: Make) -> Running:
-    """Try each change once; what came of each is in `explain`."""
-    import torch
-
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    tried = Tried()
-
-    def workers(before: int, after: int) -> int:
-        state, came = stopped(make(Labelled(), workers=before), 6)
-        return tried.rest(f"{before} -> {after} workers", came, lambda: gone_on(make(Labelled(), workers=after), state))
-
-    def ranks(before: int, after: int) -> int:
-        begun = [stopped(make(Labelled(), shard=(rank, before)), 6 // before) for rank in range(before)]
-
-        def rest() -> list[tuple[int, float]]:
-            loaders = [make(Labelled(), shard=(rank, after)) for rank in range(after)]
+        def rest() -> list[Sample]:
+            loaders = [self.make(Labelled(), shard=(rank, after)) for rank in range(after)]
             states = [begun[min(rank, before - 1)][0] for rank in range(after)]
             return [pair for loader, state in zip(loaders, states, strict=True) for pair in gone_on(loader, state)]
 
-        return tried.rest(f"{before} -> {after} ranks", [pair for _, came in begun for pair in came], rest)
+        return self.wrong(f"{before} -> {after} ranks", [pair for _, came in begun for pair in came], rest)
 
-    def batches(before: int, after: int) -> int:
-        options = {"workers": 2, "snapshot": SNAPSHOT}
-        state, came = stopped(make(Labelled(), batch=before, **options), 7)
-        return tried.rest(
-            f"batches of {before} -> {after}", came, lambda: gone_on(make(Labelled(), batch=after, **options), state)
-        )
+    def batches(self, before: int, after: int) -> int:
+        make = partial(self.make, Labelled(), num_workers=2, snapshot=SNAPSHOT)
+        state, came = stopped(make(batch_size=before), 7)
+        return self.wrong(f"batches of {before} -> {after}", came, lambda: gone_on(make(batch_size=after), state))
 
-    def draws(count: int) -> int:
+    def draws(self, workers: int) -> int:
+        make = partial(self.make, Labelled(), num_workers=workers)
         torch.manual_seed(1)
-        whole_loader = make(Labelled(), workers=count)
-        whole = samples(whole_loader, whole_loader)
+        loader = make()
+        whole = samples(loader, loader)
         torch.manual_seed(1)
-        state, came = stopped(make(Labelled(), workers=count), 6)
+        state, came = stopped(make(), 6)
         torch.manual_seed(1)  # as a program does that is started again
-        after = gone_on(make(Labelled(), workers=count), state)
+        after = gone_on(make(), state)
         other = sum(mine != theirs for mine, theirs in zip(came + after, whole, strict=True))
-        tried.said.append(f"random draws with {count} workers: {other} of {len(after)} others")
+        self.results.append(f"random draws with {workers} workers: {other} of {len(after)} others")
         return other
 
-    def changed() -> int:
-        state, _ = stopped(make(Labelled()), 6)
+    def data(self) -> int:
+        """How many changes of the data are not noticed."""
+        state, _ = stopped(self.make(Labelled()), 6)
         others = {"10 more": Labelled(SIZE + 10), "10 fewer": Labelled(SIZE - 10), "other labels": Labelled(classes=7)}
-        return sum([tried.change(name, partial(gone_on, make(data), state)) for name, data in others.items()])
+        rests = [self.tried(name, partial(gone_on, self.make(data), state)) for name, data in others.items()]
+        return sum(rest is not None for rest in rests)
 
-    def epoch() -> Numbers:
-        tried.said.clear()
+    def wrong(self, name: str, before: list[Sample], go_on: Callable[[], list[Sample]]) -> int:
+        """How many samples came twice or not at all; all that were left, where the state is refused."""
+        rest = self.tried(name, go_on)
+        if rest is None:
+            return SIZE - len(before)
+        came = Counter(number for number, _ in before + rest)
+        twice, missing = sum(came.values()) - len(came), len(set(range(SIZE)) - set(came))
+        self.results[-1] = f"{name}: {twice} twice, {missing} missing"
+        return twice + missing
+
+    def tried(self, name: str, go_on: Callable[[], list[Sample]]) -> list[Sample] | None:
+        """What comes behind the stop; None where the state is refused."""
+        try:
+            rest = go_on()
+        except Exception as refused:
+            self.results.append(f"{name}: refused, {type(refused).__name__}: {refused}".strip(": "))
+            return None
+        self.results.append(f"{name}: not noticed")
+        return rest
+
+    def epoch(self) -> Numbers:
+        self.results.clear()
         return {
-            OTHER_WORKERS.key: sum(workers(*pair) for pair in WORKERS),
-            OTHER_RANKS.key: sum(ranks(*pair) for pair in RANKS),
-            OTHER_BATCH.key: sum(batches(*pair) for pair in BATCHES),
-            OTHER_DRAWS.key: sum(draws(count) for count in (0, 2)),
-            UNNOTICED.key: changed(),
+            OTHER_WORKERS.key: sum(self.workers(*pair) for pair in WORKERS),
+            OTHER_RANKS.key: sum(self.ranks(*pair) for pair in RANKS),
+            OTHER_BATCH.key: sum(self.batches(*pair) for pair in BATCHES),
+            OTHER_DRAWS.key: sum(self.draws(workers) for workers in (0, 2)),
+            UNNOTICED.key: self.data(),
         }
 
-    return Running(epoch, lambda: "; ".join(tried.said))
+
+def running(make: Make) -> Running:
+    """Each change, tried once; what came of each is in `explain`."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    changes = Changes(make)
+    return Running(changes.epoch, lambda: "; ".join(changes.results))
 
 
 def penstock(setup: Setup) -> Running:
     """penstock.DataLoader(seed=7, shard=(rank, ranks)); each rank goes on with the state of any."""
-    import penstock
-
-    def make(dataset: Any, workers: int = 0, shard: Any = None, batch: int = BATCH, snapshot: int = 1) -> Any:
-        return penstock.DataLoader(dataset, batch, shuffle=True, seed=SEED, num_workers=workers, shard=shard)
-
-    return all_changes(make)
+    return running(lambda dataset, snapshot=1, **options: penstock_loader(SMALL, dataset, seed=SEED, **options))
 
 
 def torchdata(setup: Setup) -> Running:
     """torchdata's StatefulDataLoader, for ranks with its StatefulDistributedSampler: each goes on with its own state, a
     rank more than before with the last one's."""
-    import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-    def make(dataset: Any, workers: int = 0, shard: Any = None, batch: int = BATCH, snapshot: int = 1) -> Any:
+    def make(dataset: Any, shard: Any = None, snapshot: int = 1, **options: Any) -> Any:
         sampler = StatefulDistributedSampler(dataset, shard[1], shard[0], seed=SEED) if shard else None
-        return StatefulDataLoader(
+        options |= {"shuffle": None, "sampler": sampler} if sampler else {}
+        return torchdata_loader(
+            SMALL,
             dataset,
-            batch,
-            shuffle=None if sampler else True,
-            sampler=sampler,
-            num_workers=workers,
             snapshot_every_n_steps=snapshot,
             generator=torch.Generator().manual_seed(SEED),
+            persistent_workers=False,
+            **options,
         )
 
-    return all_changes(make)
+    return running(make)
+
+
+TABLE = Table(
+    "changes",
+    "what is wrong behind a stop where something is other than before: samples that came twice or not at all; "
+    "all that were left, where the state is refused. 60 samples, 24 to 28 of them before the stop",
+    (
+        Contestant("penstock, seed", Role.PENSTOCK, penstock),
+        Contestant("torchdata", Role.PEER, torchdata, peers=("torchdata",)),
+    ),
+    tuple(Target("penstock, seed", 0, None, measure) for measure in MEASURES),
+    MEASURES,
+)

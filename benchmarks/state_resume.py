@@ -1,90 +1,78 @@
 """How soon a loader goes on in the middle of an epoch: the first batch there, beside the first batch of a pass."""
 
-# Each contestant imports its own libraries, which may be missing here.
-# ruff: noqa: PLC0415
-# mypy: disable-error-code="import-not-found,import-untyped"
-
 from __future__ import annotations
 
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from benchmarks.harness import Measure, Numbers, Running, Setup
-from benchmarks.state_loaders import (
-    REPEATS,
-    Make,
-    Numbers64,
-    ms,
-    penstock_loaders,
-    torch_loaders,
-    torchdata_loaders,
-)
+from torch.utils.data import IterableDataset
 
-START = {kind: ms(f"{kind}_start") for kind in ("map", "stream", "keeper")}
-RESUMED = {kind: ms(f"{kind}_resumed") for kind in START}
-LOAD = ms("map_load")
-RATIO = Measure("map_first_over_start", "x", higher_is_better=False)
+from benchmarks.contestants import Make, penstock_persistent, torch_loader, torchdata_loader
+from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
+
+REPEATS = 5
+"""How often what takes less than a second is done in a round; its median is the round's figure."""
+
+
+class Stream(IterableDataset[int]):
+    """Numbers, without a state of its own."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.samples)
+
+
+class Keeper(Stream):
+    """Numbers, with a state of its own."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.samples:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+DATASETS = {"map": range, "stream": Stream, "keeper": Keeper}
+START = {kind: lower(f"{kind}_start", "ms") for kind in DATASETS}
+RESUMED = {kind: lower(f"{kind}_resumed", "ms") for kind in DATASETS}
+LOAD = lower("map_load", "ms")
+RATIO = lower("map_first_over_start", "x")
 """The first batch behind half of an epoch, without load_state_dict(), over the first of a pass from the start."""
-MEASURES = (
-    START["map"],
-    LOAD,
-    RESUMED["map"],
-    RATIO,
-    START["stream"],
-    RESUMED["stream"],
-    START["keeper"],
-    RESUMED["keeper"],
-)
 
 
-def datasets(samples: int) -> dict[str, Callable[[], Any]]:
-    """A map-style dataset; an iterable one without a state of its own; one with."""
-    from torch.utils.data import IterableDataset
-
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            yield from range(samples)
-
-    class Keeper(IterableDataset[int]):
-        def __init__(self) -> None:
-            self.at = 0
-
-        def __iter__(self) -> Iterator[int]:
-            while self.at < samples:
-                self.at += 1
-                yield self.at - 1
-            self.at = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"]
-
-    return {"map": lambda: Numbers64(samples), "stream": Stream, "keeper": Keeper}
-
-
-def going_on(setup: Setup, make: Make, stateful: bool = True) -> Running:
+def going_on(setup: Setup, make: Make, stateful: bool = True, **options: Any) -> Running:
     """Milliseconds to the first batch of a pass from the start, and of one behind half of an epoch, load_state_dict()
     included; new loaders of new datasets each time, made before the clock starts."""
     warnings.filterwarnings("ignore", message=".*will be read and dropped")
-    kinds = datasets(int(setup.facts["resumed"]))
-    half = int(setup.facts["resumed"]) // setup.batch // 2
+    samples = setup.facts["resumed"]
+    half = samples // setup.batch // 2
 
     def new(kind: str) -> Any:
-        return make(kinds[kind](), shuffle=True if kind == "map" else None)
+        shuffle = True if kind == "map" else None
+        return make(setup, DATASETS[kind](samples), num_workers=0, shuffle=shuffle, **options)
 
-    states: dict[str, Any] = {}
-    for kind in kinds:
+    def half_way(kind: str) -> Any:
+        """The state behind half of an epoch; without states, the number of batches to drop."""
         loader = new(kind)
         batches = iter(loader)
         for _ in islice(batches, half):
             pass
-        states[kind] = loader.state_dict() if stateful else half
+        return loader.state_dict() if stateful else half
 
     def first(kind: str, state: Any) -> tuple[float, float]:
         """Seconds of load_state_dict(), and of all."""
@@ -95,6 +83,8 @@ def going_on(setup: Setup, make: Make, stateful: bool = True) -> Running:
         loaded = time.perf_counter()
         next(islice(iter(loader), 0 if state is None or stateful else state, None))
         return loaded - began, time.perf_counter() - began
+
+    states = {kind: half_way(kind) for kind in DATASETS}
 
     def epoch() -> Numbers:
         found: Numbers = {}
@@ -113,26 +103,23 @@ def going_on(setup: Setup, make: Make, stateful: bool = True) -> Running:
     return Running(epoch)
 
 
-def going_on_torch(setup: Setup) -> Running:
-    """torch.utils.data.DataLoader, which has no state: what came before is read again and dropped."""
-    return going_on(setup, torch_loaders(setup), stateful=False)
-
-
-def going_on_penstock(setup: Setup) -> Running:
-    """penstock.DataLoader(num_workers=0) without a seed: the order is torch's, drawn as far as it is asked for, and so
-    up to the middle to go on there."""
-    return going_on(setup, penstock_loaders(setup))
-
-
-def going_on_seeded(setup: Setup) -> Running:
-    """penstock.DataLoader(seed=7, num_workers=0): the order is a keyed permutation; the global generators are set for
-    each sample."""
-    return going_on(setup, penstock_loaders(setup, 7))
-
-
-def going_on_torchdata(setup: Setup) -> Running:
-    """torchdata's StatefulDataLoader(num_workers=0): it steps its sampler to where it was."""
-    import logging
-
-    logging.disable(logging.WARNING)
-    return going_on(setup, torchdata_loaders(setup, 1))
+ITERABLE = [measures[kind] for kind in ("stream", "keeper") for measures in (START, RESUMED)]
+TORCH = "torch.utils.data.DataLoader, which has no state: what came before is read again and dropped."
+PENSTOCK = """penstock.DataLoader(num_workers=0) without a seed: the order is torch's, drawn as far as it is asked for,
+    and so up to the middle to go on there."""
+SEEDED = """penstock.DataLoader(seed=7, num_workers=0): the order is a keyed permutation; the global generators are set
+    for each sample."""
+TORCHDATA = "torchdata's StatefulDataLoader(num_workers=0): it steps its sampler to where it was."
+TABLE = Table(
+    "resume",
+    "the first batch from the start, and behind half of 1,000,000 samples: map-style; iterable without a state "
+    "of its own (stream) and with one (keeper)",
+    (
+        Contestant("torch", Role.TORCH, partial(going_on, make=torch_loader, stateful=False), TORCH),
+        Contestant("penstock", Role.PENSTOCK, partial(going_on, make=penstock_persistent), PENSTOCK),
+        Contestant("penstock, seed", Role.PENSTOCK, partial(going_on, make=penstock_persistent, seed=7), SEEDED),
+        Contestant("torchdata", Role.PEER, partial(going_on, make=torchdata_loader), TORCHDATA, peers=("torchdata",)),
+    ),
+    (Target("penstock, seed", 10, None, LOAD), Target("penstock, seed", 1.25, None, RATIO)),
+    (START["map"], LOAD, RESUMED["map"], RATIO, *ITERABLE),
+)

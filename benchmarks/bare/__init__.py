@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.question import Running, Setup
+
 HERE = Path(__file__).resolve().parent
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
@@ -34,15 +38,28 @@ def names(texts: list[str]) -> tuple[bytes, int]:
     return b"".join(text.ljust(stride, b"\0") for text in raw), stride
 
 
-def pointer(array: Any) -> ctypes.c_void_p:
-    """A numpy array's memory; the caller keeps the array."""
-    return ctypes.c_void_p(array.ctypes.data)
+def loop(setup: Setup, source: str, function: str, *arguments: Any, libraries: tuple[str, ...] = ()) -> Running:
+    """Epochs of a function of `source`.
+
+    The function takes a shuffled order, which is new for each epoch, the samples, the samples of a batch, the threads,
+    and then the arguments: integers as C long, bytes, and NumPy arrays as pointers. It returns the samples it filled.
+    """
+    called = getattr(library(source, setup.path().parent, *libraries), function)
+    called.restype = ctypes.c_long
+
+    def epoch() -> int:
+        order = np.random.permutation(setup.samples)
+        given = [in_c(one) for one in (order, setup.samples, setup.batch, setup.workers, *arguments)]
+        done = int(called(*given))
+        if done <= 0:
+            raise RuntimeError(f"the bare loop gave {done}")
+        return done
+
+    return Running(epoch)
 
 
-def call(function: Any, *arguments: Any) -> int:
-    """Calls a bare loop: integers as C long; returns the samples it filled, raises RuntimeError when it filled none."""
-    function.restype = ctypes.c_long
-    done = int(function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)))
-    if done <= 0:
-        raise RuntimeError(f"the bare loop gave {done}")
-    return done
+def in_c(value: Any) -> Any:
+    """A value as a C function takes it; the caller keeps the memory of arrays."""
+    if isinstance(value, np.ndarray):
+        return ctypes.c_void_p(value.ctypes.data)
+    return ctypes.c_long(value) if isinstance(value, int) else value

@@ -4,8 +4,8 @@
 #include "gather.h"
 
 // Copies row order[i] of `base` into a batch, for every i.
-extern "C" long gather(const std::uint8_t* base, const std::int64_t* order, long n, long batch, long row_bytes,
-                       long threads) {
+extern "C" long gather(const std::int64_t* order, long n, long batch, long threads, const std::uint8_t* base,
+                       long row_bytes) {
     static bare::Buffers buffers;
     const auto bytes = static_cast<std::size_t>(row_bytes);
     return bare::run(buffers, n, batch, bytes, threads, [&](long, long i, std::uint8_t* row) {
@@ -27,8 +27,8 @@ static void to_planes(const std::uint8_t* __restrict pixels, float* __restrict o
 }
 
 // Row order[i] of `base` (pixels of 3 bytes) as 3 float planes, value * scale[channel] + shift[channel]. No crop, no flip.
-extern "C" long gather_float(const std::uint8_t* base, const std::int64_t* order, long n, long batch, long pixels,
-                             const float* scale, const float* shift, long threads) {
+extern "C" long gather_float(const std::int64_t* order, long n, long batch, long threads, const std::uint8_t* base,
+                             long pixels, const float* scale, const float* shift) {
     static bare::Buffers buffers;
     const auto bytes = static_cast<std::size_t>(pixels) * 3 * sizeof(float);
     return bare::run(buffers, n, batch, bytes, threads, [&](long, long i, std::uint8_t* row) {

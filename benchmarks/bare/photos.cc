@@ -74,8 +74,9 @@ bool decode(std::vector<std::uint8_t>& bytes, std::size_t size, std::vector<std:
 }  // namespace
 
 // paths: n C strings of `stride` bytes each, below `folder`. Gives the photos decoded, -1 when the folder cannot be opened.
-extern "C" long photos(const char* folder, const char* paths, long stride, const std::int64_t* order, long n,
-                       long batch, long threads, std::uint64_t seed) {
+// The boxes that are drawn vary with the order.
+extern "C" long photos(const std::int64_t* order, long n, long batch, long threads, const char* folder,
+                       const char* paths, long stride) {
     static bare::Buffers buffers;
     const int root = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root < 0) return -1;
@@ -84,7 +85,7 @@ extern "C" long photos(const char* folder, const char* paths, long stride, const
         std::mt19937_64 random;
     };
     std::vector<Scratch> scratch(static_cast<std::size_t>(threads));
-    for (long t = 0; t < threads; ++t) scratch[t].random.seed(seed + static_cast<std::uint64_t>(t));
+    for (long t = 0; t < threads; ++t) scratch[t].random.seed(static_cast<std::uint64_t>(order[0] + t));
     const long done = bare::run(buffers, n, batch, 1, threads, [&](long thread, long i, std::uint8_t*) {
         Scratch& mine = scratch[thread];
         const int file = openat(root, paths + order[i] * stride, O_RDONLY | O_CLOEXEC);

@@ -6,8 +6,8 @@
 
 // names: n C strings of `stride` bytes each; offsets: where each file's data begins; order: which file, when.
 // Gives the samples read, -1 when the folder cannot be opened.
-extern "C" long tensor_files(const char* folder, const char* names, long stride, const std::int64_t* offsets,
-                             const std::int64_t* order, long n, long batch, long row_bytes, long threads) {
+extern "C" long tensor_files(const std::int64_t* order, long n, long batch, long threads, const char* folder,
+                             const char* names, long stride, const std::int64_t* offsets, long row_bytes) {
     static bare::Buffers buffers;
     const int root = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root < 0) return -1;
