@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.test_arithmetic import cifar
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
@@ -35,6 +34,7 @@ from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.device.resident import Resident
 from penstock.errors import InvalidOption
+from tests.datasets import in_memory
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -500,12 +500,8 @@ def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: py
             return super().copy(tensor)
 
     monkeypatch.setattr("penstock.device.station.lane_to", lambda device: Spy())
-    photos = cifar(
-        v1.RandomCrop(32, padding=4),
-        v1.RandomHorizontalFlip(),
-        v1.ToTensor(),
-        v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3),
-    )
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
+    photos = in_memory("CIFAR10", v1.Compose([*steps, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
     loader = penstock.DataLoader(photos, device="cuda", **options)
     plain = penstock.DataLoader(photos, **options)
@@ -526,7 +522,8 @@ def test_data_that_lives_on_the_device(
 ) -> None:
     monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(torch.device("cpu")))
     monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
-    photos = cifar(v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor())
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
+    photos = in_memory("CIFAR10", v1.Compose(steps), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
     options["persistent_workers"] = persistent and workers > 0
     loader = penstock.DataLoader(photos, device=Feed("cuda", cache="device"), **options)

@@ -263,23 +263,6 @@ def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     assert read == order[12:]
 
 
-def test_errors_count_once_a_later_batch_came() -> None:
-    class Bad(Python):
-        def __getitem__(self, index: int) -> Any:
-            if index == 6:
-                raise ValueError("six")
-            return index
-
-    begun: Any = penstock.DataLoader(Bad(), 4, num_workers=2, worker_method="thread")
-    batches = iter(begun)
-    next(batches)
-    with pytest.raises(ValueError, match="six"):
-        next(batches)
-    assert begun.state_dict()["position"] == 4
-    assert next(batches).tolist() == [8, 9, 10, 11]
-    assert begun.state_dict()["position"] == 12
-
-
 @pytest.mark.parametrize(
     "state",
     [
