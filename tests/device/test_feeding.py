@@ -34,7 +34,7 @@ from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.device.resident import Resident
 from penstock.errors import InvalidOption
-from tests.datasets import in_memory
+from tests.datasets import Made, in_memory
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -457,19 +457,16 @@ def test_prefetch_takes_iterables_only() -> None:
 # --- the loader's device= ---------------------------------------------------------------------------------------------
 
 
-class Squares(torch.utils.data.Dataset[Any]):
-    """Read by Python."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 13:
-            raise ValueError("thirteen")
-        return torch.full((2,), float(index * index)), index
+def square(index: int) -> Any:
+    if index == 13:
+        raise ValueError("thirteen")
+    return torch.full((2,), float(index * index)), index
 
 
-@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(Squares(), range(12))], ids=["native", "python"])
+SQUARES = Made(square, 20)
+
+
+@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(SQUARES, range(12))], ids=["native", "python"])
 @pytest.mark.parametrize(
     "options",
     [{"num_workers": 0}, {"num_workers": 2}, {}, {"num_workers": 2, "persistent_workers": True}],
@@ -602,13 +599,13 @@ def test_nothing_that_decodes_there(late: list[LateLane], photos: ImageFolder, m
 
 
 def test_what_is_not_in_memory_stays_on_the_host(late: list[LateLane]) -> None:
-    loader = penstock.DataLoader(Squares(), batch_size=4, device=Feed("cuda", cache="device"))
-    assert_same(next(iter(loader)), next(iter(penstock.DataLoader(Squares(), batch_size=4))))
+    loader = penstock.DataLoader(SQUARES, batch_size=4, device=Feed("cuda", cache="device"))
+    assert_same(next(iter(loader)), next(iter(penstock.DataLoader(SQUARES, batch_size=4))))
     assert "cache    the data stays on the host: Python reads it" in loader.explain()
 
 
 def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateLane]) -> None:
-    loader = penstock.DataLoader(Squares(), batch_size=4, num_workers=2, worker_method="thread", device="cuda")
+    loader = penstock.DataLoader(SQUARES, batch_size=4, num_workers=2, worker_method="thread", device="cuda")
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)

@@ -21,7 +21,6 @@ from torch.utils.data import get_worker_info as torchs_get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock.executors import buffers
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers.pace import Pace
@@ -224,25 +223,6 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
     assert next(batches).tolist() == [4, 5, 6, 7]
 
 
-def test_nothing_is_left_behind() -> None:
-    gc.collect()
-    loader = penstock.DataLoader(Made(image, 1000), 4, num_workers=3, worker_method="thread")
-    for number, _ in enumerate(loader):
-        if number == 2:
-            break
-    del number, _
-    gc.collect()
-    assert not live()
-    batches = iter(loader)
-    next(batches)
-    assert len(live()) == 3
-    batches._shutdown_workers()
-    assert not live()
-    with pytest.raises(StopIteration):
-        next(batches)
-    assert len(list(loader)) == 250 and not live()
-
-
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
     there = threading.Event()
 
@@ -265,32 +245,6 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         del batches, cycle
         there.set()
         assert ended.wait(10)
-
-
-def test_kept_batches_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_RECYCLED", 1)
-    loader = penstock.DataLoader(Made(image, 100), 10, num_workers=2, worker_method="thread")
-    kept = [batch for _ in range(3) for batch in loader]
-    assert all(batch[:, 0, 0].tolist() == list(range(n % 10 * 10, n % 10 * 10 + 10)) for n, batch in enumerate(kept))
-    assert loader.stats().buffers_created >= 30
-    del kept
-    created = loader.stats().buffers_created
-    for _ in loader:
-        pass
-    assert loader.stats().buffers_created == created  # recycled
-
-
-def test_a_forked_child_says_where_the_threads_are() -> None:
-    batches = iter(penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread"))
-    next(batches)
-    child = os.fork()
-    if child == 0:
-        try:
-            next(batches)
-        except RuntimeError as error:
-            os._exit(0 if "forked" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(
@@ -454,15 +408,6 @@ def test_threads_have_the_modes_of_who_starts_them(mode: Any, is_on: Callable[[]
         with mode() if entered else contextlib.nullcontext():
             batches = list(penstock.DataLoader(dataset, 8, num_workers=2, worker_method="thread"))
         assert set(torch.cat(batches).tolist()) == {entered}
-
-
-def test_an_iterator_of_the_parent_is_replaced_in_a_forked_child() -> None:
-    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread", persistent_workers=True)
-    assert len(list(loader)) == 6
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if len(list(loader)) == 6 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import os
 import pickle
 import shutil
 import sys
@@ -289,16 +288,6 @@ def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeyp
         assert next(iter(penstock.DataLoader(tensors))).tolist() == [[1.0, 1.0]]
         assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3
         assert pictures[0][0].shape == (3, 9, 9)
-
-
-def test_an_exhausted_iterator_holds_no_threads() -> None:
-    before = len(os.listdir("/proc/self/task"))
-    iterators = []
-    for _ in range(5):
-        iterator = iter(penstock.DataLoader(rows(), batch_size=7, num_workers=3))
-        list(iterator)
-        iterators.append(iterator)
-    assert len(os.listdir("/proc/self/task")) == before
 
 
 def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
