@@ -38,6 +38,15 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
+def assert_same_batches(ours: Any, theirs: Any, native: bool = True) -> None:
+    """Assert that two loaders give the same batches, and that ours runs on the native core (or does not)."""
+    assert len(ours) == len(theirs)
+    assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
+    first, second = list(ours), list(theirs)
+    assert_same(first, second)
+    assert first, "an empty comparison proves nothing"
+
+
 def assert_same_outcome(ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
     """Assert that two calls return the same, or raise errors of one type with the same words."""
     try:

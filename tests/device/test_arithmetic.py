@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -30,6 +29,7 @@ from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.reach import Reach
 from penstock.recipe.reader import Recipe, read
+from tests.datasets import in_memory, noise_image, smooth_photos
 
 pytestmark = pytest.mark.native
 
@@ -81,28 +81,12 @@ def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> N
     return sent
 
 
-def in_memory(kind: Any, transform: Any, samples: int = 20) -> Any:
-    """Return a torchvision dataset of noise, without its files."""
-    rng = np.random.default_rng(3)
-    dataset = kind.__new__(kind)
-    torchvision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
-    dataset.train = True
-    targets = rng.integers(0, 10, samples)
-    if kind is torchvision.datasets.CIFAR10:
-        planes = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
-        dataset.data, dataset.targets = planes.transpose(0, 2, 3, 1), targets.tolist()
-    else:
-        dataset.data = torch.from_numpy(rng.integers(0, 256, (samples, 28, 28), dtype=np.uint8))
-        dataset.targets = torch.from_numpy(targets)
-    return dataset
-
-
 def cifar(*steps: Any, t: Any = v1, samples: int = 20) -> Any:
-    return in_memory(torchvision.datasets.CIFAR10, t.Compose(steps), samples)
+    return in_memory("CIFAR10", t.Compose(steps), samples)
 
 
 def mnist(*steps: Any, t: Any = v1) -> Any:
-    return in_memory(torchvision.datasets.MNIST, t.Compose(steps))
+    return in_memory("MNIST", t.Compose(steps), 20)
 
 
 def table_of(*steps: Any, mode: str = "RGB") -> torch.Tensor:
@@ -116,21 +100,16 @@ def table_of(*steps: Any, mode: str = "RGB") -> torch.Tensor:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for i in range(16):
-        folder = root / f"class{i % 3}"
-        folder.mkdir(exist_ok=True)
-        height, width = (int(n) for n in rng.integers(30, 60, 2))
-        image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
+    for i, (path, image) in enumerate(smooth_photos(root, 16, (30, 60))):
         match i % 4:
             case 0:
-                image.save(folder / f"{i}.jpg", quality=90)
+                image.save(f"{path}.jpg", quality=90)
             case 1:
-                image.convert("L").save(folder / f"{i}.jpg")
+                image.convert("L").save(f"{path}.jpg")
             case 2:
-                image.save(folder / f"{i}.png")  # Pillow's
+                image.save(f"{path}.png")  # Pillow's
             case 3:
-                Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+                noise_image(i, 5, 6).save(f"{path}.png")
     return root
 
 
@@ -289,7 +268,7 @@ def test_datasets_side_by_side() -> None:
 
 
 def mnist_of_three_channels() -> Any:
-    return in_memory(torchvision.datasets.MNIST, v1.Compose([v1.Grayscale(3), v1.Pad(2), v1.ToTensor()]))
+    return in_memory("MNIST", v1.Compose([v1.Grayscale(3), v1.Pad(2), v1.ToTensor()]), 20)
 
 
 def test_explain_says_who_converts() -> None:

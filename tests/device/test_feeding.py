@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.test_arithmetic import cifar
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
@@ -35,6 +34,7 @@ from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.device.resident import Resident
 from penstock.errors import InvalidOption
+from tests.datasets import Made, in_memory
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -457,19 +457,16 @@ def test_prefetch_takes_iterables_only() -> None:
 # --- the loader's device= ---------------------------------------------------------------------------------------------
 
 
-class Squares(torch.utils.data.Dataset[Any]):
-    """Read by Python."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 13:
-            raise ValueError("thirteen")
-        return torch.full((2,), float(index * index)), index
+def square(index: int) -> Any:
+    if index == 13:
+        raise ValueError("thirteen")
+    return torch.full((2,), float(index * index)), index
 
 
-@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(Squares(), range(12))], ids=["native", "python"])
+SQUARES = Made(square, 20)
+
+
+@pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(SQUARES, range(12))], ids=["native", "python"])
 @pytest.mark.parametrize(
     "options",
     [{"num_workers": 0}, {"num_workers": 2}, {}, {"num_workers": 2, "persistent_workers": True}],
@@ -500,12 +497,8 @@ def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: py
             return super().copy(tensor)
 
     monkeypatch.setattr("penstock.device.station.lane_to", lambda device: Spy())
-    photos = cifar(
-        v1.RandomCrop(32, padding=4),
-        v1.RandomHorizontalFlip(),
-        v1.ToTensor(),
-        v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3),
-    )
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
+    photos = in_memory("CIFAR10", v1.Compose([*steps, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
     loader = penstock.DataLoader(photos, device="cuda", **options)
     plain = penstock.DataLoader(photos, **options)
@@ -526,7 +519,8 @@ def test_data_that_lives_on_the_device(
 ) -> None:
     monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(torch.device("cpu")))
     monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
-    photos = cifar(v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor())
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
+    photos = in_memory("CIFAR10", v1.Compose(steps), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
     options["persistent_workers"] = persistent and workers > 0
     loader = penstock.DataLoader(photos, device=Feed("cuda", cache="device"), **options)
@@ -605,13 +599,13 @@ def test_nothing_that_decodes_there(late: list[LateLane], photos: ImageFolder, m
 
 
 def test_what_is_not_in_memory_stays_on_the_host(late: list[LateLane]) -> None:
-    loader = penstock.DataLoader(Squares(), batch_size=4, device=Feed("cuda", cache="device"))
-    assert_same(next(iter(loader)), next(iter(penstock.DataLoader(Squares(), batch_size=4))))
+    loader = penstock.DataLoader(SQUARES, batch_size=4, device=Feed("cuda", cache="device"))
+    assert_same(next(iter(loader)), next(iter(penstock.DataLoader(SQUARES, batch_size=4))))
     assert "cache    the data stays on the host: Python reads it" in loader.explain()
 
 
 def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateLane]) -> None:
-    loader = penstock.DataLoader(Squares(), batch_size=4, num_workers=2, worker_method="thread", device="cuda")
+    loader = penstock.DataLoader(SQUARES, batch_size=4, num_workers=2, worker_method="thread", device="cuda")
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)

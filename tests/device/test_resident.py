@@ -33,6 +33,7 @@ from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal
+from tests.datasets import in_memory
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -94,21 +95,7 @@ def assert_equal(dataset: Any, *, raw: bool = False, size: int = 16, epochs: int
 
 
 def images(name: str, *steps: Any, t: Any = v1, planar: bool = True, samples: int = 50) -> Any:
-    """Return a torchvision dataset of noise of exactly this class, without its files."""
-    rng = np.random.default_rng(4)
-    kind = getattr(DATASETS, name)
-    dataset = kind.__new__(kind)
-    DATASETS.VisionDataset.__init__(dataset, "nowhere", transform=t.Compose(steps))
-    dataset.train = True
-    targets = rng.integers(0, 10, samples)
-    if name.startswith("CIFAR"):
-        planes = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
-        view = planes.transpose(0, 2, 3, 1)
-        dataset.data, dataset.targets = view if planar else np.ascontiguousarray(view), targets.tolist()
-    else:
-        dataset.data = torch.from_numpy(rng.integers(0, 256, (samples, 28, 28), dtype=np.uint8))
-        dataset.targets = torch.from_numpy(targets)
-    return dataset
+    return in_memory(name, t.Compose(steps), samples, planar=planar)
 
 
 def to_float(t: Any, statistics: Any = CIFAR) -> list[Any]:

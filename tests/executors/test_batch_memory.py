@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from penstock.executors import buffers
+from tests.datasets import Made
 
 SAMPLES = 64
 BATCH = 4
@@ -29,14 +30,8 @@ def _small_batches_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "_RECYCLED", 1)
 
 
-class Rows(Dataset[Any]):
-    """Read by Python: tensors and arrays."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((100,), float(index)), np.full(100, index, np.float32)
+def row(index: int) -> Any:
+    return torch.full((100,), float(index)), np.full(100, index, np.float32)
 
 
 def arrays() -> TensorDataset:
@@ -47,8 +42,8 @@ def arrays() -> TensorDataset:
 LOADERS: dict[str, Callable[[], Any]] = {
     "native": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=2),
     "native, here": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=0),
-    "threads": lambda: penstock.DataLoader(Rows(), BATCH, num_workers=2, worker_method="thread"),
-    "threads, here": lambda: penstock.DataLoader(Rows(), BATCH, num_workers=0, worker_method="thread"),
+    "threads": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2, worker_method="thread"),
+    "threads, here": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=0, worker_method="thread"),
 }
 
 

@@ -27,15 +27,6 @@ from penstock.system.cpus import usable_cpus
 pytestmark = pytest.mark.native
 
 
-def threads() -> int:
-    """Return how many threads this process has, native ones too."""
-    return len(os.listdir("/proc/self/task"))
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
     return penstock.Arrays(np.repeat(np.arange(size, dtype=np.int32)[:, None], width, axis=1))
 
@@ -55,16 +46,6 @@ def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(40):
         Image.new("RGB", (9, 9), (i, i, i)).save(root / "only" / f"{i:02}.png")
     return root
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_kept_batches_are_never_overwritten(workers: int) -> None:
-    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=workers)
-    kept = [batch for _ in range(3) for (batch,) in loader]
-    for number, batch in enumerate(kept):
-        first = number % 20 * 10
-        assert batch[:, 0].tolist() == list(range(first, first + 10))
-        assert torch.equal(batch, batch[:, :1].expand_as(batch))
 
 
 @pytest.mark.parametrize(
@@ -108,21 +89,6 @@ def test_buffers_are_recycled() -> None:
     assert stats.buffers_lent <= 1, stats
 
 
-def test_early_break_leaves_nothing(folder: Path) -> None:
-    dataset = penstock.TensorFolder(folder)
-    list(penstock.DataLoader(dataset, num_workers=2))
-    gc.collect()
-    before = threads(), descriptors()
-    for _ in range(20):
-        loader = penstock.DataLoader(dataset, batch_size=4, num_workers=4)
-        for batch in loader:
-            assert batch[0, 0, 0] == 0
-            break
-    del loader, batch
-    gc.collect()
-    assert (threads(), descriptors()) == before
-
-
 def test_python_threads_end_too(pngs: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
     loader = penstock.DataLoader(dataset, batch_size=4, num_workers=3)
@@ -136,41 +102,6 @@ def test_python_threads_end_too(pngs: Path) -> None:
     assert threading.active_count() == before
     assert len(list(loader)) == 10
     assert threading.active_count() == before
-
-
-def test_several_live_iterators() -> None:
-    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=2)
-    first, second = iter(loader), iter(loader)
-    next(first)
-    pairs = zip(first, second, strict=False)
-    for number, ((a,), (b,)) in enumerate(pairs):
-        assert (int(a[0, 0]), int(b[0, 0])) == (10 * number + 10, 10 * number)
-    with pytest.raises(StopIteration):
-        next(first)
-
-
-def test_iterator_outlives_loader() -> None:
-    iterator = iter(penstock.DataLoader(counting(), batch_size=100, num_workers=2))
-    gc.collect()
-    assert [int(batch[0, 0]) for (batch,) in iterator] == [0, 100]
-    with pytest.raises(StopIteration):
-        next(iterator)
-
-
-def test_batch_outlives_everything() -> None:
-    (batch,) = next(iter(penstock.DataLoader(counting(), batch_size=100, num_workers=2)))
-    gc.collect()
-    assert batch[:, 0].tolist() == list(range(100))
-
-
-def test_repr_and_close_of_an_iterator() -> None:
-    iterator: Any = iter(penstock.DataLoader(counting(), batch_size=10, num_workers=2))
-    next(iterator)
-    assert repr(iterator).startswith("<Filling: open, 2 threads, ")
-    iterator.close()
-    iterator.close()
-    assert repr(iterator) == "<Filling: closed, 2 threads, 0 batches in flight>"
-    assert list(iterator) == []
 
 
 def test_num_workers_none_uses_the_cpus_allowed() -> None:
@@ -208,54 +139,12 @@ def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], c
     assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
 
 
-def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        **options,
-    )
-
-
 PREAMBLE = """
 import os, signal, sys
 import numpy as np, torch, penstock
 dataset = penstock.Arrays(np.arange(1000))
 loader = penstock.DataLoader(dataset, batch_size=10, num_workers=2)
 """
-
-
-def test_fork_after_use() -> None:
-    script = """
-iterator = iter(loader)
-next(iterator)
-child = os.fork()
-if child == 0:
-    assert sum(int(x.sum()) for (x,) in loader) == 499500  # a new pass works in the child
-    try:
-        next(iterator)
-        os._exit(3)
-    except RuntimeError as error:
-        assert "another process" in str(error), error
-    del iterator
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert sum(int(x.sum()) for (x,) in iterator) == 499500 - 45
-"""
-    done = run(PREAMBLE + script)
-    assert done.returncode == 0, done.stderr
-
-
-def test_child_may_exit_with_an_inherited_iterator() -> None:
-    done = run(PREAMBLE + "it = iter(loader); next(it)\nif os.fork() == 0: sys.exit(0)\nos.wait(); print('fine')")
-    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
-
-
-def test_exit_with_a_live_iterator() -> None:
-    done = run(PREAMBLE + "it = iter(loader); next(it); print('fine')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
 def test_ctrl_c_while_waiting(tmp_path: Path) -> None:

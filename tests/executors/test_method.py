@@ -20,6 +20,7 @@ from penstock.executors.measure import Found, Speed, Trial, try_both
 from penstock.executors.method import LIMIT_SECONDS, Choice, choose
 from penstock.settings import Method
 from penstock.system.randomness import drawn_from, states
+from tests.datasets import Made
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -179,12 +180,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-class Shapes(tud.Dataset[Any]):
-    def __len__(self) -> int:
-        return 9
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(10), index
+PAIRS = Made(lambda index: (torch.zeros(10), index), 9)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +198,7 @@ class Shapes(tud.Dataset[Any]):
 )
 def test_both_executors_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
-    loader = penstock.DataLoader(Shapes(), num_workers=2, worker_method="auto", **options)
+    loader = penstock.DataLoader(PAIRS, num_workers=2, worker_method="auto", **options)
     why = chosen(loader)
     assert "tried for a moment, threads fetched" in why and "ms, processes" in why
     assert ("an epoch of" in why) == (not options.get("persistent_workers"))
@@ -212,7 +208,7 @@ def test_both_executors_are_timed(options: dict[str, Any], monkeypatch: pytest.M
 
 
 def test_a_trial_finds_more_and_more() -> None:
-    fetch = Fetch(Shapes(), batched=True, collate_fn=tud.default_collate)
+    fetch = Fetch(PAIRS, batched=True, collate_fn=tud.default_collate)
     found = list(try_both(Trial(fetch, 4, 2)))
     assert found[0].threads is None and found[0].sample_seconds > 0
     last = found[-1]

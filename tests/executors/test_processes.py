@@ -156,27 +156,6 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 # What torch's loader does.
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_size": None},
-        {"shuffle": True},
-        {"drop_last": True, "batch_size": 5},
-        {"batch_sampler": [[3, 1], [2]], "batch_size": 1},
-        {"prefetch_factor": 5, "num_workers": 1},
-    ],
-    ids=str,
-)
-def test_batches_and_draws_are_torchs(options: dict[str, Any]) -> None:
-    results = []
-    for make in (iter, processes):
-        torch.manual_seed(7)
-        iterator: Any = make(loader_of(Numbers(), **options))
-        results.append(([batch.tolist() for batch in iterator], len(iterator), torch.rand(1).item()))
-    assert results[0] == results[1]
-
-
 def test_tasks_carry_seed_and_epoch() -> None:
     passes = iter([(5, 0), (None, 1)])
     loader = loader_of(Numbers(), persistent_workers=True)

@@ -15,6 +15,7 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.system.randomness import drawn_from, sample_number, seed_globals, states
+from tests.datasets import Drawing
 from tests.same import assert_same
 
 WORKERS: list[dict[str, Any]] = [
@@ -29,14 +30,6 @@ WORKERS: list[dict[str, Any]] = [
 
 def draw() -> tuple[float, float, torch.Tensor]:
     return random.random(), float(np.random.rand()), torch.rand(2)
-
-
-class Drawing(tud.Dataset[Any]):
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> Any:
-        return index, *draw()
 
 
 class Whole(Drawing):
@@ -56,7 +49,7 @@ def epochs(dataset: Any, **options: Any) -> list[list[Any]]:
 
 @pytest.mark.parametrize("collate_fn", [None, collate_drawing])
 @pytest.mark.parametrize(
-    "dataset", [Drawing(), Whole(), tud.Subset(Drawing(), range(20))], ids=["drawing", "whole", "subset"]
+    "dataset", [Drawing(23), Whole(23), tud.Subset(Drawing(23), range(20))], ids=["drawing", "whole", "subset"]
 )
 def test_the_same_batches_for_any_number_of_workers(dataset: Any, collate_fn: Any) -> None:
     before = states()
@@ -71,14 +64,14 @@ def test_a_sample_draws_the_same_in_any_batch_and_another_at_each_position_and_i
     def by_index(batches: list[Any]) -> dict[int, float]:
         return {int(i): float(x) for index, x, *_ in batches for i, x in zip(index, x, strict=True)}
 
-    shuffled, again, _ = epochs(Drawing(), num_workers=0)
-    other_batches = list(penstock.DataLoader(Drawing(), batch_size=7, shuffle=True, seed=11, num_workers=1))
+    shuffled, again, _ = epochs(Drawing(23), num_workers=0)
+    other_batches = list(penstock.DataLoader(Drawing(23), batch_size=7, shuffle=True, seed=11, num_workers=1))
     assert by_index(shuffled) == by_index(other_batches)
-    straight = by_index(list(penstock.DataLoader(Drawing(), batch_size=7, seed=11)))
+    straight = by_index(list(penstock.DataLoader(Drawing(23), batch_size=7, seed=11)))
     assert sum(straight[i] == x for i, x in by_index(shuffled).items()) < 5  # those that stand at the same position
     assert not set(by_index(shuffled).values()) & set(by_index(again).values())
     assert len(set(by_index(shuffled).values())) == 23
-    other = list(penstock.DataLoader(Drawing(), batch_size=7, seed=12))
+    other = list(penstock.DataLoader(Drawing(23), batch_size=7, seed=12))
     assert not set(by_index(other).values()) & set(straight.values())
 
 
@@ -96,7 +89,7 @@ def test_torchvisions_transforms_follow_too(tmp_path: Any) -> None:
 def test_without_a_seed_worker_processes_draw_as_torchs() -> None:
     def runs(kind: Any) -> list[Any]:
         torch.manual_seed(4)
-        loader = kind(Drawing(), batch_size=4, shuffle=True, num_workers=2)
+        loader = kind(Drawing(23), batch_size=4, shuffle=True, num_workers=2)
         return [list(loader), list(loader)]
 
     assert_same(runs(penstock.DataLoader), runs(tud.DataLoader))

@@ -12,6 +12,7 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
+from tests.datasets import Made
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -45,15 +46,9 @@ def test_a_build_has_the_strides_of_a_stack(shape: tuple[int, ...]) -> None:
 
 
 def test_threads_keep_channels_last() -> None:
-    class Clips(tud.Dataset[Any]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> Any:
-            return tensor((2, 3, 4, 5), "last" if index < 4 else "plain", index), index
-
-    ours = list(penstock.DataLoader(Clips(), 2, num_workers=2, worker_method="thread"))
-    theirs = list(tud.DataLoader(Clips(), 2))
+    clips = Made(lambda i: (tensor((2, 3, 4, 5), "last" if i < 4 else "plain", i), i), 8)
+    ours = list(penstock.DataLoader(clips, 2, num_workers=2, worker_method="thread"))
+    theirs = list(tud.DataLoader(clips, 2))
     for got, wanted in zip(ours, theirs, strict=True):
         assert torch.equal(got[0], wanted[0]) and got[0].stride() == wanted[0].stride()
 

@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +21,12 @@ from torch.utils.data import get_worker_info as torchs_get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock.executors import buffers
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers.pace import Pace
-from tests.same import assert_same, assert_same_outcome
+from tests.datasets import Made, Stream
+from tests.same import assert_same
+from tests.samples import SAMPLES, image
 
 
 def get_worker_info() -> Any:
@@ -43,128 +43,6 @@ def no_thread_outlives_its_loader() -> Iterator[None]:
     yield
     gc.collect()
     assert not live()
-
-
-Point = namedtuple("Point", ["x", "y"])
-WORKERS = [0, 1, 2, 5]
-
-
-class Made(tud.Dataset[Any]):
-    """Samples that a function makes of their index."""
-
-    def __init__(self, make: Callable[[int], Any], size: int = 23) -> None:
-        self.make = make
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        return self.make(index)
-
-
-def image(i: int) -> torch.Tensor:
-    return torch.arange(12, dtype=torch.float32).view(3, 4) + i
-
-
-SAMPLES: dict[str, Callable[[int], Any]] = {
-    "tensor": image,
-    "tensor and label": lambda i: (image(i), i),
-    "list": lambda i: [image(i), float(i), str(i)],
-    "dict": lambda i: {"x": image(i), "y": {"z": i % 2 == 0, "name": f"n{i}"}},
-    "named tuple": lambda i: Point(image(i), (i, image(2 * i))),
-    "arrays": lambda i: (np.full((2, 3), i, dtype=np.int16), np.float64(i), np.arange(4)[::-1]),
-    "0-d": lambda i: (torch.tensor(i), np.array(i, dtype=np.float32)),
-    "not contiguous": lambda i: image(i).t(),
-    "empty": lambda i: torch.empty(0, 3),
-    "bool and complex": lambda i: (torch.tensor([i % 2 == 0]), torch.tensor([complex(i, -i)]).conj()),
-    "bytes": lambda i: b"%d" % i,
-    "keys in another order": lambda i: {"a": i, "b": image(i)} if i % 3 else {"b": image(i), "a": i},
-    "promoted dtypes": lambda i: image(i) if i % 2 else image(i).double(),
-    "tensors and arrays": lambda i: image(i) if i < 8 else image(i).numpy(),
-    "with a gradient": lambda i: image(i).requires_grad_(),
-    "parameter": lambda i: torch.nn.Parameter(image(i), requires_grad=False),
-    "unlike batches": lambda i: image(i) if i < 8 else (image(i), i),
-}
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", SAMPLES)
-def test_batches_are_those_of_torch(name: str, workers: int) -> None:
-    dataset = Made(SAMPLES[name])
-
-    def batches(kind: Any, **options: Any) -> list[Any]:
-        torch.manual_seed(0)
-        return list(kind(dataset, batch_size=4, shuffle=name == "dict", **options))
-
-    assert_same_outcome(
-        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
-        lambda: batches(tud.DataLoader),
-    )
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_size": None},
-        {"batch_size": 5, "drop_last": True},
-        {"batch_size": 100},
-        {"batch_sampler": [[3, 1], [], [22, 0, 0], [-1]]},
-        {"sampler": [5, 3, 3, 1], "batch_size": 3},
-        {"batch_size": 4, "collate_fn": tuple},
-        {"batch_size": 4, "shuffle": True, "generator": torch.Generator()},
-    ],
-    ids=lambda options: ", ".join(
-        f"{name}={getattr(value, '__name__', type(value).__name__)}" for name, value in options.items()
-    ),
-)
-def test_options_mean_what_they_mean_there(options: dict[str, Any], workers: int) -> None:
-    dataset = Made(lambda i: (image(i), i))
-
-    def batches(kind: Any, **more: Any) -> list[Any]:
-        if "generator" in options:
-            options["generator"].manual_seed(3)
-        return list(kind(dataset, **options, **more))
-
-    assert_same_outcome(  # an empty batch is an error: default_collate refuses it
-        lambda: batches(penstock.DataLoader, num_workers=workers, worker_method="thread"),
-        lambda: batches(tud.DataLoader),
-    )
-
-
-class Whole(Made):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[i] for i in reversed(indices)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_getitems_is_asked_for_whole_batches(workers: int) -> None:
-    dataset = Whole(image)
-    assert_same(
-        list(penstock.DataLoader(dataset, batch_size=4, num_workers=workers, worker_method="thread")),
-        list(tud.DataLoader(dataset, batch_size=4)),
-    )
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_the_error_of_a_sample_is_raised_at_its_batch_and_the_rest_follows(workers: int) -> None:
-    def make(i: int) -> int:
-        if i == 9:
-            raise KeyError("nine")
-        return i
-
-    loader = penstock.DataLoader(Made(make), batch_size=4, num_workers=workers, worker_method="thread")
-    batches = iter(loader)
-    assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(KeyError, match="nine") as raised:
-        next(batches)
-    assert any("sample 9" in note for note in raised.value.__notes__)
-    assert raised.traceback[-1].name == "make"  # the user's own line
-    assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
 
 
 def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
@@ -293,32 +171,6 @@ def test_an_error_of_worker_init_fn_is_raised() -> None:
         list(penstock.DataLoader(Made(image), 4, num_workers=1, worker_method="thread", worker_init_fn=init))
 
 
-class Counting(tud.IterableDataset[int]):
-    """0 to size - 1, shared out among the workers."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        number, count = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(number, self.size, count))
-
-
-ITERABLE_OPTIONS: list[dict[str, Any]] = [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}]
-
-
-@pytest.mark.parametrize("options", ITERABLE_OPTIONS, ids=str)
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_iterable_datasets_go_as_with_worker_processes(options: dict[str, Any], workers: int) -> None:
-    for size in (0, 1, 17):
-        dataset = Counting(size)
-        wanted = list(tud.DataLoader(dataset, num_workers=workers, **options))
-        loader = penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options)
-        assert_same(list(loader), wanted)
-        assert_same(list(loader), wanted)
-
-
 def test_a_shared_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
     class Shared(tud.IterableDataset[int]):
         def __iter__(self) -> Shared:
@@ -371,25 +223,6 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
     assert next(batches).tolist() == [4, 5, 6, 7]
 
 
-def test_nothing_is_left_behind() -> None:
-    gc.collect()
-    loader = penstock.DataLoader(Made(image, 1000), 4, num_workers=3, worker_method="thread")
-    for number, _ in enumerate(loader):
-        if number == 2:
-            break
-    del number, _
-    gc.collect()
-    assert not live()
-    batches = iter(loader)
-    next(batches)
-    assert len(live()) == 3
-    batches._shutdown_workers()
-    assert not live()
-    with pytest.raises(StopIteration):
-        next(batches)
-    assert len(list(loader)) == 250 and not live()
-
-
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
     there = threading.Event()
 
@@ -412,32 +245,6 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         del batches, cycle
         there.set()
         assert ended.wait(10)
-
-
-def test_kept_batches_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_RECYCLED", 1)
-    loader = penstock.DataLoader(Made(image, 100), 10, num_workers=2, worker_method="thread")
-    kept = [batch for _ in range(3) for batch in loader]
-    assert all(batch[:, 0, 0].tolist() == list(range(n % 10 * 10, n % 10 * 10 + 10)) for n, batch in enumerate(kept))
-    assert loader.stats().buffers_created >= 30
-    del kept
-    created = loader.stats().buffers_created
-    for _ in loader:
-        pass
-    assert loader.stats().buffers_created == created  # recycled
-
-
-def test_a_forked_child_says_where_the_threads_are() -> None:
-    batches = iter(penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread"))
-    next(batches)
-    child = os.fork()
-    if child == 0:
-        try:
-            next(batches)
-        except RuntimeError as error:
-            os._exit(0 if "forked" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(
@@ -577,45 +384,12 @@ def test_a_build_gives_what_default_collate_gives(name: str) -> None:
     assert_same(build.finish(range(7)), wanted)
 
 
-def test_samples_of_unlike_shapes_raise_what_torch_raises() -> None:
-    def make(i: int) -> torch.Tensor:
-        return torch.zeros(3 if i != 5 else 4)
-
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        list(penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread"))
-
-
 # --- what an adversary found -----------------------------------------------------------------------------------------
-
-
-class Frozen(Exception):
-    def add_note(self, note: str) -> None:
-        raise TypeError("no notes")
-
-
-class Unspeakable:
-    def __repr__(self) -> str:
-        raise ValueError("no repr")
-
-    def __hash__(self) -> int:
-        return 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_errors_and_indices_that_resist_are_raised_all_the_same(workers: int) -> None:
-    def make(i: int) -> int:
-        raise Frozen("as it is")
-
-    with pytest.raises(Frozen, match="as it is"):
-        list(penstock.DataLoader(Made(make), num_workers=workers, worker_method="thread"))
-    dataset: Any = {}
-    with pytest.raises(KeyError):
-        list(penstock.DataLoader(dataset, sampler=[Unspeakable()], num_workers=workers, worker_method="thread"))
 
 
 @pytest.mark.parametrize("method", ["thread", "auto"])
 def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> None:
-    loader = penstock.DataLoader(Counting(10), batch_size=5, worker_method=method)
+    loader = penstock.DataLoader(Stream(10), batch_size=5, worker_method=method)
     assert loader.num_workers == 0
     assert torch.cat(list(loader)).tolist() == list(range(10))
 
@@ -634,15 +408,6 @@ def test_threads_have_the_modes_of_who_starts_them(mode: Any, is_on: Callable[[]
         with mode() if entered else contextlib.nullcontext():
             batches = list(penstock.DataLoader(dataset, 8, num_workers=2, worker_method="thread"))
         assert set(torch.cat(batches).tolist()) == {entered}
-
-
-def test_an_iterator_of_the_parent_is_replaced_in_a_forked_child() -> None:
-    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread", persistent_workers=True)
-    assert len(list(loader)) == 6
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if len(list(loader)) == 6 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -17,10 +17,13 @@ from penstock.errors import DatasetChanged, InvalidOption
 from penstock.frameworks import keep_loaders
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+from functools import partial
+
 import accelerate
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
+from tests.datasets import Stream
 from tests.frameworks.launching import TORCHRUN, run
 from tests.frameworks.run_accelerate_state import (
     BATCH,
@@ -41,11 +44,6 @@ pytestmark = pytest.mark.timeout(600)  # see launching.run
 SCRIPT = Path(__file__).with_name("run_accelerate_state.py")
 SEEDED = CASES["seeded"]
 UNPREPARED = [name for name, case in CASES.items() if not case.prepared]
-
-
-class Forgetful(tud.IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return ((torch.tensor(number),) for number in range(SAMPLES))
 
 
 def flat(steps: Any) -> list[int]:
@@ -197,7 +195,8 @@ def test_skipping_what_a_state_skips_is_refused(tmp_path: Path, name: str) -> No
 
 
 def test_a_stream_that_does_not_say_where_it_is_is_read_again(tmp_path: Path) -> None:
-    case = Case(Forgetful)
+    forgetful: Any = partial(Stream, SAMPLES, lambda number: (torch.tensor(number),), shared=False)
+    case = Case(forgetful)
     uninterrupted = whole(case)
     saved(case, tmp_path, EPOCH, (3,))
     with pytest.warns(UserWarning, match="3 batches will be read and dropped"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
+from tests.datasets import Drawing
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import TORCHRUN, run
 from tests.same import assert_same
@@ -31,16 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # by torch 2.10's own checkpoints
 ]
 needs_gloo = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
-
-
-class Python(torch.utils.data.Dataset[Any]):
-    """Read by Python, with draws in each sample."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(2), random.random()
 
 
 class Keeper(IterableDataset[Any]):
@@ -75,7 +65,7 @@ def loader(folder: Path, dataset: Any = NATIVE, **options: Any) -> Any:
 
 KINDS: dict[str, dict[str, Any]] = {
     "native": {"num_workers": 2},
-    "python": {"dataset": Python()},
+    "python": {"dataset": Drawing(SIZE)},
     "without a seed": {"seed": None},
     "with a ledger": {"ledger": True},
     "sampler": {"sampler": list(range(0, SIZE, 3)), "shuffle": None, "seed": None},
@@ -192,7 +182,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
     assert_same(list(again), rest)
 
 
-class Named(Python):
+class Named(Drawing):
     """Samples with IDs."""
 
     def __init__(self, names: list[int]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
+from tests.datasets import Stream
 
 tqdm = pytest.importorskip("tqdm", reason="tqdm is not installed: pip install tqdm").tqdm
 
@@ -46,12 +47,7 @@ def test_a_bar_that_is_left_leaves_the_loader_in_order() -> None:
     assert next(batch.tolist() for (batch,) in tqdm(loader, file=io.StringIO())) == [0, 1, 2, 3]
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(5))
-
-
 def test_no_total_where_torch_has_no_length() -> None:
-    bar: Any = tqdm(penstock.DataLoader(Stream(), batch_size=2), file=io.StringIO())
+    bar: Any = tqdm(penstock.DataLoader(Stream(5), batch_size=2), file=io.StringIO())
     assert bar.total is None
     assert [batch.tolist() for batch in bar] == [[0, 1], [2, 3], [4]]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
+from tests.datasets import Made, Stream
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader
@@ -58,19 +59,9 @@ def test_what_is_a_number(options: dict[str, Any]) -> None:
     assert len(list(OURS(ROWS, **options))) == len(list(TORCH(ROWS, **options)))
 
 
-class Empty(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 0
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(())
-
-
 def test_a_shuffle_of_nothing(tmp_path: Path) -> None:
     folder = penstock.TensorFolder(tmp_path, [])
-    for dataset, name in ((folder, f"TensorFolder('{tmp_path}': 0 samples"), (Empty(), "Empty has no samples")):
+    for dataset, name in ((folder, f"TensorFolder('{tmp_path}': 0 samples"), (Made(size=0), "Made has no samples")):
         with pytest.raises(ValueError, match="num_samples=0"):
             TORCH(dataset, shuffle=True)
         for options in ({}, {"seed": 3}):
@@ -79,4 +70,4 @@ def test_a_shuffle_of_nothing(tmp_path: Path) -> None:
             assert isinstance(caught.value, penstock.InvalidOption)
             assert name in str(caught.value)
         assert list(OURS(dataset)) == list(TORCH(dataset)) == []
-    assert list(OURS(Stream())) == []
+    assert list(OURS(Stream(0))) == []

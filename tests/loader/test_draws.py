@@ -24,6 +24,7 @@ import penstock
 from penstock import _native
 from penstock.recipe import drawing
 from penstock.system.randomness import drawn_from, states
+from tests.datasets import Numbers
 from tests.same import assert_same
 
 PL = penstock.DataLoader
@@ -337,7 +338,7 @@ def test_stand_ins_depend_on_the_position() -> None:
     def go(**options: Any) -> list[int]:
         how = penstock.Replace(max_share=0.5)
         sampler = penstock.Weighted([1000.0] + [1.0] * 30)
-        loader = PL(Bad(), 8, sampler=sampler, on_error=how, seed=1, **options)
+        loader = PL(Numbers({0}, 31), 8, sampler=sampler, on_error=how, seed=1, **options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the bad sample
             return [i for batch in loader for i in batch.tolist()]
@@ -345,16 +346,6 @@ def test_stand_ins_depend_on_the_position() -> None:
     stands = go(num_workers=0)
     assert len(set(stands)) > 10 and 0 not in stands
     assert go(num_workers=1) == go(num_workers=2, worker_method="thread") == stands
-
-
-class Bad(tud.Dataset[Any]):
-    def __len__(self) -> int:
-        return 31
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0:
-            raise ValueError("bad")
-        return index
 
 
 # --- the user's own draws ---------------------------------------------------------------------------------------------

@@ -6,34 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
-
-
-class Numbers(Dataset[Any]):
-    """Has no images."""
-
-    def __init__(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return float(index)
-
-
-class Stream(IterableDataset[Any]):
-    """Has no indices."""
-
-    def __iter__(self) -> Any:
-        return iter(range(8))
+from tests.datasets import Made, Stream
 
 
 def words(loader: Any) -> list[tuple[str, str]]:
     lines = loader.explain().splitlines()
     return [(line.split()[0], line) for line in lines]
+
+
+def numbers(**attributes: Any) -> Made:
+    """Return a dataset that has these attributes, and no images."""
+    made = Made(float, 8)
+    vars(made).update(attributes)
+    return made
 
 
 AUTO = "advice   worker_method='auto' would measure whether threads of this process are faster than "
@@ -54,7 +42,7 @@ AUTO = "advice   worker_method='auto' would measure whether threads of this proc
     ],
 )
 def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: str | None) -> None:
-    loader: Any = penstock.DataLoader(Numbers(), 4, **options)
+    loader: Any = penstock.DataLoader(numbers(), 4, **options)
     list(loader)
     said = words(loader)
     kinds = [kind for kind, _ in said]
@@ -69,7 +57,7 @@ def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: str
 
 
 def test_an_iterable_dataset_is_not_told_of_threads() -> None:
-    assert "worker_method" not in penstock.DataLoader(Stream(), num_workers=2).explain()
+    assert "worker_method" not in penstock.DataLoader(Stream(8), num_workers=2).explain()
 
 
 def test_a_native_plan_has_no_advice() -> None:
@@ -88,14 +76,14 @@ def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
         return [line for kind, line in words(penstock.DataLoader(dataset, **options)) if kind == "native"]
 
     compose = transforms.Compose([transforms.ToTensor()])
-    assert line(Numbers()) == []
-    assert line(Numbers(transform=transforms.ToTensor())) == []
-    shown = line(Numbers(transform=compose))
+    assert line(numbers()) == []
+    assert line(numbers(transform=transforms.ToTensor())) == []
+    shown = line(numbers(transform=compose))
     assert len(shown) == 1
     assert shown[0].startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
-    assert "the Compose at .aug and .mask," in line(Numbers(aug=v2.Compose([v2.ToImage()]), mask=[compose]))[0]
-    for held in (Numbers(aug={"train": compose}), Numbers(aug=Holder(compose)), Numbers(aug=(None, compose))):
-        inside: list[Any] = [Subset(Subset(held, range(4)), range(2)), ConcatDataset([Numbers(), held])]
+    assert "the Compose at .aug and .mask," in line(numbers(aug=v2.Compose([v2.ToImage()]), mask=[compose]))[0]
+    for held in (numbers(aug={"train": compose}), numbers(aug=Holder(compose)), numbers(aug=(None, compose))):
+        inside: list[Any] = [Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])]
         for dataset in [held, *inside]:
             assert "the Compose at .aug," in line(dataset)[0]
-    assert line(Numbers(transform=compose), worker_method="process") == []
+    assert line(numbers(transform=compose), worker_method="process") == []

@@ -19,7 +19,9 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.system.cpus import usable_cpus
-from tests.same import assert_same
+from tests.datasets import Made, in_memory, rows, smooth_photos
+from tests.same import assert_same, assert_same_batches
+from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -39,15 +41,6 @@ class Tutorial(tud.Dataset[Any]):
         return x if self.labels is None else (x, self.labels[name])
 
 
-def assert_same_batches(ours: Any, theirs: Any, native: bool = True) -> None:
-    """Assert that two loaders give the same batches, and that ours runs on the native core (or does not)."""
-    assert len(ours) == len(theirs)
-    assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
-    first, second = list(ours), list(theirs)
-    assert_same(first, second)
-    assert first, "an empty comparison proves nothing"
-
-
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tensors")
@@ -60,25 +53,20 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for i in range(23):
-        folder = root / f"class{i % 3}"
-        folder.mkdir(exist_ok=True)
-        height, width = (int(n) for n in rng.integers(40, 90, 2))
-        smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
+    for i, (path, smooth) in enumerate(smooth_photos(root, 23, (40, 90))):
         match i % 6:
             case 0:
-                smooth.save(folder / f"{i}.jpg", quality=90, subsampling=0)
+                smooth.save(f"{path}.jpg", quality=90, subsampling=0)
             case 1:
-                smooth.save(folder / f"{i}.JPEG", quality=75)
+                smooth.save(f"{path}.JPEG", quality=75)
             case 2:
-                smooth.convert("L").save(folder / f"{i}.jpg")
+                smooth.convert("L").save(f"{path}.jpg")
             case 3:
-                smooth.save(folder / f"{i}.png")
+                smooth.save(f"{path}.png")
             case 4:
-                smooth.convert("CMYK").save(folder / f"{i}.jpg")
+                smooth.convert("CMYK").save(f"{path}.jpg")
             case 5:
-                smooth.save(folder / f"{i}.jpg", progressive=True)
+                smooth.save(f"{path}.jpg", progressive=True)
     return root
 
 
@@ -250,27 +238,11 @@ def test_num_workers_none_follows_the_plan(photos: Path) -> None:
     assert loader.num_workers == native
 
 
-def in_memory(kind: Any, transform: Any) -> Any:
-    """Make a torchvision dataset of exactly this class without its files."""
-    rng = np.random.default_rng(4)
-    dataset = kind.__new__(kind)
-    colour = kind in (torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100)
-    torchvision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
-    dataset.train = True
-    pixels = rng.integers(0, 256, (50, 32, 32, 3) if colour else (50, 28, 28), dtype=np.uint8)
-    targets = rng.integers(0, 10, 50)
-    # CIFAR10 holds a view of its files' planes; a program may put an array of its own there.
-    planar = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1) if colour else pixels
-    dataset.data = {"CIFAR10": planar, "CIFAR100": pixels}.get(kind.__name__, torch.from_numpy(pixels))
-    dataset.targets = targets.tolist() if colour else torch.from_numpy(targets)
-    return dataset
-
-
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
 @pytest.mark.parametrize("tail", [v1.ToTensor(), v1.PILToTensor()], ids=["float", "bytes"])
 def test_images_in_memory(name: str, tail: Any) -> None:
     for steps in ([v1.Pad((2, 0, 1, 3), fill=7), v1.CenterCrop(30)], [v1.Pad(2, padding_mode="edge")], [v1.Resize(40)]):
-        dataset = in_memory(getattr(torchvision.datasets, name), v1.Compose([*steps, tail]))
+        dataset = in_memory(name, v1.Compose([*steps, tail]), planar=name == "CIFAR10")
         for workers in (0, 2):
             ours = penstock.DataLoader(dataset, batch_size=16, num_workers=workers)
             assert_same_batches(ours, tud.DataLoader(dataset, batch_size=16))
@@ -279,18 +251,10 @@ def test_images_in_memory(name: str, tail: Any) -> None:
 # --- the options of DataLoader ---------------------------------------------------------------------------------
 
 
-def numbers(size: int = 53) -> Any:
-    return tud.TensorDataset(torch.arange(size))
-
-
-def flat(loader: Any) -> list[int]:
-    return [int(x) for (batch,) in loader for x in batch]
-
-
 def test_shuffle_is_torchs() -> None:
     for size in (1, 2, 53, 5000):
-        ours = penstock.DataLoader(numbers(size), batch_size=7, shuffle=True, num_workers=2)
-        theirs = tud.DataLoader(numbers(size), batch_size=7, shuffle=True)
+        ours = penstock.DataLoader(rows(size), batch_size=7, shuffle=True, num_workers=2)
+        theirs = tud.DataLoader(rows(size), batch_size=7, shuffle=True)
         torch.manual_seed(11)
         first = [flat(ours), flat(ours)]
         torch.manual_seed(11)
@@ -302,40 +266,14 @@ def test_generator_is_advanced_as_torch_does() -> None:
     orders = []
     for kind in (penstock.DataLoader, tud.DataLoader):
         generator = torch.Generator().manual_seed(3)
-        loader = kind(numbers(), batch_size=7, shuffle=True, generator=generator)
+        loader = kind(rows(), batch_size=7, shuffle=True, generator=generator)
         orders.append([flat(loader), flat(loader), generator.initial_seed()])
     assert orders[0] == orders[1]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(sampler=[5, 3, -1, 0, 52]),
-        dict(sampler=tud.SubsetRandomSampler(range(40), generator=torch.Generator().manual_seed(0)), batch_size=3),
-        dict(batch_sampler=[[1, 2], [3], [4, 5, 6]]),
-        dict(batch_sampler=tud.BatchSampler(tud.SequentialSampler(range(53)), 5, True)),
-        dict(batch_size=10, drop_last=True),
-        dict(batch_size=53),
-        dict(batch_size=100),
-        dict(sampler=[torch.tensor(4), np.int64(2), 1], batch_size=2),
-    ],
-    ids=["sampler", "subset", "batch_sampler", "BatchSampler", "drop_last", "exact", "larger", "odd indices"],
-)
-def test_samplers(options: dict[str, Any]) -> None:
-    ours = penstock.DataLoader(numbers(), num_workers=2, **options)
-    for sampler in ("sampler", "batch_sampler"):  # both loaders draw from the same generator, one after the other
-        if hasattr(options.get(sampler), "generator") and options[sampler].generator is not None:
-            options[sampler].generator.manual_seed(0)
-    assert len(ours) == len(tud.DataLoader(numbers(), **options))
-    first = [batch.tolist() for (batch,) in ours]
-    if hasattr(options.get("sampler"), "generator"):
-        options["sampler"].generator.manual_seed(0)
-    assert first == [batch.tolist() for (batch,) in tud.DataLoader(numbers(), **options)]
-
-
 def test_attributes_are_torchs() -> None:
-    ours = penstock.DataLoader(numbers(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
-    theirs = tud.DataLoader(numbers(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
+    ours = penstock.DataLoader(rows(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
+    theirs = tud.DataLoader(rows(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
     for name, value in vars(theirs).items():
         held = getattr(ours, name)
         assert type(held) is type(value), name
@@ -362,9 +300,9 @@ def test_attributes_are_torchs() -> None:
 )
 def test_refuses_what_torch_refuses(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as theirs:
-        tud.DataLoader(numbers(), **options)
+        tud.DataLoader(rows(), **options)
     with pytest.raises(ValueError) as ours:
-        penstock.DataLoader(numbers(), **options)
+        penstock.DataLoader(rows(), **options)
     assert str(ours.value) == str(theirs.value)
 
 
@@ -377,17 +315,9 @@ def test_refuses_what_torch_refuses(options: dict[str, Any]) -> None:
     ],
 )
 def test_other_options_are_torchs(options: dict[str, Any], what: str) -> None:
-    ours = penstock.DataLoader(numbers(9), **options)
+    ours = penstock.DataLoader(rows(9), **options)
     assert f"because  {what}" in ours.explain()
-    assert_same(list(ours), list(tud.DataLoader(numbers(9), **options)))
-
-
-class Squares(tud.Dataset[int]):
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
+    assert_same(list(ours), list(tud.DataLoader(rows(9), **options)))
 
 
 class Rebuilt(penstock.TensorFolder):
@@ -396,20 +326,20 @@ class Rebuilt(penstock.TensorFolder):
 
 
 def test_other_datasets_are_torchs(tensors: Path) -> None:
-    for dataset, what in ((Squares(), "Squares"), (Rebuilt(tensors), "a subclass of TensorFolder")):
+    for dataset, what in ((Made(size=10), "Made"), (Rebuilt(tensors), "a subclass of TensorFolder")):
         ours = penstock.DataLoader(dataset, batch_size=4)
         assert ours.num_workers == 0
         assert what in ours.explain()
         assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
-    ours = penstock.DataLoader(Squares(), batch_size=4, num_workers=2)
-    assert_same(list(ours), list(tud.DataLoader(Squares(), batch_size=4, num_workers=2)))
+    ours = penstock.DataLoader(Made(size=10), batch_size=4, num_workers=2)
+    assert_same(list(ours), list(tud.DataLoader(Made(size=10), batch_size=4, num_workers=2)))
 
 
 def test_pin_memory_without_accelerator_warns_as_torch() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator: nothing to warn of")
     with pytest.warns(UserWarning, match="no accelerator is found"):
-        batch = next(iter(penstock.DataLoader(numbers(), batch_size=4, pin_memory=True)))
+        batch = next(iter(penstock.DataLoader(rows(), batch_size=4, pin_memory=True)))
     assert batch[0].tolist() == [0, 1, 2, 3]
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
+from tests.datasets import Made
+from tests.executors_under_test import EXECUTORS, Executor
 
 Make = Callable[[Any], Any]
 
@@ -20,18 +22,23 @@ SAMPLES = 8
 BATCH = 4
 
 
-class Samples(Dataset[Any]):
-    """Of each kind of part: a tensor, an array, a number, and a string that stays as it is."""
+def parts(index: int) -> dict[str, Any]:
+    """Return a sample of each kind of part: a tensor, an array, a number, and a string that stays as it is."""
+    return {
+        "x": torch.full((3,), float(index)),
+        "pair": (np.full(2, index, np.float32), index / 2),
+        "name": str(index),
+    }
 
-    def __len__(self) -> int:
-        return SAMPLES
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "x": torch.full((3,), float(index)),
-            "pair": (np.full(2, index, np.float32), index / 2),
-            "name": str(index),
-        }
+def modes(index: int) -> Any:
+    """Return what modes a sample is read in."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        str(torch.get_default_dtype()),
+        str(torch.zeros(()).device),
+    )
 
 
 def own_collate(samples: list[Any]) -> Any:
@@ -42,35 +49,30 @@ def arrays() -> TensorDataset:
     return TensorDataset(torch.arange(3.0 * SAMPLES).view(SAMPLES, 3), torch.arange(float(SAMPLES)))
 
 
-CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
-    "native": (arrays, {"num_workers": 2}, {}),
-    "native, here": (arrays, {"num_workers": 0}, {}),
-    "native, default": (arrays, {}, {}),
-    "native, persistent": (arrays, {"num_workers": 2, "persistent_workers": True}, {}),
-    "Python, here": (Samples, {"num_workers": 0}, {}),
-    "Python, here, seed": (Samples, {"num_workers": 0}, {"seed": 1}),
-    "Python, collate_fn": (Samples, {"num_workers": 0, "collate_fn": own_collate}, {}),
-    "threads": (Samples, {"num_workers": 2}, {"worker_method": "thread"}),
-    "threads, collate_fn": (Samples, {"num_workers": 2, "collate_fn": own_collate}, {"worker_method": "thread"}),
-    "threads, persistent": (Samples, {"num_workers": 2, "persistent_workers": True}, {"worker_method": "thread"}),
-    "threads, none": (Samples, {"num_workers": 0}, {"worker_method": "thread"}),
-    "processes": (Samples, {"num_workers": 1}, {}),
-    "device": (arrays, {"num_workers": 2}, {"device": "cpu"}),
-    "device, Python": (Samples, {"num_workers": 0}, {"device": "cpu"}),
-    "device, cache": (arrays, {"num_workers": 2}, {"device": penstock.Feed("cpu", cache="device")}),
+NAMES = (
+    "native, 2", "native, caller", "native, default", "native, persistent", "native, fed",
+    "caller", "caller, seed", "caller, fed", "threads, caller", "threads, 2", "threads, persistent", "processes, 1",
+)  # fmt: skip
+CASES: dict[str, tuple[Executor, dict[str, Any]]] = {
+    **{name: (EXECUTORS[name], {}) for name in NAMES},
+    "caller, collate_fn": (EXECUTORS["caller"], {"collate_fn": own_collate}),
+    "threads, collate_fn": (EXECUTORS["threads, 2"], {"collate_fn": own_collate}),
+    "native, cache": (EXECUTORS["native, 2"], {"device": penstock.Feed("cpu", cache="device")}),
 }
 
 
 @pytest.fixture(params=CASES, ids=list(CASES))
 def make(request: pytest.FixtureRequest) -> Make:
-    dataset, theirs, ours = CASES[request.param]
+    executor, more = CASES[request.param]
 
     def make_loader(kind: Any) -> Any:
+        dataset: Any = arrays() if executor.native else Made(parts, SAMPLES)
         if issubclass(kind, penstock.DataLoader):
-            return kind(dataset(), batch_size=BATCH, **theirs, **ours)
+            return kind(dataset, batch_size=BATCH, **{**executor.options, **more})
         # With two, which batch torch receives in which call of next() depends on the workers' pace.
-        workers = min(1, theirs.get("num_workers", 0))
-        return kind(dataset(), batch_size=BATCH, **{**theirs, "num_workers": workers})
+        options = executor.options | more
+        taken = {name: options[name] for name in ("persistent_workers", "collate_fn") if name in options}
+        return kind(dataset, batch_size=BATCH, num_workers=min(1, options.get("num_workers", 0)), **taken)
 
     return make_loader
 
@@ -169,25 +171,10 @@ def test_a_loader_that_is_made_under_inference_mode(make: Make) -> None:
         assert not any(inference for inference, _, _ in kinds(batch))
 
 
-class Modes(Dataset[Any]):
-    """Samples that say what modes they are read in."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return (
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            str(torch.get_default_dtype()),
-            str(torch.zeros(()).device),
-        )
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_persistent_threads_read_each_pass_in_its_modes(workers: int) -> None:
     loader = penstock.DataLoader(
-        Modes(),
+        Made(modes, SAMPLES),
         batch_size=1,
         num_workers=workers,
         worker_method="thread",
@@ -215,9 +202,8 @@ def test_persistent_threads_read_each_pass_in_its_modes(workers: int) -> None:
 
 
 def test_a_pass_of_threads_that_was_left_early_leaves_its_modes_too() -> None:
-    loader = penstock.DataLoader(
-        Modes(), batch_size=1, num_workers=2, worker_method="thread", persistent_workers=True, collate_fn=list
-    )
+    options: Any = {**EXECUTORS["threads, persistent"].options, "collate_fn": list}
+    loader = penstock.DataLoader(Made(modes, SAMPLES), batch_size=1, **options)
     with torch.no_grad():
         next(iter(loader))
     assert all(sample[0] for batch in loader for sample in batch)

@@ -5,37 +5,20 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import penstock
 import penstock.state.manifest
 from penstock.device.feeding import prefetch
+from tests.datasets import Made, Stream, rows
 
-
-class Samples(Dataset[Any]):
-    """Read by Python."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return float(index)
-
-
-class Stream(IterableDataset[Any]):
-    """Has no state of its own."""
-
-    def __iter__(self) -> Any:
-        return iter(range(8))
-
-
-def arrays() -> TensorDataset:
-    return TensorDataset(torch.arange(8))
+arrays = partial(rows, 8)
+samples = partial(Made, float, 8)
 
 
 def _warned(call: Callable[[], Any], line: int) -> tuple[list[str], list[tuple[str, int]]]:
@@ -56,7 +39,7 @@ needs_no_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reas
 
 
 @needs_no_accelerator
-@pytest.mark.parametrize("dataset", [arrays, Samples])
+@pytest.mark.parametrize("dataset", [arrays, samples])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_device_that_is_not_there(dataset: Callable[[], Any], workers: int) -> None:
     loader = penstock.DataLoader(dataset(), num_workers=workers, device="cuda")
@@ -95,7 +78,7 @@ def test_a_batch_asked_for_out_of_order() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
-    [(arrays, {}, "as many native threads,"), (Samples, {"worker_method": "thread"}, "as many threads,")],
+    [(arrays, {}, "as many native threads,"), (samples, {"worker_method": "thread"}, "as many threads,")],
 )
 def test_too_many_threads(dataset: Callable[[], Any], options: dict[str, Any], words: str) -> None:
     line = _line() + 1
@@ -108,12 +91,12 @@ def test_too_many_threads(dataset: Callable[[], Any], options: dict[str, Any], w
 
 
 def test_too_many_processes_are_warned_of_by_torch() -> None:
-    messages, _ = _warned(lambda: penstock.DataLoader(Samples(), num_workers=5000), 0)
+    messages, _ = _warned(lambda: penstock.DataLoader(samples(), num_workers=5000), 0)
     assert "worker processes in total" in messages[0]
 
 
 def test_a_stream_that_is_gone_through_again() -> None:
-    loader = penstock.DataLoader(Stream(), batch_size=2)
+    loader = penstock.DataLoader(Stream(8), batch_size=2)
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()

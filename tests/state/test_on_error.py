@@ -14,32 +14,25 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
+from tests.datasets import Numbers
+from tests.executors_under_test import options
 from tests.same import assert_same
 
 ALL = penstock.Replace(max_share=1.0)
-METHODS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 1, "worker_method": "thread"},
-    {"num_workers": 2, "worker_method": "thread"},
-    {"num_workers": 1, "worker_method": "process"},
-    {"num_workers": 2, "worker_method": "process"},
-]
 
 
-class Numbers(tud.Dataset[Any]):
-    """i for sample i; those that are bad raise."""
+METHODS = ("caller", "threads, 1", "threads, 2", "processes, 1", "processes, 2")
 
-    def __init__(self, bad: set[int], size: int = 40) -> None:
-        self.bad = bad
-        self.size = size
 
-    def __len__(self) -> int:
-        return self.size
+def numbers(*bad: int) -> Numbers:
+    return Numbers(bad, 40)
 
-    def __getitem__(self, index: int) -> int:
-        if index in self.bad:
-            raise ValueError(f"number {index} is bad")
-        return index
+
+class Wholes(Numbers):
+    """Numbers that are fetched a batch at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
 
 
 def lines(manifest: Path) -> list[dict[str, Any]]:
@@ -130,13 +123,13 @@ def test_more_than_the_share_aborts_with_the_list(folder: Path, tmp_path: Path) 
         list(penstock.DataLoader(tensors(folder), 8, on_error="replace"))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_python_datasets(method: dict[str, Any], tmp_path: Path) -> None:
+@options(*METHODS)
+def test_python_datasets(options: dict[str, Any], tmp_path: Path) -> None:
     bad = {3, 17, 18}
-    reference = penstock.DataLoader(Numbers(bad), 5, shuffle=True, seed=2, num_workers=0, on_error=ALL)
+    reference = penstock.DataLoader(numbers(*bad), 5, shuffle=True, seed=2, num_workers=0, on_error=ALL)
     manifest = tmp_path / "bad.jsonl"
     how = penstock.Replace(max_share=0.1, manifest=manifest)
-    loader = penstock.DataLoader(Numbers(bad), 5, shuffle=True, seed=2, on_error=how, **method)
+    loader = penstock.DataLoader(numbers(*bad), 5, shuffle=True, seed=2, on_error=how, **options)
     assert_same(list(loader), list(reference))
     second = list(loader)
     assert_same(second, list(reference))
@@ -144,44 +137,36 @@ def test_python_datasets(method: dict[str, Any], tmp_path: Path) -> None:
     assert sorted(line["id"] for line in lines(manifest)) == ["17", "18", "3"]
     assert lines(manifest)[0]["error"] == f"ValueError: number {lines(manifest)[0]['id']} is bad"
     with pytest.raises(penstock.TooManyBadSamples, match="number"):
-        list(penstock.DataLoader(Numbers(bad), 5, on_error=penstock.Replace(max_share=0.05), **method))
+        list(penstock.DataLoader(numbers(*bad), 5, on_error=penstock.Replace(max_share=0.05), **options))
 
 
-@pytest.mark.parametrize("method", METHODS[:3], ids=str)
-def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(method: dict[str, Any]) -> None:
+@options(*METHODS[:3])
+def test_a_stand_in_is_one_that_the_sampler_could_have_drawn(options: dict[str, Any]) -> None:
     sampler = tud.SubsetRandomSampler(range(0, 40, 4))
-    batches = list(penstock.DataLoader(Numbers({8, 12}), 5, sampler=sampler, on_error=ALL, **method))
+    batches = list(penstock.DataLoader(numbers(8, 12), 5, sampler=sampler, on_error=ALL, **options))
     assert all(i % 4 == 0 for i in torch.cat(batches).tolist())
     for weights in (
         penstock.Weighted([float(i % 4 == 0) for i in range(40)]),
         penstock.Weighted([1.0] * 4 + [0.0] * 36),
     ):
-        drawn = torch.cat(
-            list(penstock.DataLoader(Numbers({0, 8}), 2, sampler=weights, seed=1, on_error=ALL, **method))
-        )
+        drawn = torch.cat(list(penstock.DataLoader(numbers(0, 8), 2, sampler=weights, seed=1, on_error=ALL, **options)))
         assert set(drawn.tolist()) <= set(weights.drawn_from()) - {0, 8}
-    parts: Any = {"a": (tud.Subset(Numbers({8, 12}), range(20)), 1), "b": (Numbers({3}), 2)}
-    mixed = penstock.DataLoader(penstock.Mix(parts, length=30), 5, shuffle=True, seed=1, on_error=ALL, **method)
+    parts: Any = {"a": (tud.Subset(numbers(8, 12), range(20)), 1), "b": (numbers(3), 2)}
+    mixed = penstock.DataLoader(penstock.Mix(parts, length=30), 5, shuffle=True, seed=1, on_error=ALL, **options)
     assert {len(batch) for batch in mixed} == {5}
     own: list[list[int]] = [[1, 2, 3], [20, 21, 22]]  # of a sampler nobody knows: from the same batch
     got = [
-        set(batch.tolist())
-        for batch in penstock.DataLoader(Numbers({2, 22}), batch_sampler=own, on_error=ALL, **method)
+        set(batch.tolist()) for batch in penstock.DataLoader(numbers(2, 22), batch_sampler=own, on_error=ALL, **options)
     ]
     assert got == [{1, 3}, {20, 21}]
     with pytest.raises(ValueError, match="number 2 is bad"):  # where there is no other, the error is raised
-        list(penstock.DataLoader(Numbers({2}), batch_sampler=[[2]], on_error=ALL, **method))
+        list(penstock.DataLoader(numbers(2), batch_sampler=[[2]], on_error=ALL, **options))
 
 
-class Whole(Numbers):
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_datasets_that_fetch_whole_batches(method: dict[str, Any]) -> None:
-    got = list(penstock.DataLoader(Whole({3, 30}), 5, seed=1, on_error=ALL, **method))
-    assert_same(got, list(penstock.DataLoader(Numbers({3, 30}), 5, seed=1, on_error=ALL)))
+@options(*METHODS)
+def test_datasets_that_fetch_whole_batches(options: dict[str, Any]) -> None:
+    got = list(penstock.DataLoader(Wholes({3, 30}, 40), 5, seed=1, on_error=ALL, **options))
+    assert_same(got, list(penstock.DataLoader(numbers(3, 30), 5, seed=1, on_error=ALL)))
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:
@@ -192,18 +177,18 @@ def test_what_cannot_be_replaced_is_refused() -> None:
     with pytest.raises(penstock.InvalidOption, match="map-style"):
         penstock.DataLoader(Stream(), on_error="replace")
     with pytest.raises(penstock.InvalidOption, match="on_error='skip'"):
-        penstock.DataLoader(Numbers(set()), on_error="skip")  # type: ignore[arg-type]
+        penstock.DataLoader(numbers(), on_error="skip")  # type: ignore[arg-type]
 
 
 def test_a_dataset_without_a_good_sample_raises_its_error() -> None:
     with pytest.raises(ValueError, match="is bad"):
-        list(penstock.DataLoader(Numbers(set(range(40))), 5, on_error=ALL))
+        list(penstock.DataLoader(numbers(*range(40)), 5, on_error=ALL))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_too_many_stays_too_many(method: dict[str, Any], tmp_path: Path) -> None:
+@options(*METHODS)
+def test_too_many_stays_too_many(options: dict[str, Any], tmp_path: Path) -> None:
     how = penstock.Replace(max_share=0.05, manifest=tmp_path / "bad.jsonl")
-    loader = penstock.DataLoader(Numbers({1, 2, 3, 4, 5}), 8, on_error=how, **method)
+    loader = penstock.DataLoader(numbers(1, 2, 3, 4, 5), 8, on_error=how, **options)
     batches = iter(loader)
     for _ in range(2):
         with pytest.raises(penstock.TooManyBadSamples):
@@ -221,7 +206,7 @@ def test_memory_that_runs_out_is_no_bad_sample() -> None:
             return index
 
     with pytest.raises(MemoryError):
-        list(penstock.DataLoader(Hungry(set()), 5, on_error=ALL))
+        list(penstock.DataLoader(Hungry(), 5, on_error=ALL))
 
 
 def test_single_samples_of_a_users_sampler_raise_their_own_error() -> None:
@@ -230,7 +215,7 @@ def test_single_samples_of_a_users_sampler_raise_their_own_error() -> None:
             return iter(range(9, 0, -1))
 
     with pytest.raises(ValueError, match="number 4 is bad"):
-        list(penstock.DataLoader(Numbers({4}), batch_size=None, sampler=Backwards(), on_error=ALL))
+        list(penstock.DataLoader(numbers(4), batch_size=None, sampler=Backwards(), on_error=ALL))
 
 
 def test_a_dataset_without_a_length_is_refused() -> None:
@@ -240,3 +225,28 @@ def test_a_dataset_without_a_length_is_refused() -> None:
 
     with pytest.raises(penstock.InvalidOption, match="Endless has no __len__"):
         penstock.DataLoader(Endless(), sampler=[1, 2], on_error="replace")
+
+
+# --- small datasets: one bad sample is always allowed -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [3, 100, 999])
+def test_one_bad_sample_of_a_small_dataset_is_replaced(size: int, workers: int) -> None:
+    loader = penstock.DataLoader(Numbers({1}, size, OSError), 64, num_workers=workers, on_error="replace", seed=1)
+    for _ in range(2):
+        values = torch.cat(list(loader)).tolist()
+        assert len(values) == size
+        assert 1.0 not in values
+        assert values[:1] + values[2:] == [float(index) for index in range(size) if index != 1]
+
+
+def test_the_error_of_a_small_dataset_says_how_many_are_allowed() -> None:
+    loader = penstock.DataLoader(Numbers({1, 5}, 100, OSError), 64, on_error="replace")
+    with pytest.raises(
+        penstock.TooManyBadSamples,
+        match=r"2 of 100 samples are bad \(2.000%\), and .*max_share=0.001\) allows 1, as any share above 0 does:",
+    ):
+        list(loader)
+    with pytest.raises(penstock.TooManyBadSamples, match=r"1 of 100 .* allows 0:"):
+        list(penstock.DataLoader(Numbers({1}, 100, OSError), 64, on_error=penstock.Replace(0)))

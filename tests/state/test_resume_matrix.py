@@ -29,11 +29,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.testing import Ranks
 from penstock.testing.bitwise import difference
+from tests.datasets import Drawing, Made
 
 WORKERS = (0, 1, 2, 8)
 RANKS = (1, 2, 3, 4, 8)
@@ -42,21 +43,9 @@ SIZE, BATCH, EPOCHS = 67, 2, 4
 """Eight ranks take 5 steps in an epoch, which leaves 24 places to stop at."""
 
 
-class Drawing(Dataset[Any]):
-    """Read by Python, with draws from global generators in each sample."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(2), random.random()
-
-
-class Computing(Drawing):
-    """Read by Python, without draws: worker threads share the global generators."""
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.full((2,), index**0.5), index**0.25
+def computed(index: int) -> Any:
+    """Return a sample without draws: worker threads share the global generators."""
+    return index, torch.full((2,), index**0.5), index**0.25
 
 
 class Point(NamedTuple):
@@ -163,11 +152,11 @@ def images(folder: Path) -> Case:
 
 
 def python(folder: Path) -> Case:
-    return Case(Drawing())
+    return Case(Drawing(SIZE))
 
 
 def threads(folder: Path) -> Case:
-    return Case(Computing(), worker_method="thread")
+    return Case(Made(computed, SIZE), worker_method="thread")
 
 
 PLANS = {make.__name__: make for make in (tensors, files, images, python, threads)}
@@ -183,7 +172,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def _no_look_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Computing` draws nothing; to look for that in a forked process, once a loader, would take most of the time."""
+    """`computed` draws nothing; to look for that in a forked process, once a loader, would take most of the time."""
     monkeypatch.setattr("penstock.executors.selection.draws_in_threads", lambda _: ())
 
 

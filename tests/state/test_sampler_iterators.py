@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import penstock
-
-
-class Rows(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 13
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(index)
+from tests.datasets import Made, rows
 
 
 class Anew:
@@ -61,7 +54,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", [Anew, Stated])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dataset", [Rows(), TensorDataset(torch.arange(13))], ids=["python", "native"])
+@pytest.mark.parametrize("dataset", [Made(torch.tensor, 13), rows(13)], ids=["python", "native"])
 def test_each_batch_comes_once(dataset: Any, options: dict[str, Any], kind: type[Anew]) -> None:
     sampler = kind()
     loader: Any = penstock.DataLoader(dataset, batch_sampler=sampler, **options)

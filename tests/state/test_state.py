@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
 from collections.abc import Iterator
@@ -17,24 +16,26 @@ from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
 import penstock
 from penstock.cli import main
 from penstock.order.schedule import Schedule, Share, share_of
+from tests.datasets import Drawing, Stream
+from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
+from tests.values import listed, stored, taken
 
 SIZE = 101
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
 
 
-class Python(torch.utils.data.Dataset[Any]):
-    """Read by Python, with a draw in each sample."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(3), random.random()
-
-
 def loader(dataset: Any = NATIVE, **options: Any) -> Any:
     return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, **options})
+
+
+def dataset_of(executor: Executor) -> Any:
+    return NATIVE if executor.native else Drawing(SIZE)
+
+
+def unshared() -> Stream:
+    """Return an iterable dataset that each worker goes through as a whole."""
+    return Stream(20, shared=False)
 
 
 def real(batches: Any, of: Any) -> Iterator[int]:
@@ -89,23 +90,14 @@ def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pyt
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
-WAYS = pytest.mark.parametrize(
-    ("dataset", "options"),
-    [
-        (NATIVE, {"num_workers": 0}),
-        (NATIVE, {"num_workers": 2}),
-        (Python(), {"num_workers": 0}),
-        (Python(), {"num_workers": 2}),
-        (Python(), {"num_workers": 2, "worker_method": "thread"}),
-    ],
-    ids=["native 0", "native 2", "python 0", "processes", "threads"],
-)
+WAYS = executors("native, caller", "native, 2", "caller", "processes, 2", "threads, 2")
 
 
 @pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
 @WAYS
 @pytest.mark.parametrize("world", [2, 3])
-def test_the_order_does_not_depend_on_the_ranks(dataset: Any, options: Any, world: int) -> None:
+def test_the_order_does_not_depend_on_the_ranks(executor: Executor, world: int) -> None:
+    dataset, options = dataset_of(executor), executor.options
     whole = [number for batch in loader(dataset, **options) for number in batch[0].tolist()]
     ranks = [loader(dataset, shard=(rank, world), **options) for rank in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
@@ -151,7 +143,7 @@ def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
     [
         lambda: loader(seed=None, shard=(0, 2)),
         lambda: penstock.DataLoader(NATIVE, 4, sampler=[1, 2, 3], shard=(0, 2)),
-        lambda: penstock.DataLoader(Stream(), 4, shard=(0, 2)),
+        lambda: penstock.DataLoader(unshared(), 4, shard=(0, 2)),
     ],
 )
 def test_what_cannot_be_cut_is_refused(make: Any) -> None:
@@ -159,34 +151,7 @@ def test_what_cannot_be_cut_is_refused(make: Any) -> None:
         make()
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(20)
-
-
 # --- state ------------------------------------------------------------------------------------------------------------
-
-
-@WAYS
-@pytest.mark.parametrize("stop", [0, 1, 9, 25])
-def test_the_rest_of_an_epoch_is_bitwise_the_same(dataset: Any, options: Any, stop: int) -> None:
-    if options.get("worker_method") == "thread":
-        dataset = NATIVE  # global generators cannot be promised in threads
-    first = loader(dataset, **options)
-    whole, next_epoch = list(first), list(first)
-    begun = loader(dataset, **options)
-    batches = iter(begun)
-    for _ in range(stop):
-        next(batches)
-    state = json.loads(json.dumps(begun.state_dict()))
-    assert len(json.dumps(state)) < 1000
-    del batches
-    for workers in (0, 1, 2):
-        again = loader(dataset, **{**options, "num_workers": workers})
-        again.load_state_dict(state)
-        assert again.state_dict() == state
-        assert_same(list(again), whole[stop:])
-        assert_same(list(again), next_epoch)
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])
@@ -211,27 +176,10 @@ def test_other_ranks_and_batch_sizes_go_on_with_each_sample_once(before: int, af
         assert sorted(seen) == list(range(SIZE))
 
 
-def test_without_a_seed_the_epoch_goes_on_all_the_same() -> None:
-    for dataset in (NATIVE, Python()):
-        torch.manual_seed(11)
-        whole = [batch[0] for batch in penstock.DataLoader(dataset, 4, shuffle=True)]
-        torch.manual_seed(11)
-        begun = penstock.DataLoader(dataset, 4, shuffle=True)
-        batches = iter(begun)
-        for _ in range(6):
-            next(batches)
-        state = json.loads(json.dumps(begun.state_dict()))
-        torch.manual_seed(99)
-        again = penstock.DataLoader(dataset, 4, shuffle=True)
-        again.load_state_dict(state)
-        assert_same([batch[0] for batch in again], whole[6:])
-
-
 def test_a_state_at_the_end_of_an_epoch() -> None:
     begun = loader()
     batches = iter(begun)
-    for _ in range(len(begun)):
-        next(batches)
+    taken(batches, len(begun))
     at_end = begun.state_dict()
     assert at_end["epoch"] == 0 and at_end["position"] == SIZE
     with pytest.raises(StopIteration):
@@ -246,38 +194,20 @@ def test_a_state_at_the_end_of_an_epoch() -> None:
 def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     read: list[int] = []
 
-    class Watched(Python):
+    class Watched(Drawing):
         def __getitem__(self, index: int) -> Any:
             read.append(index)
             return index
 
     order = list(range(0, SIZE, 3))
-    begun: Any = penstock.DataLoader(Watched(), 4, sampler=order)
+    begun: Any = penstock.DataLoader(Watched(SIZE), 4, sampler=order)
     batches = iter(begun)
-    for _ in range(3):
-        next(batches)
-    again: Any = penstock.DataLoader(Watched(), 4, sampler=order)
+    taken(batches, 3)
+    again: Any = penstock.DataLoader(Watched(SIZE), 4, sampler=order)
     again.load_state_dict(begun.state_dict())
     read.clear()
     assert [number for batch in again for number in batch.tolist()] == order[12:]
     assert read == order[12:]
-
-
-def test_errors_count_once_a_later_batch_came() -> None:
-    class Bad(Python):
-        def __getitem__(self, index: int) -> Any:
-            if index == 6:
-                raise ValueError("six")
-            return index
-
-    begun: Any = penstock.DataLoader(Bad(), 4, num_workers=2, worker_method="thread")
-    batches = iter(begun)
-    next(batches)
-    with pytest.raises(ValueError, match="six"):
-        next(batches)
-    assert begun.state_dict()["position"] == 4
-    assert next(batches).tolist() == [8, 9, 10, 11]
-    assert begun.state_dict()["position"] == 12
 
 
 @pytest.mark.parametrize(
@@ -318,18 +248,6 @@ def test_a_state_of_another_order() -> None:
         loader().load_state_dict(loader(shuffle=None, sampler=[1, 2, 3]).state_dict())
 
 
-@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
-def test_persistent_workers_go_on_too() -> None:
-    for method in (None, "thread"):
-        whole = list(loader(Python(), num_workers=2, worker_method=None))
-        begun = loader(Python(), num_workers=2, persistent_workers=True, worker_method=method)
-        for number, _ in enumerate(begun):
-            if number == 4:
-                break
-        begun.load_state_dict(begun.state_dict())
-        assert_same([batch[0] for batch in begun], [batch[0] for batch in whole[5:]])
-
-
 @pytest.mark.parametrize("method", [None, "process"])
 def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
     """Without a seed and workers torch's code reads, natively composed or not."""
@@ -348,8 +266,7 @@ def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
 def test_a_copy_of_the_loader_goes_on() -> None:
     begun = loader()
     batches = iter(begun)
-    for _ in range(5):
-        next(batches)
+    taken(batches, 5)
     again = pickle.loads(pickle.dumps(begun))
     again.load_state_dict(begun.state_dict())
     assert_same(list(again), list(batches))
@@ -380,10 +297,6 @@ class Keeper(IterableDataset[Any]):
         self.at, self.read = state["at"], []
 
 
-def listed(batches: Any) -> list[Any]:
-    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create [34] worker processes")
 @pytest.mark.parametrize(
     "options",
@@ -409,9 +322,8 @@ def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) 
     for stop in (0, 1, 4, len(whole)):
         begun = make()
         batches = iter(begun)
-        for _ in range(stop):
-            next(batches)
-        state = json.loads(json.dumps(begun.state_dict()))
+        taken(batches, stop)
+        state = stored(begun.state_dict())
         del batches
         again = make()
         again.load_state_dict(state)
@@ -459,31 +371,31 @@ def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
     with pytest.raises(ValueError, match="the fifth"):
         next(batches)
     assert [int(next(batches)) for _ in range(3)] == [6, 7, 8]
-    state = json.loads(json.dumps(begun.state_dict()))
+    state = stored(begun.state_dict())
     again: Any = penstock.DataLoader(Halting(), None, num_workers=workers, device=feed)
     again.load_state_dict(state)
     assert [int(one) for one in again] == [9, 10, 11, 12]
 
 
 def test_other_iterable_datasets_are_gone_through_again() -> None:
-    for made, workers, method in ((Stream, 0, None), (Stream, 2, None), (Keeper, 2, "thread")):
+    for made, workers, method in ((unshared, 0, None), (unshared, 2, None), (Keeper, 2, "thread")):
         how: Any = {"num_workers": workers, "worker_method": method}
         begun: Any = penstock.DataLoader(made(), 3, **how)
         batches = iter(begun)
-        for _ in range(3):
-            next(batches)
+        taken(batches, 3)
         state = begun.state_dict()
         assert not any(state["dataset"][0]["states"]), "nobody says where it is"
         rest = listed(batches) if method is None else [[7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
         # Threads share one object, whose state is none: here it is gone through again by worker processes.
         again: Any = penstock.DataLoader(made(), 3, num_workers=workers)
-        with pytest.warns(UserWarning, match=f"{made.__name__} has no state_dict.* 3 batches will be read and dropped"):
+        name = type(begun.dataset).__name__
+        with pytest.warns(UserWarning, match=f"{name} has no state_dict.* 3 batches will be read and dropped"):
             again.load_state_dict(state)
         behind = iter(again)
         assert [next(behind).tolist(), next(behind).tolist()] == rest[:2]
         if made is Keeper:  # from here on it goes by its own state
             third: Any = penstock.DataLoader(made(), 3, num_workers=workers)
-            third.load_state_dict(json.loads(json.dumps(again.state_dict())))
+            third.load_state_dict(stored(again.state_dict()))
             assert listed(third) == rest[2:]
         assert listed(behind) == rest[2:]
 
@@ -505,7 +417,7 @@ def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.Ca
     assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "whole-2")]) == 0
     state = run("killed", 5).state_dict()
     again = loader(ledger=tmp_path / "killed")
-    again.load_state_dict(json.loads(json.dumps(state)))
+    again.load_state_dict(stored(state))
     list(again)
     list(again)
     assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "killed")]) == 0
@@ -532,8 +444,7 @@ def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: P
             if state is not None:
                 one.load_state_dict(state)
             batches = iter(one)
-            for _ in range(steps):
-                next(batches)
+            taken(batches, steps)
             if rank == 0:
                 first = one.state_dict()
         return first
@@ -576,16 +487,15 @@ def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
     begun = make()
     begun.set_epoch(1)
     batches = iter(begun)
-    for _ in range(6):
-        next(batches)
+    taken(batches, 6)
     again = make(num_workers=1)
-    again.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    again.load_state_dict(stored(begun.state_dict()))
     assert_same(list(again), epochs[1][6:])
     assert_same(again.batch_at(1, 3), epochs[1][3])
 
 
 def test_a_mix_keeps_its_proportions_in_every_window() -> None:
-    for dataset in (NATIVE, Python()):
+    for dataset in (NATIVE, Drawing(SIZE)):
         numbers = [number for batch in mixed(dataset) for number in batch[0].tolist()]
         for begin in range(80 - 8):
             assert abs(sum(number < 30 for number in numbers[begin : begin + 8]) - 6) <= 1
@@ -609,7 +519,8 @@ def test_weights_of_another_dataset() -> None:
 
 @pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
 @WAYS
-def test_set_epoch(dataset: Any, options: Any) -> None:
+def test_set_epoch(executor: Executor) -> None:
+    dataset, options = dataset_of(executor), executor.options
     plain = loader(dataset, **options)
     epochs = [[batch[0] for batch in plain] for _ in range(3)]
     other = loader(dataset, **options)
@@ -625,7 +536,7 @@ def test_set_epoch(dataset: Any, options: Any) -> None:
         other.set_epoch(-1)
 
 
-@pytest.mark.parametrize("dataset", [NATIVE, Python()], ids=["native", "python"])
+@pytest.mark.parametrize("dataset", [NATIVE, Drawing(SIZE)], ids=["native", "python"])
 def test_any_batch_can_be_made_again(dataset: Any) -> None:
     plain = loader(dataset, num_workers=2)
     epochs = [list(plain) for _ in range(2)]
@@ -650,8 +561,7 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
 def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
     begun = loader(NATIVE, shard=(0, 3))
     batches = iter(begun)
-    for _ in range(3):
-        next(batches)
+    taken(batches, 3)
     state = begun.state_dict()  # of position 36, which is no multiple of the next batch size
     ranks = [loader(NATIVE, batch_size=5, shard=(rank, 2)) for rank in range(2)]
     for rank in ranks:

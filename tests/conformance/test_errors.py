@@ -1,4 +1,4 @@
-"""Errors of a user's dataset say at which sample, on every path; their type and arguments stay torch's."""
+"""Errors of a user's dataset: of torch's type and arguments, they say at which sample; the pass goes on behind them."""
 
 from __future__ import annotations
 
@@ -9,49 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, TensorDataset
 
 import penstock
+from tests.datasets import Made, Numbers, Whole, rows
+from tests.executors_under_test import Executor, executors
+from tests.values import listed, taken
 
-SIZE = 20
-
-
-class Samples(Dataset[Any]):
-    """Samples that a function makes."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
-class Whole(Samples):
-    """Gives whole batches."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self.make(index) for index in indices]
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "caller": {"num_workers": 0},
-    "caller, default": {},
-    "caller, plain torch": {"num_workers": 0, "worker_method": "process"},
-    "caller, seed": {"num_workers": 0, "seed": 1},
-    "processes": {"num_workers": 1},
-    "processes, seed": {"num_workers": 1, "seed": 1},
-    "threads": {"num_workers": 2, "worker_method": "thread"},
-    "threads, none": {"num_workers": 0, "worker_method": "thread"},
-    "device": {"device": "cpu"},
-}
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WAYS[request.param]
+IN_CALLER = ("caller", "caller, default", "caller, torch's", "caller, seed", "caller, fed", "threads, caller")
+EVERY = executors(*IN_CALLER, "threads, 2", "processes, 1", "processes, 1, seed")
 
 
 def raised(loader: Any) -> Exception:
@@ -71,40 +36,60 @@ def said(error: Exception) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
-def compare(dataset: Any, way: dict[str, Any], **options: Any) -> str:
+def compare(dataset: Any, executor: Executor, **options: Any) -> str:
     """Return what is said of an error that is else torch's."""
-    ours = raised(penstock.DataLoader(dataset, **options, **way))
-    workers = min(way.get("num_workers", 0), 1) if way.get("worker_method") != "thread" else 0
-    theirs = raised(torch.utils.data.DataLoader(dataset, **options, num_workers=workers))
+    ours = raised(penstock.DataLoader(dataset, **options, **executor.options))
+    theirs = raised(torch.utils.data.DataLoader(dataset, **options, **executor.torchs))
     assert type(ours) is type(theirs)
-    if not workers:
+    if not executor.torchs:
         assert ours.args == theirs.args
     else:
         assert str(ours).splitlines()[0] == str(theirs).splitlines()[0]
     return said(ours)
 
 
+@executors(*IN_CALLER, "threads, 1", "threads, 2", "threads, persistent", "processes, 2", "processes, fed")
+def test_a_pass_goes_on_behind_an_error(executor: Executor) -> None:
+    loader: Any = penstock.DataLoader(Numbers({9}, error=KeyError), 4, **executor.options)
+    batches = iter(loader)
+    assert listed(taken(batches, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(KeyError, match="number 9") as caught:
+        next(batches)
+    assert "sample 9" in said(caught.value)
+    if not executor.torchs:
+        assert caught.traceback[-1].name == "number"  # the user's own line
+    assert loader.state_dict()["position"] == 8, "an error counts once a later batch came"
+    assert next(batches).tolist() == [12, 13, 14, 15]
+    assert loader.state_dict()["position"] == 16
+    assert listed(batches) == [[16, 17, 18, 19], [20, 21, 22]]
+    assert (loader.stats().batches, loader.stats().samples) == (5, 19)
+
+
 def _key_error_at_13(index: int) -> Any:
     return {"y": 1}["x"] if index == 13 else index
 
 
-def test_a_samples_error(way: dict[str, Any]) -> None:
-    text = compare(Samples(_key_error_at_13), way, batch_size=4)
+@EVERY
+def test_a_samples_error(executor: Executor) -> None:
+    text = compare(Made(_key_error_at_13), executor, batch_size=4)
     assert "sample 13" in text
     assert "sample 12" not in text
 
 
-def test_an_error_of_a_sample_by_itself(way: dict[str, Any]) -> None:
-    assert "13" in compare(Samples(_key_error_at_13), way, batch_size=None)
+@EVERY
+def test_an_error_of_a_sample_by_itself(executor: Executor) -> None:
+    assert "13" in compare(Made(_key_error_at_13), executor, batch_size=None)
 
 
-def test_an_error_of_a_whole_batch(way: dict[str, Any]) -> None:
-    assert "samples [12, 13, 14, 15]" in compare(Whole(_key_error_at_13), way, batch_size=4)
+@EVERY
+def test_an_error_of_a_whole_batch(executor: Executor) -> None:
+    assert "samples [12, 13, 14, 15]" in compare(Whole(_key_error_at_13), executor, batch_size=4)
 
 
-def test_an_index_of_another_kind(way: dict[str, Any]) -> None:
+@EVERY
+def test_an_index_of_another_kind(executor: Executor) -> None:
     dataset: Any = {"a": 1}
-    assert "'b'" in compare(dataset, way, batch_sampler=[("a", "b")])
+    assert "'b'" in compare(dataset, executor, batch_sampler=[("a", "b")])
 
 
 DIFFERING: dict[str, tuple[Callable[[int], Any], str]] = {
@@ -124,10 +109,11 @@ DIFFERING: dict[str, tuple[Callable[[int], Any], str]] = {
 }
 
 
+@EVERY
 @pytest.mark.parametrize("kind", DIFFERING)
-def test_samples_that_cannot_be_collated(way: dict[str, Any], kind: str) -> None:
+def test_samples_that_cannot_be_collated(executor: Executor, kind: str) -> None:
     make, words = DIFFERING[kind]
-    text = compare(Samples(make), way, batch_size=4)
+    text = compare(Made(make), executor, batch_size=4)
     assert words.replace(" at ", "") in text.replace(" at ", "")
     if kind != "nothing":
         assert "in a batch of samples [4, 5, 6, 7]: " in text
@@ -137,13 +123,14 @@ def _own_collate(samples: list[Any]) -> Any:
     raise ZeroDivisionError("no")
 
 
-def test_an_error_of_a_collate_fn(way: dict[str, Any]) -> None:
-    text = compare(Samples(float), way, batch_size=15, collate_fn=_own_collate)
+@EVERY
+def test_an_error_of_a_collate_fn(executor: Executor) -> None:
+    text = compare(Made(float), executor, batch_size=15, collate_fn=_own_collate)
     assert "in a batch of samples [0, 1, 2, 3, 4, 5, 6, 7] and 7 more" in text
 
 
 def test_what_is_no_index_of_a_native_dataset() -> None:
-    dataset = TensorDataset(torch.arange(SIZE))
+    dataset = rows(20)
     for workers in (0, 2):
         text = said(raised(penstock.DataLoader(dataset, batch_sampler=[[1, "x"]], num_workers=workers)))
         assert "sample 'x'" in text
@@ -167,7 +154,7 @@ def test_a_loader_goes_on_behind_an_error_and_notes_no_error_twice() -> None:
                 yield None
 
     for _ in range(2):
-        found = list(read(iter(penstock.DataLoader(Samples(make), 2))))
+        found = list(read(iter(penstock.DataLoader(Made(make, 20), 2))))
         assert found == [None, [2, 3], None, [6, 7], [8, 9], None, [12, 13], None, [16, 17], [18, 19]]
     assert error.__notes__ == [f"in __getitem__ of sample {index}" for index in (0, 5, 10, 15)]
 
@@ -189,11 +176,12 @@ class Unspeakable:
         return 1
 
 
-def test_errors_and_indices_that_resist(way: dict[str, Any]) -> None:
+@EVERY
+def test_errors_and_indices_that_resist(executor: Executor) -> None:
     def make(index: int) -> Any:
         raise Frozen("as it is")
 
-    assert "as it is" in compare(Samples(make), way, batch_size=4)
+    assert "as it is" in compare(Made(make), executor, batch_size=4)
     dataset: Any = {}
-    if "seed" not in way:  # which is mixed with the index's repr
-        assert type(raised(penstock.DataLoader(dataset, sampler=[Unspeakable()], **way))) is KeyError
+    if "seed" not in executor.options:  # which is mixed with the index's repr
+        assert type(raised(penstock.DataLoader(dataset, sampler=[Unspeakable()], **executor.options))) is KeyError

@@ -1,0 +1,211 @@
+"""However an iterator ends, its threads, descriptors and processes end with it; batches outlive it; forks are seen."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from tests.datasets import Made, tensor_files
+from tests.executors_under_test import EXECUTORS, Executor
+from tests.resources import held, run_script
+from tests.values import flat
+from tests.waiting import wait_until
+
+SIZE, BATCH = 80, 4
+
+
+def of(*names: str) -> pytest.MarkDecorator:
+    """Parametrise `executor`; `make sanitize` runs the native ones."""
+    return pytest.mark.parametrize(
+        "executor",
+        [
+            pytest.param(EXECUTORS[name], id=name, marks=[pytest.mark.native] if "native" in name else [])
+            for name in names
+        ],
+    )
+
+
+NATIVE = ("native, caller", "native, 1", "native, 2", "native, persistent", "native, fed")
+THREADS = ("threads, caller", "threads, 2", "threads, persistent", "caller, fed")
+PROCESSES = ("processes, 2", "processes, persistent", "processes, fed")
+ANY = of(*NATIVE, "caller", *THREADS, *PROCESSES)
+#: Each pass has an iterator, and an iterator a close().
+CLOSED = of("native, caller", "native, 2", "native, fed", "caller, fed", "threads, caller", "threads, 2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tensor_files(tmp_path_factory.mktemp("tensors"), SIZE, (1,))
+
+
+@pytest.fixture
+def make(folder: Path) -> Callable[[Executor], Any]:
+    """Return what makes a loader of the numbers 0 to SIZE - 1."""
+
+    def make_loader(executor: Executor) -> Any:
+        dataset: Any = penstock.TensorFolder(folder) if executor.native else Made(float, SIZE)
+        return penstock.DataLoader(dataset, BATCH, **executor.options)
+
+    return make_loader
+
+
+def workers_since(before: tuple[int, int, int, int], executor: Executor) -> int:
+    """Return how many workers of this executor's kind have come since then."""
+    now = held()
+    if executor.native:
+        return now[2] - before[2] - (now[1] - before[1])  # all threads but Python's
+    return now[3] - before[3] if executor.torchs else now[1] - before[1] - ("device" in executor.options)
+
+
+@ANY
+@pytest.mark.parametrize("end", ["exhausted", "left", "in a cycle", "shut down"])
+def test_nothing_is_left_behind(make: Any, executor: Executor, end: str) -> None:
+    loader = make(executor)
+    flat(loader)
+    if executor.options.get("persistent_workers"):
+        loader = make(executor)
+    before = held()
+    iterator = iter(loader)
+    batch = next(iterator)
+    if "device" not in executor.options:
+        assert workers_since(before, executor) == executor.options["num_workers"]
+    if end == "exhausted":
+        assert len(list(iterator)) == SIZE // BATCH - 1
+    elif end == "in a cycle":
+        iterator.itself = iterator
+    elif end == "shut down":
+        getattr(iterator, "close", getattr(iterator, "_shutdown_workers", gc.collect))()
+    persistent = executor.options.get("persistent_workers") and end != "shut down"
+    if end in ("exhausted", "shut down") and not persistent:  # while the iterator and the loader are there
+        wait_until(lambda: all(now <= then for now, then in zip(held()[1:], before[1:], strict=True)))
+    del iterator, loader
+    gc.collect()
+    assert flat([batch]) == [0, 1, 2, 3]
+    del batch  # a descriptor, of memory that a process shares
+    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+
+
+@CLOSED
+def test_an_iterator_can_be_closed_twice(make: Any, executor: Executor) -> None:
+    iterator = iter(make(executor))
+    next(iterator)
+    assert ": open, " in repr(iterator)
+    iterator.close()
+    iterator.close()
+    assert ": closed, " in repr(iterator)
+    if "device" not in executor.options:
+        threads = f"{executor.options['num_workers']} threads"
+        assert threads in repr(iterator) or executor.options["num_workers"] == 0
+        assert "0 batches in flight" in repr(iterator)
+    assert list(iterator) == []
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@of("native, caller", "native, 2", "native, fed", "caller", "threads, caller", "threads, 2", "processes, 2")
+def test_several_iterators_at_once(make: Any, executor: Executor) -> None:
+    loader = make(executor)
+    first, second = iter(loader), iter(loader)
+    assert flat([next(first)]) == [0, 1, 2, 3]
+    for number, (a, b) in enumerate(zip(first, second, strict=False)):
+        assert (int(a[0]), int(b[0])) == (BATCH * number + BATCH, BATCH * number)
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+@ANY
+def test_an_iterator_and_its_batches_outlive_their_loader(make: Any, executor: Executor) -> None:
+    iterator = iter(make(executor))
+    gc.collect()
+    batches = list(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    del iterator
+    gc.collect()
+    assert flat(batches) == list(range(SIZE))
+
+
+@of("native, caller", "native, 1", "native, 2", "threads, caller", "threads, 2", "caller", "processes, 2")
+def test_kept_batches_are_never_overwritten(executor: Executor) -> None:
+    """Batches are large enough that their memory is recycled, once nobody holds it."""
+    numbers = np.repeat(np.arange(100, dtype=np.int32)[:, None], 5000, axis=1)
+    dataset: Any = penstock.Arrays(numbers) if executor.native else Made(lambda i: (torch.from_numpy(numbers[i]),), 100)
+    loader = penstock.DataLoader(dataset, 10, **executor.options)
+    kept = [batch for _ in range(3) for (batch,) in loader]
+    for number, batch in enumerate(kept):
+        first = number % 10 * 10
+        assert batch[:, 0].tolist() == list(range(first, first + 10))
+        assert torch.equal(batch, batch[:, :1].expand_as(batch))
+    if executor.native or "each sample into its row" in loader.explain():
+        assert loader.stats().buffers_created >= 30
+        del kept, batch
+        for _ in loader:
+            pass
+        created = loader.stats().buffers_created
+        for _ in loader:
+            pass
+        assert loader.stats().buffers_created == created, "recycled"
+
+
+@of("native, 2", "native, fed", "threads, 2")
+def test_a_forked_child_has_no_part_in_a_pass(make: Any, executor: Executor) -> None:
+    """It says so to who goes on in the child; another pass works there, and the parent's is not disturbed."""
+    loader = make(executor)
+    iterator = iter(loader)
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            if flat(loader) == list(range(SIZE)):
+                next(iterator)
+        except RuntimeError as error:
+            status = 0 if "fork" in str(error) or "another process" in str(error) else 2
+        finally:
+            del iterator
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert flat(iterator) == list(range(BATCH, SIZE))
+
+
+@of("native, persistent", "threads, persistent")
+def test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child(make: Any, executor: Executor) -> None:
+    loader = make(executor)
+    assert flat(loader) == list(range(SIZE))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if flat(loader) == list(range(SIZE)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_processes_end_amid_passes_of_every_kind(folder: Path, tmp_path: Path) -> None:
+    """A process that ends, and a child that has inherited the iterators and ends."""
+    script = """
+import os, sys, warnings
+import penstock
+from tests.datasets import Made
+from tests.executors_under_test import EXECUTORS
+warnings.filterwarnings("ignore", "This DataLoader will create|num_workers=8")
+iterators = []
+for executor in sorted(EXECUTORS.values(), key=lambda executor: bool(executor.torchs)):
+    if executor.torchs and not os.path.exists("child"):  # multiprocessing's children are for no other child to end
+        if os.fork() == 0:
+            open("child", "x").close()
+            sys.exit(0)
+        assert os.wait()[1] == 0
+    dataset = penstock.TensorFolder(sys.argv[1]) if executor.native else Made(float, 80)
+    iterators.append(iter(penstock.DataLoader(dataset, 4, **executor.options)))
+    next(iterators[-1])
+print(len(iterators), os.path.exists("child"))
+"""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = run_script(script, str(folder), cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{len(EXECUTORS)} True\n", "")

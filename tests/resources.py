@@ -1,0 +1,33 @@
+"""What a process holds: threads, descriptors, children; and processes that run a script."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+
+def native_threads() -> int:
+    """Return how many threads this process has, those that Python does not know too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors() -> int:
+    """Return how many descriptors this process has, when nothing waits for the garbage collector."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def held() -> tuple[int, int, int, int]:
+    """Return how many descriptors, Python's threads, threads of any kind and children this process has."""
+    return descriptors(), threading.active_count(), native_threads(), len(multiprocessing.active_children())
+
+
+def run_script(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, in which warnings are errors."""
+    command = [sys.executable, "-W", "error", "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
