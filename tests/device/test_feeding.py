@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
@@ -27,64 +26,14 @@ from torchvision.datasets import ImageFolder
 import penstock
 from penstock.device import feeding as feeding_module
 from penstock.device.bottleneck import Meter, Verdict
-from penstock.device.decoders import decoder_for
-from penstock.device.decoding import GpuDecoding
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
-from penstock.device.resident import Resident
 from penstock.errors import InvalidOption
+from tests.accelerator import DEVICE, LateLane, PromptLane, replaced_by_late_lanes, replaced_by_the_cpu
 from tests.datasets import Made, in_memory
 from tests.same import assert_same
 from tests.waiting import wait_until
-
-DEVICE = torch.device("cuda", 0)
-GARBAGE = -99
-
-
-class LateLane:
-    """A device that begins a copy only when somebody waits for it: what is read too early is garbage."""
-
-    device = DEVICE
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.handed_over: list[list[torch.Tensor]] = []
-        self.lock = threading.Lock()
-
-    def current(self) -> Any:
-        return contextlib.nullcontext()
-
-    def working(self) -> Any:
-        return contextlib.nullcontext()
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        there = torch.full_like(tensor, GARBAGE) if tensor.dtype != torch.bool else torch.zeros_like(tensor)
-        with self.lock:
-            self.waiting.append((there, tensor))
-        return there
-
-    def pin(self, value: Any) -> Any:
-        return value
-
-    def mark(self) -> int:
-        with self.lock:
-            return len(self.waiting)
-
-    def receive(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
-        with self.lock:
-            for there, tensor in self.waiting[:mark]:
-                if tensor.numel() and there.dtype != torch.bool:
-                    assert (there == GARBAGE).all() or torch.equal(there, tensor)
-                there.copy_(tensor)
-        self.handed_over.append(list(tensors))
-
-
-class PromptLane(LateLane):
-    """A device that copies at once: for what is done to a batch after its copy."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
 
 
 def feed_through(source: Iterable[Any], lane: Any = None, **options: Any) -> Feeding[Any]:
@@ -347,17 +296,7 @@ def test_what_the_feed_asks_is_done_on_the_device() -> None:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
     """Make cuda:0 a LateLane; returns those that were made."""
-    lanes: list[LateLane] = []
-
-    def lane_to(device: torch.device) -> LateLane:
-        lanes.append(LateLane())
-        return lanes[-1]
-
-    monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
-    for module in ("penstock.device.feeding", "penstock.device.station"):
-        monkeypatch.setattr(f"{module}.lane_to", lane_to)
-    monkeypatch.setattr(penstock.DataLoader, "_can_pin", lambda self: False)
-    return lanes
+    return replaced_by_late_lanes(monkeypatch)
 
 
 DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
@@ -514,11 +453,7 @@ def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: py
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_data_that_lives_on_the_device(
-    late: list[LateLane], monkeypatch: pytest.MonkeyPatch, workers: int, persistent: bool
-) -> None:
-    monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(torch.device("cpu")))
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
+def test_data_that_lives_on_the_device(decodes_on_the_cpu: None, workers: int, persistent: bool) -> None:
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
     photos = in_memory("CIFAR10", v1.Compose(steps), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
@@ -535,15 +470,9 @@ def test_data_that_lives_on_the_device(
 
 
 @pytest.fixture
-def decodes_on_the_cpu(late: list[LateLane], monkeypatch: pytest.MonkeyPatch) -> None:
+def decodes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make of cuda:0 a device that decodes JPEG files, with Pillow on the CPU."""
-
-    def decoding(plan: Any, course: Any, means: Any, decoder: Any, device: Any, lane: Any, **named: Any) -> GpuDecoding:
-        return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
-
-    monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
-    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: decoder_for(torch.device("cpu")))
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
+    replaced_by_the_cpu(monkeypatch)
 
 
 @pytest.fixture
@@ -621,11 +550,6 @@ def test_stats_count_what_the_loop_waits(late: list[LateLane]) -> None:
     list(loader)
     stats = loader.stats()
     assert (stats.batches, stats.samples) == (5, 20) and stats.wait_seconds > 0
-
-
-def test_the_cpu_as_device_is_the_loader_as_it_is() -> None:
-    found = list(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cpu"))
-    assert_same(found, list(TorchDataLoader(DATA, batch_size=4)))
 
 
 def test_a_forked_child_is_told(late: list[LateLane]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import pickle
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 import penstock
 from penstock.order.ahead import Ahead
 from penstock.state.ledger import Verdict, compare, read
+from tests.values import flat, listed, stored, taken
 
 SIZE = 24
 
@@ -38,14 +38,6 @@ class Gated(Dataset[Any]):
 
 
 NUMBERS: Any = range(SIZE)
-
-
-def flat(batches: Any) -> list[int]:
-    return [number for batch in batches for number in torch.as_tensor(batch).view(-1).tolist()]
-
-
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state))
 
 
 # Threads may work one at a time, and would wait for the gate.
@@ -70,7 +62,7 @@ def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any
     batches = iter(loader)
     if not order:  # the shuffle that was drawn
         dataset.gate.set()
-    got = flat(next(batches) for _ in range(count))
+    got = flat(taken(batches, count))
     return loader, got, stored(loader.state_dict()), batches
 
 
@@ -109,7 +101,7 @@ def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
     again: Any = penstock.DataLoader(NUMBERS, 3, num_workers=0, seed=3)
     again.load_state_dict(state)
     batches = iter(again)
-    got += flat(next(batches) for _ in range(2))
+    got += flat(taken(batches, 2))
     third: Any = penstock.DataLoader(NUMBERS, 4, num_workers=0, seed=3)
     third.load_state_dict(stored(again.state_dict()))
     assert len(third) == SIZE // 4
@@ -229,16 +221,11 @@ class Counting(Dataset[Any]):
         self.read = state["read"]
 
 
-def listed(batches: Any) -> list[Any]:
-    return [[part.tolist() for part in batch] if isinstance(batch, list) else batch.tolist() for batch in batches]
-
-
 def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
     """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
     begun = make()
     batches = iter(begun)
-    for _ in range(stop):
-        next(batches)
+    taken(batches, stop)
     state = stored(begun.state_dict())
     again = make()
     again.load_state_dict(state)
@@ -378,7 +365,7 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
     for stop in (0, 1, 3, steps):
         begun = make()
         batches = iter(begun)
-        got = flat(next(batches) for _ in range(stop))
+        got = flat(taken(batches, stop))
         state = stored(begun.state_dict())
         for other in (size, 3):
             again = make(other)
@@ -398,7 +385,7 @@ def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | 
     order = list(range(SIZE))[::-1]
     begun: Any = penstock.DataLoader(NUMBERS, before, sampler=order)
     batches = iter(begun)
-    got = flat(next(batches) for _ in range(3))
+    got = flat(taken(batches, 3))
     again: Any = penstock.DataLoader(NUMBERS, after, sampler=order)
     again.load_state_dict(stored(begun.state_dict()))
     assert got + flat(again) == order
@@ -408,7 +395,7 @@ def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     for options in ({}, {"worker_method": "thread"}):
         begun: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
         batches = iter(begun)
-        got = flat(next(batches) for _ in range(5))
+        got = flat(taken(batches, 5))
         again: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
         again.load_state_dict(stored(begun.state_dict()))
         assert sorted(got + flat(again)) == list(range(SIZE))
@@ -440,15 +427,15 @@ def test_a_state_between_passes_foretells_what_is_drawn() -> None:
         before = torch.get_rng_state()
         state = stored(begun.state_dict())
         assert torch.equal(before, torch.get_rng_state()), "nothing is drawn by asking"
-        whole, behind = flat(batch for (batch,) in begun), torch.get_rng_state()
+        whole, behind = flat(begun), torch.get_rng_state()
         torch.set_rng_state(before)
         again: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True)
         again.load_state_dict(state)
-        assert flat(batch for (batch,) in again) == whole
+        assert flat(again) == whole
         assert torch.equal(behind, torch.get_rng_state()), "the generator is where it would have been"
     torch.manual_seed(99)
     again.load_state_dict(state)
-    assert flat(batch for (batch,) in again) == whole, "whatever the generator holds then"
+    assert flat(again) == whole, "whatever the generator holds then"
 
 
 def test_a_loader_that_was_copied_goes_on_too() -> None:

@@ -1,0 +1,94 @@
+"""An accelerator that is none: cuda:0 in name, the CPU in fact, for what a loader does with its device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import penstock
+from penstock.device.decoders import decoder_for
+from penstock.device.decoding import GpuDecoding
+from penstock.device.feed import Feed
+from penstock.device.resident import Resident
+
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda", 0)
+GARBAGE = -99
+
+
+class LateLane:
+    """A device that begins a copy only when somebody waits for it: what is read too early is garbage."""
+
+    device = DEVICE
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.handed_over: list[list[torch.Tensor]] = []
+        self.lock = threading.Lock()
+
+    def current(self) -> Any:
+        return contextlib.nullcontext()
+
+    def working(self) -> Any:
+        return contextlib.nullcontext()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        there = torch.full_like(tensor, GARBAGE) if tensor.dtype != torch.bool else torch.zeros_like(tensor)
+        with self.lock:
+            self.waiting.append((there, tensor))
+        return there
+
+    def pin(self, value: Any) -> Any:
+        return value
+
+    def mark(self) -> int:
+        with self.lock:
+            return len(self.waiting)
+
+    def receive(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
+        with self.lock:
+            for there, tensor in self.waiting[:mark]:
+                if tensor.numel() and there.dtype != torch.bool:
+                    assert (there == GARBAGE).all() or torch.equal(there, tensor)
+                there.copy_(tensor)
+        self.handed_over.append(list(tensors))
+
+
+class PromptLane(LateLane):
+    """A device that copies at once: for what is done to a batch after its copy."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+def replaced_by_late_lanes(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
+    """Make cuda:0 a LateLane, of which each pass makes a new one, and return those that are made."""
+    lanes: list[LateLane] = []
+
+    def lane_to(device: torch.device) -> LateLane:
+        lanes.append(LateLane())
+        return lanes[-1]
+
+    monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
+    for module in ("penstock.device.feeding", "penstock.device.station"):
+        monkeypatch.setattr(f"{module}.lane_to", lane_to)
+    monkeypatch.setattr(penstock.DataLoader, "_can_pin", lambda self: False)
+    return lanes
+
+
+def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make of cuda:0 a device that copies at once, holds arrays, and decodes JPEG files with Pillow."""
+    replaced_by_late_lanes(monkeypatch)
+
+    def decoding(plan: Any, course: Any, means: Any, decoder: Any, device: Any, lane: Any, **named: Any) -> GpuDecoding:
+        return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
+
+    monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
+    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: decoder_for(torch.device("cpu")))
+    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
+    monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(CPU))
