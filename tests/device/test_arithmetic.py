@@ -176,7 +176,7 @@ def test_image_files(photos: Path, kind: Any, known: bool) -> None:
     size = v1.RandomResizedCrop(24) if known else v1.Resize((24, 25))
     steps = [size, v1.RandomHorizontalFlip()] if known else [reflect, size]
     sent = assert_split(kind(photos, transform=v1.Compose([*steps, v1.ToTensor(), v1.Normalize(*IMAGENET)])))
-    assert sent.leaves[0].specs[0] is not None
+    assert sent.specs()[0] is not None
     small = v1.Compose([reflect, v1.CenterCrop(20), v1.ToTensor(), v1.Normalize(*IMAGENET)])
     assert_split(kind(photos, transform=small))
 
