@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import penstock
 from penstock.device.decoders import decoder_for
 from penstock.device.decoding import GpuDecoding
 from penstock.device.feed import Feed
@@ -77,7 +76,8 @@ def replaced_by_late_lanes(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
     monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
     for module in ("penstock.device.feeding", "penstock.device.station"):
         monkeypatch.setattr(f"{module}.lane_to", lane_to)
-    monkeypatch.setattr(penstock.DataLoader, "_can_pin", lambda self: False)
+    for module in ("executors.selection", "explain"):
+        monkeypatch.setattr(f"penstock.{module}.can_pin", lambda settings, *, sends: False)
     return lanes
 
 

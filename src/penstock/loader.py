@@ -223,12 +223,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._choose_workers()
         settings = self._settings()
         progress = self._checkpoint.next_progress(settings)
-        progress.record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
-        self._checkpoint.progress = progress
+        record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
+        self._checkpoint.progress, self._checkpoint.record = progress, record
         executors = self._executors
         executors.counters.ahead = sends
         executors.warn_of_unreached(settings, self._plan)
-        followers: Observers = (progress,) if progress.record is None else (progress, progress.record)
+        followers: Observers = (progress,) if record is None else (progress, record)
         if feed is None or station is None:
             batches = self._batches(settings, None)
             batches.observers = (*executors.observers, *followers)
@@ -386,6 +386,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         indices, positions = self._checkpoint.replayed(settings, epoch, step, rank, state)
         assert self.seed is not None
         chosen, executors = planned(settings), self._executors
+        executors.pins(settings)  # which warns
         means = replace(executors.means(settings, chosen, sends=False), in_flight=1, ahead=False)
         made: Pass
         if isinstance(chosen, NativePlan):

@@ -23,8 +23,8 @@ from tests.datasets import Made
 FILES = tuple(
     str(Path(penstock.__file__).parent / name)
     for name in (
-        "executors/passing.py", "executors/native.py", "executors/threads.py", "executors/asked.py",
-        "executors/workers/threads.py", "device/gathering.py", "state/progress.py",
+        "executors/iterator.py", "executors/native.py", "executors/threads.py", "executors/batch.py", "observe.py",
+        "executors/workers/crew.py", "executors/workers/native.py", "device/gathering.py", "state/progress.py",
     )
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import fcntl
+import gc
 import hashlib
 import os
 import pickle
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -24,9 +26,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, Ledger, Record, Verdict, compare, ids_bytes, read, records, writing
+from tests.datasets import Made
 from tests.waiting import wait_until
 
 Captured = pytest.CaptureFixture[str]
@@ -795,3 +799,20 @@ def test_help(capsys: Captured) -> None:
     ):
         code, lines, err = run(capsys, *arguments)
         assert (code, err) == (0, "") and words in "\n".join(lines)
+
+
+def test_a_loader_that_is_gone_holds_neither_its_ledger_nor_its_dataset(tmp_path: Path) -> None:
+    """Without the garbage collector: a cycle would keep both."""
+    dataset = Made(size=8)
+    gone = weakref.ref(dataset)
+    gc.disable()
+    try:
+        for _ in range(2):  # the second one opens the same ledger
+            loader: Any = penstock.DataLoader(dataset, 4, seed=1, ledger=tmp_path / "ledger")
+            assert len(list(loader)) == 2
+            loader.state_dict()
+            del loader
+        del dataset
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -79,7 +79,7 @@ class Executors:
     ) -> Job:
         """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
         native = isinstance(chosen, NativePlan)
-        pins = self._pins(settings)  # which warns, once a pass
+        pins = self.pins(settings)  # which warns, once a pass
         return Job(
             loader,
             settings,
@@ -164,7 +164,7 @@ class Executors:
         self._base_seed = progress.drawn.setdefault("base", self._base_seed)
         return self._base_seed, epoch
 
-    def _pins(self, settings: Settings) -> bool:
+    def pins(self, settings: Settings) -> bool:
         """Return whether torch's iterator is to pin, with its warnings where it cannot."""
         if settings.pin_memory and settings.pin_memory_device:
             warn_user(

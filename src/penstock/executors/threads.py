@@ -206,7 +206,7 @@ class Fetching(Pass):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with these threads."""
-        return os.getpid() == self._pid
+        return os.getpid() == self._pid and not self._ended.is_set()
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"

@@ -21,7 +21,7 @@ from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
 from penstock.sources.naming import id_of
 from penstock.state.changes import differences, remaining
 from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
-from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
+from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, Recording, checked_state
 from penstock.state.sampler_states import SamplerStates
 from penstock.system.warn_user import warn_user
 
@@ -67,6 +67,8 @@ class Checkpoint:
         self.epochs = Epochs(seed)
         self.progress: Progress | None = None
         """Of the pass that began last."""
+        self.record: Recording | None = None
+        """Writes that pass to the ledger; it holds the progress, which must not hold it."""
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
@@ -85,6 +87,10 @@ class Checkpoint:
             self._was_alone,
         )
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the open ledger."""
+        return {**vars(self), "record": None}
 
     def begin_with(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`, from its start. Raises TypeError, InvalidOption."""
@@ -137,9 +143,9 @@ class Checkpoint:
             "ledger": None,
             "dataset": own,
         }
-        if now.record is not None and now.handed:
+        if self.record is not None and now is progress and now.handed:
             share = BatchOrder(settings).share() or Share()
-            state["ledger"] = [share.rank, share.world, now.record.chain]
+            state["ledger"] = [share.rank, share.world, self.record.chain]
         return _with_leaves(state)
 
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
@@ -152,7 +158,7 @@ class Checkpoint:
                 f"call: {state['batches']:,} batches will be read and dropped to go on behind them"
             )
         self.epochs.number = state["epoch"]
-        self.resume, self._rest, self.progress = state, rest, None
+        self.resume, self._rest, self.progress, self.record = state, rest, None, None
 
     def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Rest | None]:
         """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""

@@ -61,8 +61,6 @@ class Progress(Observer):
     """Batches that came, or failed."""
     handed: int = 0
     """The number of the last batch that came, from 1 on."""
-    record: Recording | None = None
-    """Writes the batches that come to the ledger."""
     done: bool = False
     """The pass was gone through to its end."""
 
