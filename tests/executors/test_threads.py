@@ -445,7 +445,7 @@ def test_data_pipes_need_processes() -> None:
 
 
 @pytest.mark.parametrize("method", ["thread", "process", None])
-def test_a_persistent_iterator_that_was_closed_makes_way_for_a_new_one(method: str | None) -> None:
+def test_a_persistent_iterator_that_was_closed_makes_way_for_a_new_one(method: Any) -> None:
     dataset: Any = Made(lambda i: i, 8) if method else tud.TensorDataset(torch.arange(8))
     loader: Any = penstock.DataLoader(dataset, 4, num_workers=1, worker_method=method, persistent_workers=True)
     for _ in range(2):
