@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import WorkerStuck
+
+#: Counts of finished work that wait to be added up.
+_UNCOUNTED = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +26,10 @@ class Delivery:
     """Seconds that the caller's thread spent until it had the batch."""
     read_by_python: Sequence[str] = ()
     """Why Python read some of its samples, where the native core reads the dataset."""
+    bad: Sequence[Any] = ()
+    """The samples (BadSample) that a worker process found bad, and that others stand in for."""
+    refused: bool = False
+    """An observer's exception is raised in the batch's place: the batch is dropped, as one that failed."""
     seen: int = 0
     """Observers that know of it."""
 
@@ -58,6 +68,72 @@ def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
             observer.failed(error)
         raise
     while delivery.seen < len(observers):
-        observers[delivery.seen].delivered(delivery)
+        try:
+            observers[delivery.seen].delivered(delivery)
+        except Exception as error:
+            if delivery.refused:
+                for observer in observers[delivery.seen + 1 :]:
+                    observer.failed(error)
+            raise
         delivery.seen += 1
     return delivery.batch
+
+
+class StageTime(NamedTuple):
+    """What all workers of a loader together spent in one stage."""
+
+    seconds: float
+    samples: int
+    """Samples that went through the stage, or are in it."""
+
+
+#: Returns the name, the seconds and the samples of each stage since its workers began, from any thread.
+StageReader = Callable[[], Iterable[tuple[str, float, int]]]
+
+
+class Meter:
+    """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
+
+    A garbage collection in any line may end workers: `close` takes no lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, StageTime] = {}
+        self._working: list[StageReader] = []
+        self._finished: deque[tuple[str, float, int]] = deque()  # counts that the totals do not have yet
+
+    def open(self, read: StageReader) -> None:
+        """Add workers that count for themselves."""
+        self._working.append(read)
+
+    def close(self, read: StageReader) -> None:
+        """Read the counters of workers for the last time; the second call does nothing."""
+        with contextlib.suppress(ValueError):
+            self._working.remove(read)
+            self._finished.extend(read())
+
+    def add(self, stage: str, seconds: float, samples: int) -> None:
+        """Count work of the calling thread."""
+        self._finished.append((stage, seconds, samples))
+        if len(self._finished) > _UNCOUNTED:
+            self._count_finished()
+
+    def stages(self) -> dict[str, StageTime]:
+        """Return the stages that had samples."""
+        totals = self._count_finished()
+        for read in list(self._working):
+            _count(totals, read())
+        return {stage: time for stage, time in totals.items() if time.samples}
+
+    def _count_finished(self) -> dict[str, StageTime]:
+        """Add what is finished to the totals, and return a copy of them."""
+        with self._lock:
+            _count(self._totals, (self._finished.popleft() for _ in range(len(self._finished))))
+            return dict(self._totals)
+
+
+def _count(totals: dict[str, StageTime], found: Iterable[tuple[str, float, int]]) -> None:
+    for stage, seconds, samples in found:
+        before = totals.get(stage, StageTime(0.0, 0))
+        totals[stage] = StageTime(before.seconds + seconds, before.samples + samples)

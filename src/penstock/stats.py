@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from penstock.observe import Delivery, Observer
+from penstock.observe import Delivery, Meter, Observer, StageTime
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Stats:
     """Batch buffers kept for the next batches."""
     buffers_created: int
     """Batch buffers made since the loader was: what recycling could not serve."""
+    stages: dict[str, StageTime]
+    """What the workers spent in each stage, in seconds of all of them together, and its samples. Native threads: open,
+    read, check (of a file's CRC), decode, resize, convert, gather, write. Python: getitem, collate (within getitem
+    where threads fetch whole batches), and iterate over an iterable dataset (not in worker processes). Work on a device
+    is not in it."""
 
 
 class Counters(Observer):
@@ -43,6 +48,7 @@ class Counters(Observer):
         self._batches = 0
         self._samples = 0
         self._wait_seconds = 0.0
+        self.meter = Meter()
         self.ahead = False
         """A thread takes the batches and sends them to a device: what the user waits counts, not what it waits."""
         self._read_by_python: Counter[str] = Counter()
@@ -64,7 +70,8 @@ class Counters(Observer):
     def snapshot(self, buffers: tuple[int, int, int]) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers."""
         with self._lock:
-            return Stats(self._batches, self._samples, self._wait_seconds, dict(self._read_by_python), *buffers)
+            counted = (self._batches, self._samples, self._wait_seconds, dict(self._read_by_python))
+        return Stats(*counted, *buffers, self.meter.stages())
 
 
 class DeviceWaits(Observer):

@@ -53,6 +53,9 @@ def test_a_map_style_dataset(dataset: Any, options: dict[str, Any], collate: Any
         stats = loader.stats()
         assert (stats.batches, stats.samples) == (3 * epochs, 10 * epochs)
         assert stats.wait_seconds > 0
+        assert all(seconds > 0 for seconds, _ in stats.stages.values())
+        assert {samples for _, samples in stats.stages.values()} == {10 * epochs}
+        assert stats.stages.keys() - {"collate"} in ({"getitem"}, {"gather"})
     assert "20 samples in 6 batches" in loader.explain()
 
 
@@ -71,6 +74,8 @@ def test_an_iterable_dataset(dataset: Any, options: dict[str, Any]) -> None:
     batches = list(loader)
     assert sum(len(names) for names, _ in batches) == 10
     assert (loader.stats().batches, loader.stats().samples) == (len(batches), 10)
+    in_processes = options["num_workers"] and options.get("worker_method") != "thread"
+    assert loader.stats().stages.keys() == (set() if in_processes else {"iterate"})
     single = penstock.DataLoader(dataset, None, **options)
     assert len(list(single)) == 10
     assert (single.stats().batches, single.stats().samples) == (10, 10)

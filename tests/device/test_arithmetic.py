@@ -49,7 +49,7 @@ def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     indices = np.random.default_rng(5).permutation(made.root.size)
     asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
     course = Course(asked, None, seed=11, epoch=2)
-    means = Means(workers, None, Buffers(pinned=False, keep=8), deliver=lambda batch: batch)
+    means = Means(workers, None, Buffers(pinned=False, keep=8))
     return list(Filling(made, course, means))
 
 

@@ -95,17 +95,12 @@ def course(batches, seed=3, epoch=1):
 
 
 def means(workers=2, **options) -> Means:
-    return Means(workers, None, Buffers(pinned=False, keep=8), options.pop("deliver", _as_is), **options)
+    return Means(workers, None, Buffers(pinned=False, keep=8), **options)
 
 
-def _as_is(batch):
-    return batch
-
-
-def on_device(dataset, batches, workers=2, substitutes=None, deliver=_as_is, decoder=None, **key):
+def on_device(dataset, batches, workers=2, substitutes=None, decoder=None, **key):
     chosen = decoder or decoder_for(CPU)
-    given = means(workers, deliver=deliver)
-    return GpuDecoding(planned(dataset), course(batches, **key), given, chosen, CPU, substitutes=substitutes)
+    return GpuDecoding(planned(dataset), course(batches, **key), means(workers), chosen, CPU, substitutes=substitutes)
 
 
 def on_host(dataset, batches, **key):
@@ -407,10 +402,10 @@ def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
         register: Any = register_of(Replace(max_share=0.5), dataset)
         register.substitutes.population = range(8)
         if make is not None:
-            taken = make(dataset, batches, substitutes=register.substitutes, deliver=register.deliver)
+            taken = make(dataset, batches, substitutes=register.substitutes)
         else:
-            given = means(deliver=register.deliver)
-            taken = Filling(planned(dataset), course(batches), given, substitutes=register.substitutes)
+            taken = Filling(planned(dataset), course(batches), means(), substitutes=register.substitutes)
+        taken.observers = (register,)
         outcomes.append([*taken, sorted(register.quarantine.known)])
     *ours, known = outcomes[0]
     *theirs, known_there = outcomes[1]

@@ -67,7 +67,7 @@ def refusal(dataset: Any) -> str:
 
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
-    means = Means(workers, None, Buffers(pinned=False, keep=1), deliver=lambda batch: batch)
+    means = Means(workers, None, Buffers(pinned=False, keep=1))
     return Gathering(held, Course(placed(batches, 0, batched=True), None, seed, epoch), means)
 
 

@@ -173,11 +173,6 @@ class TaskFetch(Fetch):
         return task
 
 
-def test_deliver_has_each_batch_in_its_hands() -> None:
-    iterator = processes(loader_of(Numbers()), deliver=lambda batch: -batch)
-    assert first_column(iterator)[1] == [-4, -5, -6, -7]
-
-
 def note_dataset(worker: int) -> None:
     info = get_worker_info()
     assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())

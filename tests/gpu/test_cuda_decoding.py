@@ -73,7 +73,7 @@ def passes(dataset, batches, decoder, lane=None):
         return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
     def means():
-        return Means(4, None, Buffers(pinned=False, keep=8), lambda batch: batch)
+        return Means(4, None, Buffers(pinned=False, keep=8))
 
     return GpuDecoding(found, course(), means(), decoder, DEVICE, lane), Filling(found, course(), means())
 

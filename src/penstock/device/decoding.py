@@ -126,9 +126,6 @@ class GpuDecoding(IndexedPass):
     # --- the batch on its device --------------------------------------------------------------------------------------
 
     def _assemble(self, batch: Batch) -> Any:
-        return self._means.deliver(self._made(batch))
-
-    def _made(self, batch: Batch) -> Any:
         if batch.other is not None:
             return as_torch_would(self._plan.dataset, batch.other)
         with torch.no_grad(), self._working():

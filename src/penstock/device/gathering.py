@@ -166,9 +166,6 @@ class Gathering(IndexedPass):
     # --- one batch ------------------------------------------------------------------------------------------
 
     def _assemble(self, batch: _Batch) -> Any:
-        return self._means.deliver(self._made(batch))
-
-    def _made(self, batch: _Batch) -> Any:
         plan = self._held.plan
         if batch.other is not None:
             return as_torch_would(plan.dataset, batch.other)

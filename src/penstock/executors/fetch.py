@@ -20,11 +20,16 @@ from penstock.recipe import drawing
 from penstock.recipe.compose_hook import natively
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
-from penstock.state.delivery import Delivered, Task
+from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
 from penstock.system.randomness import digest, kept, sample_number, seed_globals
 
-Note = Callable[[str, Any], None]
+
+class Note(Protocol):
+    """Takes note that a stage begins."""
+
+    def __call__(self, stage: str, index: Any, samples: int = 1, /) -> None:
+        """Take note of a stage, the index of its sample (the list of them, of several), and their number."""
 
 
 class Replacing(Protocol):
@@ -43,7 +48,7 @@ class Replacing(Protocol):
         """Return what was found bad since the last call."""
 
 
-def no_note(stage: str, index: Any) -> None:
+def no_note(stage: str, index: Any, samples: int = 1) -> None:
     """Take no note of what is being done."""
 
 
@@ -103,16 +108,14 @@ class Fetch:
         return self._read is not None or _whole_batches(self.dataset) is None
 
     def load(self, task: Task) -> Any:
-        """Return the batch of a task, a Delivered where there is news."""
+        """Return the batch of a task."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
             task = replace(task, given=list(task.given))  # it is gone through more than once
         if self.batched:
             samples: Any = self.samples(task)
         else:
             (samples,) = one_by_one(partial(self.sample, task), [task.given])
-        batch = self.collate(task, samples)
-        news = self.replacing.take_news() if self.replacing is not None else []
-        return Delivered(batch, news) if news else batch
+        return self.collate(task, samples)
 
     @contextmanager
     def as_guest(self) -> Iterator[None]:
@@ -137,7 +140,7 @@ class Fetch:
         if whole is None:
             return self._one_after_another(task)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
-            self.note("getitem", task.given)
+            self.note("getitem", task.given, len(task.given))
             self._key(task, tuple(task.given), task.first)
             try:
                 return whole(task.given)
@@ -173,7 +176,7 @@ class Fetch:
 
     def collate(self, task: Task, samples: Any) -> Any:
         """Return the collated samples."""
-        self.note("collate", None)
+        self.note("collate", None, len(samples) if self.batched else 1)
         if self._seeded or self._keyed:
             given = tuple(task.given) if self.batched else task.given
             self._key(task, ("collate", given), task.first)

@@ -14,8 +14,9 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from penstock.executors.job import Job, TorchView
-from penstock.observe import Delivery, Observers, observed
+from penstock.executors.job import Job
+from penstock.executors.torch_pass import TorchPass, TorchView
+from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import collated, fetched, one_by_one
 from penstock.settings import Method
@@ -23,7 +24,7 @@ from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
 from penstock.stats import samples_given, samples_in
 
 
-class Inline(_SingleProcessDataLoaderIter):
+class Inline(TorchPass, _SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
     Args:
@@ -32,9 +33,8 @@ class Inline(_SingleProcessDataLoaderIter):
         composes: each Compose that the dataset calls runs natively.
         streams: where the dataset is that says so itself.
         ahead: the pass is read ahead of its user.
+        meter: counts getitem, collate and iterate (over an iterable dataset).
     """
-
-    observers: Observers = ()
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Inline(_SingleProcessDataLoaderIter):
         composes: bool = True,
         streams: Streams | None = None,
         ahead: bool = False,
+        meter: Meter,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
         self._given, self._batches = given, batches
@@ -51,6 +52,8 @@ class Inline(_SingleProcessDataLoaderIter):
         super().__init__(loader)
         if type(self._dataset_fetcher) is _MapDatasetFetcher:
             self._dataset_fetcher.__class__ = _Noting
+            self._dataset_fetcher.meter = meter  # type: ignore[attr-defined]
+        self._meter = meter
         self._composes = composes
         if self._batches is not None:
             self._sampler_iter = self._batches
@@ -74,14 +77,6 @@ class Inline(_SingleProcessDataLoaderIter):
                 self._batches = begun(self._batches)
             tell_dataset(self._dataset, self._given)
 
-    def __next__(self) -> Any:
-        return observed(self.observers, self._delivery)
-
-    def _delivery(self) -> Delivery:
-        started = time.perf_counter()
-        batch = self._one()
-        return Delivery(batch, self._samples(batch), time.perf_counter() - started)
-
     def _next_index(self) -> Any:
         self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
         return self._asked_for
@@ -93,11 +88,11 @@ class Inline(_SingleProcessDataLoaderIter):
         stacks = self._collate_fn is default_collate
         return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
 
-    def _one(self) -> Any:
+    def _next_batch(self) -> Any:
         if self._streams is None:
-            return super().__next__()
+            return super()._next_batch()
         try:
-            batch = super().__next__()
+            batch = super()._next_batch()
         except StopIteration:
             self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
             raise
@@ -108,20 +103,32 @@ class Inline(_SingleProcessDataLoaderIter):
         return batch
 
     def _next_data(self) -> Any:
+        started = time.perf_counter()
         with natively() if self._composes else nullcontext():
-            return super()._next_data()  # type: ignore[no-untyped-call]
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self._meter.add("iterate", time.perf_counter() - started, self._samples(batch))
+        return batch
 
 
 class _Noting(_MapDatasetFetcher):
-    """torch's fetcher, whose errors get a note of their sample."""
+    """torch's fetcher, whose errors get a note of their sample, and whose stages are counted."""
+
+    meter: Meter
 
     def fetch(self, given: Any) -> Any:
         """Return the batch of what a sampler gave."""
+        began = time.perf_counter()
         if self.auto_collation:
             samples = fetched(self.dataset, given)
         else:
             (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
-        return collated(self.collate_fn, given, samples)
+        fetched_at = time.perf_counter()
+        batch = collated(self.collate_fn, given, samples)
+        count = samples_given(given) if self.auto_collation else 1
+        self.meter.add("getitem", fetched_at - began, count)
+        self.meter.add("collate", time.perf_counter() - fetched_at, count)
+        return batch
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
@@ -147,6 +154,7 @@ class InlineExecutor:
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
+            meter=job.means.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made

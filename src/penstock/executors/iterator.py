@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, Protocol
@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.workers.native import ThreadWorker
-from penstock.observe import Delivery, Observers, observed
+from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Positions
 from penstock.sources.tree import Unresolved
 from penstock.system.warn_user import warn_user
@@ -62,8 +62,8 @@ class Means:
     in_flight: int | None
     """Batches in flight; None: chosen by their size."""
     buffers: Buffers
-    deliver: Callable[[Any], Any]
-    """Takes the news out of a batch that has any, and returns the batch as the user gets it."""
+    meter: Meter = field(default_factory=Meter)
+    """Adds up what the workers spend in each stage."""
     timeout: float = 0
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True
@@ -290,7 +290,7 @@ class Pass(_BaseDataLoaderIter):
         try:
             return observed(self.observers, partial(self._one, handed))
         except BaseException:
-            if handed:
+            if handed and not handed[0][1].refused:
                 self._take_back(*handed[0])
             raise
 

@@ -98,17 +98,3 @@ class Executor(Protocol):
 
     def restart(self, held: Any, job: Job) -> None:
         """Let an iterator that is kept between passes make this one too."""
-
-
-class TorchView:
-    """A loader as torch's own iterators are to see it."""
-
-    pin_memory_device = ""  # torch would warn of it at a line of Penstock's
-
-    def __init__(self, job: Job) -> None:
-        self._loader = job.loader
-        self.pin_memory = job.pins
-        self.generator = job.settings.draws_from
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

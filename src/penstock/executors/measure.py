@@ -195,7 +195,6 @@ class _InThreads(_Run):
             workers=trial.workers,
             in_flight=trial.in_flight,
             buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
-            deliver=_as_it_is,
             persistent=True,
         )
 
@@ -238,10 +237,6 @@ class _Loader(torch.utils.data.DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         return Processes(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

@@ -33,7 +33,7 @@ from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
 from penstock.sample_notes import as_torch_would, note_batch
 from penstock.sources.tree import same_table
-from penstock.state.delivery import Delivered, Task
+from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.modes import as_taken
 
@@ -109,7 +109,7 @@ class Filling(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = Workers(plan, self._threads)
+        self._crew = Workers(plan, self._threads, self._means.meter)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
@@ -293,9 +293,6 @@ class Filling(IndexedPass):
         return sorted([*failures, *moved], key=operator.itemgetter(0))
 
     def _assemble(self, batch: InFlight) -> Any:
-        return self._means.deliver(self._made(batch))
-
-    def _made(self, batch: InFlight) -> Any:
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
@@ -317,7 +314,7 @@ class Filling(IndexedPass):
             with self._fetch.as_guest():
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
         if self._table is not None:  # pixels would be taken for those that are yet to be converted
-            refuse_pixels(out.batch if isinstance(out, Delivered) else out)
+            refuse_pixels(out)
         return out
 
     # --- failures -------------------------------------------------------------------------------------------

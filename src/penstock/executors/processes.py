@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.executors.job import Job, TorchView
+from penstock.executors.job import Job
+from penstock.executors.torch_pass import TorchView
 from penstock.executors.workers.processes import Processes
 from penstock.plan import NativePlan
 from penstock.settings import Method
@@ -33,7 +34,7 @@ class ProcessExecutor:
             streams=job.streams,
             base_seed=job.progress.drawn.get("base"),
             identify=partial(name_of, settings.dataset),
-            deliver=job.means.deliver,
+            meter=job.means.meter,
         )
         return self._follow(made, job)
 

@@ -50,7 +50,7 @@ class Executors:
         self.register = register
         self.reach = reach
         self.counters = Counters()
-        self.observers: Observers = (self.counters,)
+        self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
         self._choice: Choice | None = None  # of worker_method="auto"
@@ -140,7 +140,7 @@ class Executors:
             workers=settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
-            deliver=_as_it_is if self.register is None else self.register.deliver,
+            meter=self.counters.meter,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
             persistent=settings.persistent_workers,
@@ -258,7 +258,3 @@ def reads_ahead(settings: Settings) -> bool:
     if not settings.workers_chosen or settings.iterable:
         return True
     return settled_at_start(settings.sampler if settings.batch_sampler is None else settings.batch_sampler)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -71,6 +71,7 @@ class Fetching(Pass):
                 means.workers,
                 own=own or OwnFetches(fetch, init, shared=True),
                 buffers=means.buffers if in_place else None,
+                meter=means.meter,
                 iterable=iterable,
                 drop_last=drop_last,
                 # With a seed passes differ by their epoch alone.
@@ -183,7 +184,7 @@ class Fetching(Pass):
         return batch
 
     def _assemble(self, batch: Loading) -> Any:
-        out = self._means.deliver(batch.result)
+        out = batch.result
         if self._num_workers or batch.in_place:  # else it was made here
             out = as_taken(out)
         return pinned(out) if self._means.buffers.pinned else out

@@ -16,10 +16,11 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, TooManyBadSamples
+from penstock.observe import Delivery, Observer
 from penstock.order.keyed import KeyedSampler
 from penstock.sources.naming import name_of, names_of
-from penstock.state.delivery import Delivered, Task
+from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
 from penstock.state.quarantine import Quarantine, Replace
 from penstock.system.randomness import digest, sample_number
@@ -93,7 +94,7 @@ class Substitutes:
         self._lock = threading.Lock()
 
 
-class Register:
+class Register(Observer):
     """What a loader knows of its bad samples: the quarantine that counts and keeps them, and what stands in.
 
     Raises (when made) what Quarantine raises.
@@ -112,15 +113,16 @@ class Register:
         self.quarantine.take_up(bad.values())
         self.substitutes = Substitutes(dataset, bad)
 
-    def deliver(self, batch: Any) -> Any:
-        """Take the news out of a batch, and return it as the user gets it. Raises TooManyBadSamples."""
-        news = self.substitutes.take_news()
-        if type(batch) is Delivered:
-            batch, news = batch.batch, batch.bad + news
+    def delivered(self, delivery: Delivery) -> None:
+        """Register the samples that were found bad while a batch was made. Raises TooManyBadSamples."""
+        news = [*delivery.bad, *self.substitutes.take_news()]
         for bad in news:
             self.substitutes.learn(bad)
-        self.quarantine.report(*news)
-        return batch
+        try:
+            self.quarantine.report(*news)
+        except TooManyBadSamples:
+            delivery.refused = True
+            raise
 
     def explain(self) -> str:
         """Return its state in a line."""

@@ -32,10 +32,12 @@ from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
 from penstock.state.streams import go_on, state_of
+from penstock.stats import samples_given
 from penstock.system.modes import outside_inference
 from penstock.system.randomness import Generators
 
@@ -61,6 +63,7 @@ class Threads:
         count: threads; 0: `wait` does everything in the caller's thread.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         buffers: where batches are built; None: collate_fn makes them from a list of samples.
+        meter: counts getitem, collate and iterate (over an iterable dataset).
         iterable: the dataset is iterable; each thread goes through it on its own.
         seed: of worker 0, for get_worker_info().
     """
@@ -72,6 +75,7 @@ class Threads:
         *,
         own: OwnFetches,
         buffers: Buffers | None,
+        meter: Meter,
         iterable: bool = False,
         drop_last: bool = False,
         seed: int = 0,
@@ -104,6 +108,9 @@ class Threads:
         self._left: float | None = None  # when the caller went away
         self._caller: int | None = None  # the thread that has worked in the threads' place
         self._fetches: list[Fetch | None] = [None] * count  # each thread's own, once it has begun
+        self._spent = dict.fromkeys(("getitem", "collate", "iterate"), (0.0, 0))  # seconds and samples
+        self._meter, self._stages = meter, self._read_stages
+        meter.open(self._stages)
         self._bound: Fetch | None = None  # the one of worker 0 that holds something of its thread's
         self._threads = [
             threading.Thread(
@@ -264,8 +271,20 @@ class Threads:
         with self._lock:
             self._closed = True
             self._open.clear()
+            self._meter.close(self._stages)
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
+
+    def _read_stages(self) -> list[tuple[str, float, int]]:
+        return [(stage, *spent) for stage, spent in self._spent.items()]
+
+    def _count(self, stage: str, batch: Loading, seconds: float, samples: int | None = None) -> None:
+        """Count samples of a batch, all of it unless said otherwise; the lock is held."""
+        if samples is None or batch.indices is None:
+            assert batch.task is not None
+            samples = samples_given(batch.task.given) if self._fetch.batched else 1
+        before = self._spent[stage]
+        self._spent[stage] = before[0] + seconds, before[1] + samples
 
     # --- the threads' side --------------------------------------------------------------------------------------
 
@@ -421,7 +440,10 @@ class Threads:
                         "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
                     )
             assert batch.task is not None
+            started = time.perf_counter()
             batch.result = fetcher.fetch(batch.task.given)
+            with self._lock:
+                self._count("iterate", batch, time.perf_counter() - started)
             batch.state = state_of(None, fetcher.dataset_iter, ended=fetcher.ended)
         except StopIteration:
             batch.ended = True
@@ -447,6 +469,7 @@ class Threads:
         with self._lock:
             before = self.pace.active
             if seconds:
+                self._count("getitem", batch, seconds, samples)
                 self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
             if seconds and not (self._caller_works and not self.pace.alone):  # else the caller ends its batch
                 self.pace.did(samples, seconds)
@@ -456,8 +479,11 @@ class Threads:
             if batch.unfinished:
                 return
         if batch.failed is None and batch.indices is not None:
+            started = time.perf_counter()
             try:
                 batch.result = self._collated(batch, fetch)
+                with self._lock:
+                    self._count("collate", batch, time.perf_counter() - started)
             except BaseException as error:
                 if here and not isinstance(error, Exception):
                     raise

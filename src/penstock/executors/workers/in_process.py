@@ -43,10 +43,10 @@ class Tasked:
             self.begin(Stage.DONE, None)
             raise
         self.begin(Stage.DONE, None)
-        if self._states is None:
+        bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
+        if self._states is None and not bad:
             return batch
-        news = batch if isinstance(batch, Delivered) else Delivered(batch)
-        return dataclasses.replace(news, state=state_of(self.dataset))
+        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset))
 
     __getitems__ = __getitem__
 

@@ -20,6 +20,7 @@ from penstock import _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
+from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
 
@@ -88,11 +89,13 @@ class Workers:
     They hold the pool and the plan, never the Filling, so that an abandoned iterator can be collected.
     """
 
-    def __init__(self, plan: NativePlan, threads: int) -> None:
+    def __init__(self, plan: NativePlan, threads: int, meter: Meter) -> None:
         try:
             self.pool = _native.Pool(plan.program, threads)
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
+        self._meter, self._stages = meter, self.pool.stages
+        meter.open(self._stages)
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, InFlight] = {}  # those in flight, by number
@@ -121,6 +124,7 @@ class Workers:
         if not self.pool.abandoned:
             self.pool.close()
             self._join()
+            self._meter.close(self._stages)
         self.ended.set()
 
     def _join(self) -> None:

@@ -28,12 +28,13 @@ from torch.utils.data.dataloader import (
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
+from penstock.executors.torch_pass import TorchPass
 from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
 from penstock.executors.workers.in_process import Start, Tasked, as_it_is
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import Failing, close_unread, is_ending
 from penstock.executors.workers.results import Context
-from penstock.observe import Delivery, Observers, observed
+from penstock.observe import Meter
 from penstock.order.ahead import Arrivals
 from penstock.order.batches import placed
 from penstock.order.permutations import Positions
@@ -49,7 +50,7 @@ _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thr
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
-class Processes(_MultiProcessingDataLoaderIter):
+class Processes(TorchPass, _MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
@@ -66,14 +67,13 @@ class Processes(_MultiProcessingDataLoaderIter):
         streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
         base_seed: of the first pass, in the place of the one that torch draws; None: that one.
         identify: returns (ID, path) of a sample's index; for messages only.
-        deliver: called with each batch, returns what the user gets.
+        meter: counts getitem, collate and iterate (over an iterable dataset).
 
     Raises:
         WorkerDied: from next() and from the start of a pass.
         WorkerStuck: the same, after timeout= seconds.
     """
 
-    observers: Observers = ()
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
 
@@ -88,7 +88,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         streams: Streams | None = None,
         base_seed: int | None = None,
         identify: Identify = lambda index: (str(index), None),
-        deliver: Callable[[Any], Any] = lambda batch: batch,
+        meter: Meter | None = None,
     ) -> None:
         self._owner = os.getpid()
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
@@ -96,7 +96,7 @@ class Processes(_MultiProcessingDataLoaderIter):
         self.follow(streams)
         self._given_base = base_seed
         self._came = 0  # the number of the batch that came last
-        self._key, self._identify, self._deliver = key, identify, deliver
+        self._key, self._identify = key, identify
         self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
         self._grace: int | None = None  # batches that may still be taken from the queue after a death
         self._failure = ""  # the first sentence of what ended all workers
@@ -107,6 +107,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
         self._kills_before = memory().oom_kills
         self._board = Board(loader.num_workers)
+        self._meter, self._stages = meter or Meter(), self._board.stages
+        self._meter.open(self._stages)
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
         self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batched=fetch.batched)
@@ -183,14 +185,6 @@ class Processes(_MultiProcessingDataLoaderIter):
             self._turn -= 1
         super()._try_put_index()
 
-    def __next__(self) -> Any:
-        return observed(self.observers, self._delivery)
-
-    def _delivery(self) -> Delivery:
-        started = time.perf_counter()
-        batch = self._one()
-        return Delivery(batch, self._samples(batch), time.perf_counter() - started)
-
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
         given = index.given if isinstance(index, Task) else index
@@ -203,9 +197,9 @@ class Processes(_MultiProcessingDataLoaderIter):
         iterable = self._tasks is None and self._auto_collation
         return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
 
-    def _one(self) -> Any:
+    def _next_batch(self) -> Any:
         try:
-            return super().__next__()
+            return super()._next_batch()
         except (StopIteration, WorkerStuck):
             raise
         except Exception as error:
@@ -225,17 +219,16 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        state = batch.state if isinstance(batch, Delivered) else None
-        if self.streams is not None and isinstance(batch, Delivered):
-            if isinstance(batch.batch, End):
+        state = None
+        if isinstance(batch, Delivered):
+            batch, self._bad, state = batch.batch, batch.bad, batch.state
+        if self.streams is not None:
+            if isinstance(batch, End):
                 self.streams.ended(worker_idx, state)
                 return _NOTHING
-            batch = batch if batch.bad else batch.batch
-        if self.streams is not None and self.streams.to_drop[worker_idx]:
-            self.streams.dropped(worker_idx, state)
-            return _NOTHING
-        batch = self._deliver(batch)
-        if self.streams is not None:
+            if self.streams.to_drop[worker_idx]:
+                self.streams.dropped(worker_idx, state)
+                return _NOTHING
             self.streams.read(worker_idx, state)
         if self.arrivals is not None:
             self.arrivals.read(self._came)
@@ -339,7 +332,8 @@ class Processes(_MultiProcessingDataLoaderIter):
         if getattr(_utils, "python_exit_status", None) is not False or os.getpid() != self._owner:
             return  # Python ends, and multiprocessing ends them; or this is a forked child's copy
         if getattr(self, "_shutdown", True):  # there are none, or no more
-            if hasattr(self, "_board"):
+            if hasattr(self, "_stages"):
+                self._meter.close(self._stages)
                 self._board.close()
             return
         try:
@@ -353,6 +347,7 @@ class Processes(_MultiProcessingDataLoaderIter):
                 clear_away(self._board, self._pids())
             else:
                 self._clear_away()
+            self._meter.close(self._stages)
             self._board.close()
 
     def _is_sound(self) -> bool:

@@ -23,12 +23,13 @@ import reprlib
 import signal
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data._utils import signal_handling
+
+from penstock.executors.fetch import Note
 
 
 class Stage(enum.StrEnum):
@@ -65,6 +66,9 @@ _TEXT_AT = _RECORD.size + _SIGNAL.size + _LENGTH.size
 _FOLDER_AT = 512  # the name of multiprocessing's temporary folder, between the text of an index and the end
 _TEXT_MAX = _FOLDER_AT - _LENGTH.size - _TEXT_AT
 _REGION = 1024  # bytes a worker
+_SPENT = struct.Struct("=qq")  # nanoseconds in a stage, and its samples: one a stage, at the end of the region
+_SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
+_COUNTED = Stage.GETITEM, Stage.COLLATE  # in stages(); no worker says when it takes the next sample of an iterable
 
 _ANSWER_SECONDS = 1.0  # for a stuck worker to write its stacks
 _QUIET_SECONDS = 0.02  # without growth, after which a dump is complete
@@ -76,6 +80,7 @@ class Board:
     def __init__(self, workers: int) -> None:
         self._fds: list[int] = []
         self._memory: mmap.mmap | None = None
+        self._spent: list[tuple[str, float, int]] = []
         try:
             self._fds.append(os.memfd_create("penstock-progress", os.MFD_CLOEXEC))
             os.ftruncate(self._fds[0], workers * _REGION)
@@ -95,30 +100,39 @@ class Board:
     def __setstate__(self, handles: list[Any]) -> None:
         self._fds = [handle.detach() for handle in handles]
         self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION)
+        self._spent = []
 
-    def report(self, worker: int) -> Callable[[str, Any], None]:
-        """Make the calling process that worker: return what it calls when a stage begins, with the sample's index."""
+    def report(self, worker: int) -> Note:
+        """Make the calling process that worker: return what it calls when a stage begins.
+
+        The arguments are the stage, the index of its sample, and how many samples are in the stage (1 unless given).
+        """
         self._leave_stacks(worker)
         self._leave_folder(worker)
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
+        spent_at = offset + _SPENT_AT
         pack, now = _RECORD.pack_into, time.monotonic_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
-        times = 0
+        times, stage, samples, since = 0, 0, 0, now()
+        spent = [(0, 0)] * len(codes)
 
-        def begin(name: str, index: Any) -> None:
-            nonlocal times
+        def begin(name: str, index: Any, size: int = 1) -> None:
+            nonlocal times, stage, samples, since
             times += 1
-            stage = codes[name]
+            began, since = since, now()
+            spent[stage] = of_stage = (spent[stage][0] + since - began, spent[stage][1] + samples)
+            _SPENT.pack_into(region, spent_at + stage * _SPENT.size, *of_stage)
+            stage, samples = codes[name], size
             if type(index) is int and -(1 << 63) <= index < 1 << 63:
-                pack(region, offset, times, stage, _NUMBER, index, now(), times)
+                pack(region, offset, times, stage, _NUMBER, index, since, times)
             elif index is None:
-                pack(region, offset, times, stage, _NOTHING, 0, now(), times)
+                pack(region, offset, times, stage, _NOTHING, 0, since, times)
             else:
                 kind, number, text = _described(index)
-                pack(region, offset, times, stage, _NOTHING, 0, now(), times)
+                pack(region, offset, times, stage, _NOTHING, 0, since, times)
                 _write_text(region, offset + _TEXT_AT, text)
-                pack(region, offset, times, stage, kind, number, now(), times)
+                pack(region, offset, times, stage, kind, number, since, times)
 
         return begin
 
@@ -145,7 +159,7 @@ class Board:
             return
         with contextlib.suppress(OSError):
             name = multiprocessing.util.get_temp_dir().encode()
-            if len(name) <= _REGION - _FOLDER_AT:
+            if len(name) <= _SPENT_AT - _FOLDER_AT:
                 _write_text(self._memory, worker * _REGION + _FOLDER_AT, name)
 
     def folder(self, worker: int) -> str:
@@ -169,6 +183,18 @@ class Board:
             index = _read_text(region, _TEXT_AT)
         seconds = max(0, time.monotonic_ns() - since) / 1e9
         return Progress(_STAGES[stage], index, kind == _WORDS, seconds)
+
+    def stages(self) -> list[tuple[str, float, int]]:
+        """Return the name, the seconds and the samples of each stage of all workers so far, also after close()."""
+        if self._memory is not None:
+            found = [
+                (stage, *_SPENT.unpack_from(self._memory, worker * _REGION + _SPENT_AT + number * _SPENT.size))
+                for worker in range(len(self._fds) - 1)
+                for number, stage in enumerate(_STAGES)
+                if stage in _COUNTED
+            ]
+            self._spent = [(stage, nanoseconds / 1e9, samples) for stage, nanoseconds, samples in found]
+        return self._spent
 
     def stacks(self, worker: int) -> str:
         """Return what faulthandler has written for a worker."""
@@ -200,6 +226,7 @@ class Board:
     def close(self) -> None:
         """Give the memory back. Does nothing the second time."""
         if self._memory is not None:
+            self.stages()
             self._memory.close()
             self._memory = None
         while self._fds:

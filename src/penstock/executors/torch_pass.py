@@ -1,0 +1,52 @@
+"""What Penstock adds to torch's own iterators, whether they work in the caller's thread or in worker processes."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.executors.job import Job
+from penstock.observe import Delivery, Observers, observed
+from penstock.state.manifest import BadSample
+
+
+class TorchView:
+    """A loader as torch's own iterators are to see it."""
+
+    pin_memory_device = ""  # torch would warn of it at a line of Penstock's
+
+    def __init__(self, job: Job) -> None:
+        self._loader = job.loader
+        self.pin_memory = job.pins
+        self.generator = job.settings.draws_from
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class TorchPass:
+    """The part of an iterator that reports to observers; torch's class comes behind it."""
+
+    observers: Observers = ()
+    _bad: Sequence[BadSample] = ()
+    """Samples that were found bad in the batch that came last."""
+
+    def _next_batch(self) -> Any:
+        """Return what torch's __next__ returns."""
+        return super().__next__()  # type: ignore[misc]
+
+    @abstractmethod
+    def _samples(self, batch: Any) -> int:
+        """Return the number of samples in the batch that came last."""
+
+    def __next__(self) -> Any:
+        return observed(self.observers, self._delivery)
+
+    def _delivery(self) -> Delivery:
+        started = time.perf_counter()
+        batch = self._next_batch()
+        waited = time.perf_counter() - started
+        bad, self._bad = self._bad, ()
+        return Delivery(batch, self._samples(batch), waited, bad=bad)
