@@ -14,8 +14,8 @@ from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Course, Handed, Means, Pass, batches_that_fit, pinned
 from penstock.executors.job import Job
-from penstock.executors.workers.crew import Threads
-from penstock.executors.workers.loading import Loading
+from penstock.executors.workers.crew import ThreadCrew
+from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
@@ -64,13 +64,14 @@ class Fetching(Pass):
         super().__init__(means)
         self._in_order = in_order
         self._iterable = iterable
-        in_place = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
+        stacks = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
+        self._rows = SampleRows(means.buffers) if stacks else None
         try:
-            self._crew = Threads(
+            self._crew = ThreadCrew(
                 fetch,
                 means.workers,
                 own=own or OwnFetches(fetch, init, shared=True),
-                buffers=means.buffers if in_place else None,
+                rows=self._rows,
                 meter=means.meter,
                 iterable=iterable,
                 drop_last=drop_last,
@@ -99,22 +100,22 @@ class Fetching(Pass):
         self._start(course, eager=eager)
 
     def _hand_out(self, handed: Handed) -> Delivery:
-        self._came: Loading | None = None
+        self._came: FetchedBatch | None = None
         try:
             return super()._hand_out(handed)
         except (StopIteration, WorkerStuck):
             raise
         except Exception:
-            self._tell(done=False)
+            self._report(done=False)
             raise
 
-    def _tell(self, *, done: bool) -> None:
+    def _report(self, *, done: bool) -> None:
         """Tell of the batch that came, or of the error in its place."""
         came, self._came = self._came, None
-        if came is not None and came.told:
+        if came is not None and came.reported:
             return
         if came is not None:
-            came.told = True
+            came.reported = True
         if self.arrivals is not None:
             self.arrivals.read(None if came is None else came.number)
         if self._streams is not None and self._streams.now is None:
@@ -127,10 +128,10 @@ class Fetching(Pass):
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
 
-    def _new_batch(self) -> Loading:
-        return Loading()
+    def _new_batch(self) -> FetchedBatch:
+        return FetchedBatch()
 
-    def _begin(self, batch: Loading) -> None:
+    def _begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
         if batch.task is None:
             given, positions = batch.given
@@ -146,7 +147,7 @@ class Fetching(Pass):
             self._owners.rotate(-1)
         self._crew.submit(batch)
 
-    def _depth(self, queue: deque[Loading]) -> int:
+    def _depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self._num_workers
         if self._owners is not None and not self._owners:
             return 0  # all threads are at the end of the dataset
@@ -154,13 +155,14 @@ class Fetching(Pass):
             return 1
         if self._means.in_flight is not None:
             return max(1, self._means.in_flight)
-        if self._iterable or self._crew.sample_bytes is None or not queue:
+        sample_bytes = None if self._rows is None else self._rows.sample_bytes
+        if self._iterable or sample_bytes is None or not queue:
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
-        fitting = batches_that_fit(samples * self._crew.sample_bytes)
+        fitting = batches_that_fit(samples * sample_bytes)
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
-    def _ready(self, queue: deque[Loading]) -> Loading | None:
+    def _ready(self, queue: deque[FetchedBatch]) -> FetchedBatch | None:
         batch = self._wait(queue)
         streams = self._streams
         if batch.ended:
@@ -183,18 +185,18 @@ class Fetching(Pass):
             batch.state = state_of(self._fetch.dataset)
         return batch
 
-    def _assemble(self, batch: Loading) -> Any:
+    def _assemble(self, batch: FetchedBatch) -> Any:
         out = batch.result
         if self._num_workers or batch.in_place:  # else it was made here
             out = as_taken(out)
         return pinned(out) if self._means.buffers.pinned else out
 
-    def _delivery(self, batch: Loading, out: Any, waited: float) -> Delivery:
-        self._tell(done=True)
+    def _delivery(self, batch: FetchedBatch, out: Any, waited: float) -> Delivery:
+        self._report(done=True)
         self._crew.leave()
         return Delivery(out, self._samples(batch, out), waited)
 
-    def _samples(self, batch: Loading, out: Any) -> int:
+    def _samples(self, batch: FetchedBatch, out: Any) -> int:
         if batch.indices is not None or not self._fetch.batched:
             return 1 if batch.indices is None else len(batch.indices)
         assert batch.task is not None
@@ -222,14 +224,14 @@ class Fetching(Pass):
         else:
             self.close()
 
-    def _wait(self, queue: deque[Loading]) -> Loading:
+    def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         batches = [queue[0]] if self._in_order else list(queue)
         failed = next((batch for batch in batches if batch.error is not None), None)
         if failed is not None:
             return failed
         batch = self._crew.wait(batches, self._timeout)
         if batch is None:
-            doing = "\n".join(self._crew.doing()) or "No worker thread is at work."
+            doing = "\n".join(self._crew.describe()) or "No worker thread is at work."
             raise WorkerStuck(
                 f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._num_workers} worker "
                 f"threads. Raise timeout= if samples may take as long.\n{doing}"

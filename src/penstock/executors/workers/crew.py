@@ -10,33 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher
-
-from penstock.errors import InvalidOption
-from penstock.executors.buffers import Buffers
-from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
+from penstock.executors.workers.iterating import IterableReader
 from penstock.executors.workers.leaving import end_crew
-from penstock.executors.workers.loading import At, Loading, stage_of
+from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+from penstock.executors.workers.worker_thread import WorkerThread
 from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
-from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
-from penstock.state.streams import go_on, state_of
 from penstock.stats import samples_given
 from penstock.system.modes import outside_inference
 from penstock.system.randomness import Generators
@@ -51,22 +43,22 @@ IDLE_SHARE = 0.25
 CALLER_SECONDS = 0.05
 #: and whether worker 0's copy of the dataset may be used by the caller is known within this time, in seconds.
 COPY_SECONDS = 2e-3
-#: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
-HEAP_BYTES = 30 << 20
 
 
-class Threads:
+class ThreadCrew:
     """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
         fetch: calls the user's dataset, where the caller works for itself.
         count: threads; 0: `wait` does everything in the caller's thread.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
-        buffers: where batches are built; None: collate_fn makes them from a list of samples.
+        rows: where batches are built; None: collate_fn makes them from a list of samples.
         meter: counts getitem, collate and iterate (over an iterable dataset).
         iterable: the dataset is iterable; each thread goes through it on its own.
         seed: of worker 0, for get_worker_info().
     """
+
+    # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
 
     def __init__(
         self,
@@ -74,7 +66,7 @@ class Threads:
         count: int,
         *,
         own: OwnFetches,
-        buffers: Buffers | None,
+        rows: SampleRows | None,
         meter: Meter,
         iterable: bool = False,
         drop_last: bool = False,
@@ -82,7 +74,7 @@ class Threads:
     ) -> None:
         self._fetch = fetch
         self._own = own
-        self._buffers = buffers
+        self._rows = rows
         self._iterable = iterable
         self._drop_last = drop_last
         self._seed = seed
@@ -91,78 +83,58 @@ class Threads:
         self._work = threading.Condition(self._lock)
         self._parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
         self._done = threading.Condition(self._lock)
-        self._open: deque[Loading] = deque()
-        self._layout: Layout | None = None
+        self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
         self._states: list[Any] | None = None
-        self._round = 0  # of an iterable dataset: each thread goes through it anew
-        self._around = surroundings()  # of the pass
-        self._inside = [self._around] * count  # which ones each thread is in
+        self._surroundings = surroundings()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
-        self.at = [At() for _ in range(max(1, count))]
         self.ended = threading.Event()
-        self._at_work = 0  # threads that have taken a part of a batch
+        self._busy = 0  # threads that have taken a part of a batch
         self._caller_works = False  # in the threads' place
         self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
         self._left: float | None = None  # when the caller went away
         self._caller: int | None = None  # the thread that has worked in the threads' place
-        self._fetches: list[Fetch | None] = [None] * count  # each thread's own, once it has begun
-        self._spent = dict.fromkeys(("getitem", "collate", "iterate"), (0.0, 0))  # seconds and samples
-        self._meter, self._stages = meter, self._read_stages
-        meter.open(self._stages)
-        self._bound: Fetch | None = None  # the one of worker 0 that holds something of its thread's
-        self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(number, count),
-                name=f"penstock-worker-{number}",
-                daemon=True,
-            )
-            for number in range(count)
-        ]
-        if self._threads:
+        self._caller_activity = Activity()
+        self._meter = meter
+        self._workers = [WorkerThread(number, self._surroundings, self._run) for number in range(count)]
+        if self._workers:
             ready_for_threads()
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Bytes of a sample's rows, once one is known."""
-        return None if self._layout is None else self._layout.nbytes
+        for worker in self._workers:
+            worker.thread.start()
 
     # --- the caller's side --------------------------------------------------------------------------------------
 
-    def prepare(self, batch: Loading, task: Task) -> None:
+    def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
         fetch = self._fetch
         split = fetch.batched and not self._iterable and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
             task = replace(task, given=indices)  # what was given may be gone through only once
-        if indices is not None and self._buffers is None:
+        if indices is not None and self._rows is None:
             batch.samples = [None] * len(indices)
         batch.indices, batch.unfinished = indices or None, len(indices) if indices else 1
         batch.task = task
 
-    def submit(self, batch: Loading) -> None:
+    def submit(self, batch: FetchedBatch) -> None:
         """Queue a batch, once however often it is submitted."""
         with self._lock:
             if not batch.taken and batch not in self._open:
                 self._open.append(batch)
             self._work.notify_all()
 
-    def wait(self, batches: list[Loading], timeout: float) -> Loading | None:
+    def wait(self, batches: list[FetchedBatch], timeout: float) -> FetchedBatch | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
-        if not self._threads:
-            self._work_here(batches[0], self._fetch)
+        if not self._workers:
+            self._work_as_caller(batches[0], self._fetch)
         elif not timeout and self._caller_should_work(batches[0]):
-            fetch = self._fetch_of(0)
-            info = ThreadWorkerInfo(0, len(self._threads), self._seed, fetch.dataset)
+            fetch = self._fetch_of(self._workers[0])
+            info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)
             set_for_this_thread(info)
             try:
                 with outside_inference():  # where the threads are
-                    self._work_here(batches[0], fetch, info.rng)
+                    self._work_as_caller(batches[0], fetch, info.rng)
             finally:
                 set_for_this_thread(None)
         deadline = time.monotonic() + timeout
@@ -180,7 +152,7 @@ class Threads:
         """Take note that the caller goes away with a batch."""
         self._left = time.perf_counter()
 
-    def _caller_should_work(self, batch: Loading) -> bool:
+    def _caller_should_work(self, batch: FetchedBatch) -> bool:
         """Return whether the caller fetches a batch itself, as worker 0, while all threads rest.
 
         That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
@@ -206,9 +178,9 @@ class Threads:
                 self.pace.restart()
             if before and not self._caller_works:
                 if not self._unbound():
-                    self._fetches[0] = None  # the thread makes another one
+                    self._workers[0].fetch = None  # the thread makes another one
                 self._parked.notify_all()
-            while self._caller_works and self._at_work and not self._closed:
+            while self._caller_works and self._busy and not self._closed:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
 
@@ -217,25 +189,24 @@ class Threads:
 
         The connections of some databases may be used only in the thread that has opened them.
         """
-        own = self._fetches[0]
         if self._own.shared:
             return True
-        if own is None or own is self._bound or self._own.seconds > COPY_SECONDS:
+        worker = self._workers[0]
+        own = worker.fetch
+        if own is None or own is worker.bound or self._own.seconds > COPY_SECONDS:
             return False
         if can_be_copied(own):
             return True
-        self._bound = own
+        worker.bound = own
         return False
 
-    def _fetch_of(self, number: int) -> Fetch:
+    def _fetch_of(self, worker: WorkerThread) -> Fetch:
         """Return what a thread fetches with. Raises NotCopied."""
         if self._own.shared:
             return self._fetch
-        own = self._fetches[number]
-        if own is None:
-            own, _ = self._own.take()
-            self._fetches[number] = own
-        return own
+        if worker.fetch is None:
+            worker.fetch, _ = self._own.take()
+        return worker.fetch
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
         """Begin a pass, in the caller's surroundings.
@@ -247,116 +218,101 @@ class Threads:
             self._fetch = fetch
             self._states = states
             self._open.clear()
-            self._round += 1
-            self._around = around
+            self._surroundings = around
             self._work.notify_all()
             self._parked.notify_all()
 
-    def doing(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
-        frames, now = sys._current_frames(), time.monotonic()
-        lines = []
-        for number, (thread, at) in enumerate(zip(self._threads, self.at, strict=False)):
-            frame = frames.get(thread.ident or 0)
-            if at.stage and frame is not None:
-                stack = "".join(traceback.format_stack(frame))
-                lines.append(f"thread {number} is in {stage_of(at)} since {now - at.since:.1f} s:\n{stack}")
-        return lines
+        return [text for worker in self._workers if (text := worker.describe())]
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew([worker.thread for worker in self._workers], self._stop, self.ended, self._pid)
 
     def _stop(self) -> None:
         with self._lock:
             self._closed = True
             self._open.clear()
-            self._meter.close(self._stages)
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
 
-    def _read_stages(self) -> list[tuple[str, float, int]]:
-        return [(stage, *spent) for stage, spent in self._spent.items()]
-
-    def _count(self, stage: str, batch: Loading, seconds: float, samples: int | None = None) -> None:
-        """Count samples of a batch, all of it unless said otherwise; the lock is held."""
+    def _count(self, stage: str, batch: FetchedBatch, seconds: float, samples: int | None = None) -> None:
+        """Count samples of a batch, all of it unless said otherwise."""
         if samples is None or batch.indices is None:
             assert batch.task is not None
             samples = samples_given(batch.task.given) if self._fetch.batched else 1
-        before = self._spent[stage]
-        self._spent[stage] = before[0] + seconds, before[1] + samples
+        self._meter.add(stage, seconds, samples)
 
     # --- the threads' side --------------------------------------------------------------------------------------
 
-    def _run(self, number: int, count: int) -> None:
-        work = self._work_on(number, count)
+    def _run(self, worker: WorkerThread) -> None:
+        work = self._work_on(worker)
         with natively() if self._fetch.composes else contextlib.nullcontext():
             while not self._closed:
-                self._inside[number] = around = self._around
-                around(next, work, None)
+                worker.surroundings = self._surroundings
+                worker.surroundings(next, work, None)
 
-    def _work_on(self, number: int, count: int) -> Iterator[None]:
+    def _work_on(self, worker: WorkerThread) -> Iterator[None]:
         """Work until the crew is closed. Yields where another pass has begun, to be called on in its surroundings."""
-        info = ThreadWorkerInfo(number, count, self._seed + number, self._fetch.dataset)
+        info = ThreadWorkerInfo(worker.number, len(self._workers), self._seed + worker.number, self._fetch.dataset)
         set_for_this_thread(info)
         failed: BaseException | None = None
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
-            self._fetches[number] = fetch
+            worker.fetch = fetch
             info.dataset = fetch.dataset
             if init is not None:
-                init(number)
+                init(worker.number)
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
-        fetcher: Any = None
-        gone_through = -1
+        reader: IterableReader | None = None
+        reader_surroundings: Any = None
         begun, settled = time.monotonic(), False
-        while (work := (yield from self._taken(number))) is not None:
+        while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
-            if (failed is None and self._fetches[number] is not fetch) or self._own.shared:
-                fetch = self._fetch_of(number)
+            if (failed is None and worker.fetch is not fetch) or self._own.shared:
+                fetch = self._fetch_of(worker)
                 info.dataset = fetch.dataset
             if failed is not None:
-                self._failed(batch, begin, failed)
+                self._fail(batch, begin, failed)
                 failed = None
                 self._finish(batch, end - begin, fetch)
             elif self._iterable:
-                if gone_through != self._round:
-                    fetcher, gone_through = None, self._round
-                fetcher = self._go_on(batch, fetch, fetcher)
+                if reader_surroundings is not worker.surroundings:  # each pass goes through the dataset anew
+                    reader, reader_surroundings = None, worker.surroundings
+                reader = self._read_iterable(batch, worker, fetch, reader)
                 self._finish(batch, 1, fetch)
             else:
-                started = time.perf_counter()
-                self._do(batch, begin, end, fetch, info.rng, self.at[number])
-                self._finish(batch, end - begin, fetch, time.perf_counter() - started)
+                self._fetch_part(work, fetch, info.rng, worker.activity)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
                 one_core_each()
                 settled = True
             del work, batch  # a thread that waits holds no batch
             self._rest()
 
-    def _taken(self, number: int) -> Generator[None, None, tuple[Loading, int, int] | None]:
+    def _taken(self, worker: WorkerThread) -> Generator[None, None, tuple[FetchedBatch, int, int] | None]:
         """Return the next work of a thread, in the surroundings of its pass. None: the crew is closed."""
-        while (work := self._take(number)) is None and not self._closed:
+        while (work := self._take(worker)) is None and not self._closed:
             yield
         return work
 
-    def _take(self, number: int) -> tuple[Loading, int, int] | None:
+    def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
         """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
-            while not self._closed and self._inside[number] is self._around:
-                if (number >= self.pace.active or self._caller_works) and not self._iterable:
+            while not self._closed and worker.surroundings is self._surroundings:
+                if (worker.number >= self.pace.active or self._caller_works) and not self._iterable:
                     self._parked.wait()
                     continue
                 for batch in self._open:
-                    if batch.owner in (None, number):
-                        self._at_work += 1
+                    if batch.owner in (None, worker.number):
+                        self._busy += 1
                         return self._take_from(batch)
                 self._work.wait()
         return None
 
-    def _take_from(self, batch: Loading) -> tuple[Loading, int, int]:
+    def _take_from(self, batch: FetchedBatch) -> tuple[FetchedBatch, int, int]:
         """Take a part of a batch; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
@@ -369,107 +325,61 @@ class Threads:
             self._open.remove(batch)
         return batch, begin, end
 
-    def _do(
+    def _fetch_part(
         self,
-        batch: Loading,
-        begin: int,
-        end: int,
+        work: tuple[FetchedBatch, int, int],
         fetch: Fetch,
         generators: Generators | None,
-        at: At,
+        activity: Activity,
         *,
-        here: bool = False,
+        by_caller: bool = False,
     ) -> None:
-        """Fetch a part of a batch's samples. here: in the caller's thread, where an interrupt is no error of theirs."""
-        if batch.failed is not None or self._closed:
-            return
-        task = batch.task
-        assert task is not None
-        at.part = [task.given] if batch.indices is None else batch.indices[begin:end]
-        at.left = iter(at.part)
-        at.stage, at.since = "getitem", time.monotonic()
-        if generators is not None:
-            generators.turn_to(task.seed, task.epoch, at, task.positions[begin:end])
-        try:
-            if batch.indices is None:
-                next(at.left)
-                batch.result = fetch.load(task)
-                return
-            if fetch.plain:
-                dataset = fetch.dataset
-                samples = [dataset[index] for index in at.left]
-            else:
-                places = iter(task.positions[begin:end])
-                samples = [fetch.sample(task, index, place) for index, place in zip(at.left, places, strict=False)]
-            at.stage = "collate"
-            if self._buffers is None:
-                batch.samples[begin:end] = samples
-            else:
-                self._build(batch, samples[0], self._buffers).take(samples, begin)
-        except BaseException as error:
-            if here and not isinstance(error, Exception):
-                raise
-            with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
-                place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
-                add_note(error, place if batch.indices is None else f"{place}, sample {at.sample()!r}")
-            self._failed(batch, begin + at.position(), error)
-        finally:
-            at.stage = ""
+        """Fetch a part of a batch's samples, and finish the batch with the last of them."""
+        batch, begin, end = work
+        started = time.perf_counter()
+        if batch.failed is None and not self._closed:
+            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity, interruptible=by_caller)
+            if failed is not None:
+                self._fail(batch, *failed)
+        self._finish(batch, end - begin, fetch, time.perf_counter() - started, by_caller=by_caller)
 
-    def _build(self, batch: Loading, sample: Any, buffers: Buffers) -> Build:
-        """Return what takes in the samples of a batch, of which this is one."""
-        with self._lock:
-            if batch.build is None:
-                if self._layout is None:
-                    self._layout = layout_of(sample)
-                    _prepare_heap(self._layout.nbytes * len(batch.indices or ()))
-                batch.build = Build(self._layout, len(batch.indices or ()), buffers)
-            return batch.build
-
-    def _go_on(self, batch: Loading, fetch: Fetch, fetcher: Any) -> Any:
-        """Fetch a batch of an iterable dataset in the thread that owns it, and return the thread's fetcher."""
+    def _read_iterable(
+        self, batch: FetchedBatch, worker: WorkerThread, fetch: Fetch, reader: IterableReader | None
+    ) -> IterableReader | None:
+        """Make a batch of an iterable dataset in the thread that owns it, and return the thread's reader."""
+        started = time.perf_counter()
         try:
-            if fetcher is None:
-                fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
-                given = None if self._states is None or batch.owner is None else self._states[batch.owner]
-                if given is not None:
-                    go_on(fetcher, given)
-                if self._own.shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
-                    raise InvalidOption(
-                        f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
-                        "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
-                    )
-            assert batch.task is not None
-            started = time.perf_counter()
-            batch.result = fetcher.fetch(batch.task.given)
-            with self._lock:
+            if reader is None:
+                state = None if self._states is None else self._states[worker.number]
+                alone = not self._own.shared or len(self._workers) == 1
+                reader = IterableReader(fetch, drop_last=self._drop_last, state=state, alone=alone)
+            reader.read(batch)
+            if not batch.ended:
                 self._count("iterate", batch, time.perf_counter() - started)
-            batch.state = state_of(None, fetcher.dataset_iter, ended=fetcher.ended)
-        except StopIteration:
-            batch.ended = True
-            batch.state = state_of(None, fetcher.dataset_iter, ended=True)
         except BaseException as error:
-            self._failed(batch, 0, error)
-        return fetcher
+            self._fail(batch, 0, error)
+        return reader
 
-    def _failed(self, batch: Loading, position: int, error: BaseException) -> None:
+    def _fail(self, batch: FetchedBatch, position: int, error: BaseException) -> None:
         with self._lock:
-            if batch.failed is None or position < batch.failed[0]:
-                batch.failed = (position, error)
+            batch.fail(position, error)
 
     def _rest(self) -> None:
         """Take note that a thread has nothing in work."""
         with self._lock:
-            self._at_work -= 1
+            self._busy -= 1
             if self._caller_works:
                 self._done.notify_all()
 
-    def _finish(self, batch: Loading, samples: int, fetch: Fetch, seconds: float = 0.0, *, here: bool = False) -> None:
+    def _finish(
+        self, batch: FetchedBatch, samples: int, fetch: Fetch, seconds: float = 0.0, *, by_caller: bool = False
+    ) -> None:
         """Count a part as done; whoever finishes the last one collates."""
+        if seconds:
+            self._count("getitem", batch, seconds, samples)
         with self._lock:
             before = self.pace.active
             if seconds:
-                self._count("getitem", batch, seconds, samples)
                 self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
             if seconds and not (self._caller_works and not self.pace.alone):  # else the caller ends its batch
                 self.pace.did(samples, seconds)
@@ -481,28 +391,18 @@ class Threads:
         if batch.failed is None and batch.indices is not None:
             started = time.perf_counter()
             try:
-                batch.result = self._collated(batch, fetch)
-                with self._lock:
-                    self._count("collate", batch, time.perf_counter() - started)
+                batch.collate(fetch, self._rows)
+                self._count("collate", batch, time.perf_counter() - started)
             except BaseException as error:
-                if here and not isinstance(error, Exception):
+                if by_caller and not isinstance(error, Exception):
                     raise
-                self._failed(batch, 0, error)
+                self._fail(batch, 0, error)
         with self._lock:
             batch.done = True
             self._done.notify_all()
         batch.build, batch.samples = None, []
 
-    def _collated(self, batch: Loading, fetch: Fetch) -> Any:
-        if batch.build is None:
-            assert batch.task is not None
-            return fetch.collate(batch.task, batch.samples)
-        if not batch.build.agrees:
-            self._layout = None  # the next batch may be of the other kind
-        batch.in_place = True
-        return batch.build.finish(batch.indices)
-
-    def _work_here(self, batch: Loading, fetch: Fetch, generators: Generators | None = None) -> None:
+    def _work_as_caller(self, batch: FetchedBatch, fetch: Fetch, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
         with fetch.as_guest():
             while not batch.done:
@@ -510,10 +410,8 @@ class Threads:
                 begin = total - batch.unfinished
                 try:
                     with self._lock:
-                        _, begin, end = self._take_from(batch)
-                    started = time.perf_counter()
-                    self._do(batch, begin, end, fetch, generators, self.at[0], here=True)
-                    self._finish(batch, end - begin, fetch, time.perf_counter() - started, here=True)
+                        work = self._take_from(batch)
+                    self._fetch_part(work, fetch, generators, self._caller_activity, by_caller=True)
                 except BaseException:  # Ctrl-C: this part is done again
                     with self._lock:
                         if not batch.done:
@@ -521,12 +419,3 @@ class Threads:
                             if batch not in self._open:
                                 self._open.appendleft(batch)
                     raise
-
-
-def _prepare_heap(size: int) -> None:
-    """Let the C library keep as much freed memory as a batch's samples take, in place of asking for it anew each time.
-
-    glibc does so once a block of that size has been freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"), as happens with
-    each batch that torch's loader makes; here batches are recycled, and only samples come and go.
-    """
-    torch.empty(min(size, HEAP_BYTES), dtype=torch.uint8, device="cpu")

@@ -1,70 +1,195 @@
-"""A batch that Python threads fetch, and what each of them is doing."""
+"""A batch that Python threads fetch, a part each, and what each of them is doing."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from penstock.executors.batch import Batch
-from penstock.executors.collating import Build
+from penstock.executors.buffers import Buffers
+from penstock.executors.collating import Build, Layout, layout_of
+from penstock.executors.fetch import Fetch
+from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
+from penstock.system.randomness import Generators
+
+#: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
+HEAP_BYTES = 30 << 20
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a thread is doing."""
+
+    stage: str = ""
+    part: Sequence[Any] = ()
+    """The indices of the samples that the thread fetches now."""
+    left: Any = field(default_factory=lambda: iter(()))
+    """A list's iterator over these indices: its length hint says how far the thread is, at no cost to the thread."""
+    since: float = 0.0
+
+    def position(self) -> int:
+        """Return the position in the part of the sample that is being fetched."""
+        return max(0, len(self.part) - operator.length_hint(self.left) - 1)
+
+    def sample(self) -> Any:
+        """Return the index of the sample that is being fetched."""
+        return self.part[self.position()] if self.part else None
+
+    def __str__(self) -> str:
+        return f"__getitem__ of sample {self.sample()!r}" if self.stage == "getitem" else self.stage
+
+
+class SampleRows:
+    """Where the samples of batches are built: the layout that they have in common, and the memory of their batches.
+
+    Any thread may call any method.
+    """
+
+    def __init__(self, buffers: Buffers) -> None:
+        self._lock = threading.Lock()
+        self._buffers = buffers
+        self._layout: Layout | None = None
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """Bytes of a sample, once one is known."""
+        return None if self._layout is None else self._layout.nbytes
+
+    def build_for(self, batch: FetchedBatch, sample: Any) -> Build:
+        """Return what takes in the samples of a batch, of which this is one."""
+        with self._lock:
+            if batch.build is None:
+                count = len(batch.indices or ())
+                if self._layout is None:
+                    self._layout = layout_of(sample)
+                    _prepare_heap(self._layout.nbytes * count)
+                batch.build = Build(self._layout, count, self._buffers)
+            return batch.build
+
+    def finish(self, batch: FetchedBatch, build: Build) -> Any:
+        """Return the batch whose samples are all built."""
+        if not build.agrees:
+            self._layout = None  # the next batch may be of the other kind
+        batch.in_place = True
+        return build.finish(batch.indices)
 
 
 @dataclass(slots=True, eq=False)
-class Loading(Batch):
+class FetchedBatch(Batch):
     """A batch that threads fetch."""
 
     task: Task | None = None
-    """None: nothing was prepared for it."""
+    """None: nothing was prepared for the batch."""
     indices: list[Any] | None = None
-    """Of the samples, to be fetched one by one; None: the task is done in one go."""
+    """Of the samples, which are fetched one by one; None: the task is done in one go."""
     owner: int | None = None
-    """The thread that must do it; None: any."""
+    """The number of the only thread that may fetch the batch; None: any thread."""
     taken: int = 0
     unfinished: int = 0
     build: Build | None = None
     samples: list[Any] = field(default_factory=list)
     result: Any = None
     in_place: bool = False
-    """The result is what was built in place."""
+    """The result lies in batch memory."""
     failed: tuple[int, BaseException] | None = None
-    """The first sample's error, and its position in the batch: while threads are at work another one may become it."""
+    """Position and error of the first sample that failed: an earlier one may fail while threads are at work."""
     ended: bool = False
-    """An iterable dataset had nothing left for it."""
+    """An iterable dataset had nothing left for the batch."""
     done: bool = False
     number: int = 0
-    """Of the pass, in the sampler's order."""
+    """Of the batch in the sampler's order, from the beginning of the pass."""
     state: Any = None
-    """Where the iterable dataset was behind it, in its thread, where it says so itself."""
-    told: bool = False
-    """Those who follow the pass have been told of it."""
+    """The state of the iterable dataset behind the batch, in its owner, where the dataset has a state_dict()."""
+    reported: bool = False
+    """Those who follow the pass know that the batch came."""
 
     def let_go(self) -> None:
         self.result = None
 
+    def fail(self, position: int, error: BaseException) -> None:
+        """Keep the error of a sample, where it is the first of the batch; the crew's lock is held."""
+        if self.failed is None or position < self.failed[0]:
+            self.failed = (position, error)
 
-@dataclass(slots=True)
-class At:
-    """What a thread is doing."""
+    def fetch_part(
+        self,
+        begin: int,
+        end: int,
+        fetch: Fetch,
+        rows: SampleRows | None,
+        generators: Generators | None,
+        activity: Activity,
+        *,
+        interruptible: bool = False,
+    ) -> tuple[int, BaseException] | None:
+        """Fetch a part of the samples in the calling thread, and return the position and the error of one that failed.
 
-    stage: str = ""
-    part: Sequence[Any] = ()
-    """The indices of the samples that it fetches now."""
-    left: Any = field(default_factory=lambda: iter(()))
-    """A list's iterator over them: it knows how far it is, at no cost to the thread."""
-    since: float = 0.0
+        Args:
+            begin, end: of the part; of a task that is done in one go 0 and 1.
+            fetch: calls the dataset.
+            rows: where samples are built; None: they are kept for collate_fn.
+            generators: of the thread, for the task's seed.
+            activity: of the thread.
+            interruptible: what is no Exception (Ctrl-C in the caller's thread) is raised, and no error of a sample.
+        """
+        task = self.task
+        assert task is not None
+        activity.part = [task.given] if self.indices is None else self.indices[begin:end]
+        activity.left = iter(activity.part)
+        activity.stage, activity.since = "getitem", time.monotonic()
+        if generators is not None:
+            generators.turn_to(task.seed, task.epoch, activity, task.positions[begin:end])
+        try:
+            if self.indices is None:
+                next(activity.left)
+                self.result = fetch.load(task)
+                return None
+            if fetch.plain:
+                dataset = fetch.dataset
+                samples = [dataset[index] for index in activity.left]
+            else:
+                positions = iter(task.positions[begin:end])
+                samples = [
+                    fetch.sample(task, index, position)
+                    for index, position in zip(activity.left, positions, strict=False)
+                ]
+            activity.stage = "collate"
+            if rows is None:
+                self.samples[begin:end] = samples
+            else:
+                rows.build_for(self, samples[0]).take(samples, begin)
+            return None
+        except BaseException as error:
+            if interruptible and not isinstance(error, Exception):
+                raise
+            with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
+                place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
+                add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
+            return begin + activity.position(), error
+        finally:
+            activity.stage = ""
 
-    def position(self) -> int:
-        """Return which of them it is at."""
-        return max(0, len(self.part) - operator.length_hint(self.left) - 1)
+    def collate(self, fetch: Fetch, rows: SampleRows | None) -> None:
+        """Make the result of the samples."""
+        if self.build is not None and rows is not None:
+            self.result = rows.finish(self, self.build)
+        else:
+            assert self.task is not None
+            self.result = fetch.collate(self.task, self.samples)
 
-    def sample(self) -> Any:
-        """Return the index of the sample that it is at."""
-        return self.part[self.position()] if self.part else None
 
+def _prepare_heap(size: int) -> None:
+    """Let the C library keep as much freed memory as a batch's samples take, in place of asking for it anew each time.
 
-def stage_of(at: At) -> str:
-    """Return what a thread is doing, for messages."""
-    return f"__getitem__ of sample {at.sample()!r}" if at.stage == "getitem" else at.stage
+    glibc does so once a block of that size has been freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"), as happens with
+    each batch that torch's loader makes; here batches are recycled, and only samples come and go.
+    """
+    torch.empty(min(size, HEAP_BYTES), dtype=torch.uint8, device="cpu")

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
+#: Calls a function with arguments in the surroundings of another thread.
+Surroundings = Callable[..., Any]
 
-def surroundings() -> Callable[..., Any]:
+
+def surroundings() -> Surroundings:
     """Return what calls a function with arguments in another thread, as a forked worker process would call it.
 
     It does so in the surroundings of the thread that calls this: its context variables, and what torch keeps for each
