@@ -511,6 +511,7 @@ def test_a_stuck_worker_is_named_with_its_stack() -> None:
     assert f"Worker 1 (pid {pids[1]}, " in text
     assert f"in __getitem__ of sample 'id-{BAD}' (data/{BAD}.pt), begun " in text
     assert "in sleep_for_ever\n" in text
+    assert os.path.join("executors", "fetch.py") not in text  # the way to the user's code is left out
     assert "Worker 0" not in text
     assert len(got) == 3
     assert "in sleep_for_ever\n" in stuck(iterator, got)  # it may be asked again

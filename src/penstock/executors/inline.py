@@ -15,7 +15,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.executors.job import Job
-from penstock.executors.torch_pass import TorchPass, TorchView
+from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import collated, fetched, one_by_one
@@ -149,7 +149,7 @@ class InlineExecutor:
         settings = job.settings
         job.epochs.next(counted=True)
         made = Inline(
-            TorchView(job),
+            view_of(job),
             None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,

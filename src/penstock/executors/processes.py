@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.executors.job import Job
-from penstock.executors.torch_pass import TorchView
+from penstock.executors.torch_pass import view_of
 from penstock.executors.workers.processes import Processes
 from penstock.plan import NativePlan
 from penstock.settings import Method
@@ -26,7 +26,7 @@ class ProcessExecutor:
         settings = job.settings
         job.loader.check_worker_number_rationality()
         made = Processes(
-            TorchView(job),
+            view_of(job),
             None if settings.iterable else job.fetch(here=True),
             key=partial(job.epochs.next, counted=settings.persistent_workers),
             composes=settings.method is not Method.PROCESS,
@@ -41,7 +41,7 @@ class ProcessExecutor:
     def restart(self, held: Processes, job: Job) -> None:
         """Let the same workers make another pass."""
         held.batches = job.batches
-        held._reset(TorchView(job))
+        held._reset(view_of(job))
         self._follow(held, job)
 
     def _follow(self, made: Processes, job: Job) -> Processes:

@@ -12,18 +12,20 @@ from penstock.observe import Delivery, Observers, observed
 from penstock.state.manifest import BadSample
 
 
-class TorchView:
-    """A loader as torch's own iterators are to see it."""
+class LoaderView:
+    """A loader as torch's own iterators are to see it: with some attributes replaced."""
 
-    pin_memory_device = ""  # torch would warn of it at a line of Penstock's
-
-    def __init__(self, job: Job) -> None:
-        self._loader = job.loader
-        self.pin_memory = job.pins
-        self.generator = job.settings.draws_from
+    def __init__(self, loader: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+        self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def view_of(job: Job) -> LoaderView:
+    """Return the loader of a pass. Torch would warn of a pin_memory_device at a line of Penstock's."""
+    return LoaderView(job.loader, pin_memory_device="", pin_memory=job.pins, generator=job.settings.draws_from)
 
 
 class TorchPass:

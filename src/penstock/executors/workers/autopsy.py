@@ -156,9 +156,9 @@ _STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes after is the way to the user's code.
 _MACHINERY = (
-    os.path.join("penstock", "fetch.py"),
     os.path.join("penstock", "sample_notes.py"),
-    os.path.join("penstock", "workers", "processes.py"),
+    os.path.join("executors", "fetch.py"),
+    os.path.join("executors", "workers", "in_process.py"),
     os.path.join("data", "_utils", "fetch.py"),
     os.path.join("data", "_utils", "worker.py"),
 )

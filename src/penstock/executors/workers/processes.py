@@ -11,7 +11,6 @@ import functools
 import multiprocessing.util
 import os
 import queue
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +27,13 @@ from torch.utils.data.dataloader import (
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.torch_pass import TorchPass
-from penstock.executors.workers.autopsy import Death, Identify, clear_away, end, reap, why_died, why_stuck
+from penstock.executors.torch_pass import LoaderView, TorchPass
+from penstock.executors.workers.autopsy import Identify, clear_away, end
 from penstock.executors.workers.in_process import Start, Tasked, as_it_is
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import Failing, close_unread, is_ending
 from penstock.executors.workers.results import Context
+from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Meter
 from penstock.order.ahead import Arrivals
 from penstock.order.batches import placed
@@ -41,7 +41,6 @@ from penstock.order.permutations import Positions
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, Stating, Streams
 from penstock.stats import samples_given, samples_in
-from penstock.system.cgroup import memory
 
 Key = Callable[[], tuple[int | None, int]]
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
@@ -96,17 +95,14 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         self.follow(streams)
         self._given_base = base_seed
         self._came = 0  # the number of the batch that came last
-        self._key, self._identify = key, identify
-        self._deaths: dict[int, Death] = {}  # by worker, of those that ended before their time
+        self._key = key
         self._grace: int | None = None  # batches that may still be taken from the queue after a death
         self._failure = ""  # the first sentence of what ended all workers
         self._stuck = False  # the last wait for a batch took too long
         self._one_at_a_time = threading.Lock()
         self._clear_away: multiprocessing.util.Finalize | None = None
-        self._sentinels = select.poll()
-        self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
-        self._kills_before = memory().oom_kills
         self._board = Board(loader.num_workers)
+        self._watch = WorkerWatch(self._board, identify)
         self._meter, self._stages = meter or Meter(), self._board.stages
         self._meter.open(self._stages)
         self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
@@ -116,7 +112,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
-    def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> _View:
+    def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> LoaderView:
         """Return the loader as torch's iterator and its workers are to see it."""
         init = loader.worker_init_fn
         replaced: dict[str, Any] = {"multiprocessing_context": self._context}
@@ -133,7 +129,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
         replaced["worker_init_fn"] = Start(self._board, init, composes)
-        return _View(loader, replaced)
+        return LoaderView(loader, **replaced)
 
     def follow(self, streams: Streams | None) -> None:
         """Tell these of the batches of the pass that begins."""
@@ -164,14 +160,11 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             # torch's SIGCHLD handler would raise wherever the program is; here a death is noticed by next().
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
+            self._watch.begin(self._workers, self._context.results, pinned=self._pin_memory)
             # At exit it comes after multiprocessing has ended the workers.
             self._clear_away = multiprocessing.util.Finalize(
-                None, clear_away, (self._board, self._pids()), exitpriority=-1
+                None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
-            self._worker_of = {process.sentinel: worker for worker, process in enumerate(self._workers)}
-            for sentinel in self._worker_of:
-                self._sentinels.register(sentinel, select.POLLIN)
-            self._context.results.watch([] if self._pin_memory else self._worker_of)
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
@@ -235,7 +228,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         return batch
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
-        self._unwatch(self._workers[worker_id].sentinel)  # it is told to end now
+        self._watch.release(worker_id)
         super()._mark_worker_as_unavailable(worker_id, shutdown)
 
     def _get_data(self) -> Any:
@@ -246,14 +239,14 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             raise RuntimeError("Pin memory thread exited unexpectedly")
         if not success:
             self._stuck = True
-            raise WorkerStuck(why_stuck(self._timeout, self._owing(), self._board, self._identify))
+            raise WorkerStuck(self._watch.why_stuck(self._timeout, self._owing()))
         return data
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Wait for a batch, or for a worker's end. Raises WorkerDied."""
         deadline = time.monotonic() + timeout
         while True:
-            dead = self._notice_deaths()
+            dead = self._watch.notice()
             if dead and self._grace is None:
                 self._grace = self._tasks_outstanding
             if self._grace == 0:
@@ -275,7 +268,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             if error is not None or over:
                 # Whose batch cannot be fetched from it is dying. A dead worker's children may hold its sentinel open.
                 dying = isinstance(error, (OSError, EOFError)) and not dead
-                dead = self._notice_deaths(_DYING if dying else 0.0, by_pid=True)
+                dead = self._watch.notice(_DYING if dying else 0.0, by_pid=True)
             if dead:
                 raise self._died() from error
             if error is not None:
@@ -291,41 +284,18 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         finally:
             self._data_queue = given
 
-    def _notice_deaths(self, seconds: float = 0.0, *, by_pid: bool = False) -> dict[int, Death]:
-        """Return the workers that have ended before their time, after waiting for one up to so long."""
-        ended = [sentinel for sentinel, _ in self._sentinels.poll(seconds * 1000)]
-        if by_pid and not ended:
-            ended = [fd for fd, worker in self._worker_of.items() if not self._workers[worker].is_alive()]
-        for sentinel in ended:
-            worker = self._worker_of[sentinel]
-            self._unwatch(sentinel)
-            death = reap(self._workers[worker])
-            if death is not None:
-                self._deaths[worker] = death
-        return self._deaths
-
-    def _unwatch(self, sentinel: int) -> None:
-        if self._worker_of.pop(sentinel, None) is not None:
-            self._sentinels.unregister(sentinel)
-            self._context.results.unwatch(sentinel)
-
     def _died(self) -> WorkerDied:
         """Return the error for the workers that have ended, and end the others."""
-        text = why_died(self._deaths, self._board, self._identify, self._kills_before, self._context.get_start_method())
-        self._failure = next(iter(self._deaths.values())).as_torch_says()
+        text = self._watch.why_died(self._context.get_start_method())
+        self._failure = next(iter(self._watch.deaths.values())).as_torch_says()
         self._shutdown_workers()
         return WorkerDied(text)
 
-    def _pids(self) -> list[int]:
-        return [process.pid or 0 for process in self._workers]
-
-    def _owing(self) -> dict[int, int]:
-        """Return the pids, by worker, of those that the awaited batch is to come from."""
+    def _owing(self) -> set[int]:
+        """Return the workers that the awaited batch is to come from."""
         awaited = self._task_info.get(self._rcvd_idx, ()) if self._in_order else ()
         waiting = {info[0] for info in self._task_info.values() if len(info) == 1}
-        owing = set(awaited[:1]) or waiting or set(self._worker_of.values())
-        pids = self._pids()
-        return {worker: pids[worker] for worker in sorted(owing)}
+        return set(awaited[:1]) or waiting or self._watch.watched
 
     def _shutdown_workers(self) -> None:
         """End the workers: by torch's protocol, or by signals where one is dead or stuck. No hang, no orphan."""
@@ -344,7 +314,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         finally:
             end(self._workers)
             if self._clear_away is None:
-                clear_away(self._board, self._pids())
+                clear_away(self._board, self._watch.pids)
             else:
                 self._clear_away()
             self._meter.close(self._stages)
@@ -352,7 +322,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 
     def _is_sound(self) -> bool:
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
-        if self._failure or self._stuck or self._notice_deaths() or not hasattr(self, "_workers_status"):
+        if self._failure or self._stuck or self._watch.notice() or not hasattr(self, "_workers_status"):
             return False
         if any(map(is_ending, self._index_queues)):
             return False  # the iterator was in a cycle: torch would wait 5 s for each worker and then end it
@@ -372,17 +342,6 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
-
-
-class _View:
-    """A loader with some attributes replaced."""
-
-    def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
-        self.__dict__.update(replaced)
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 class _Tasks:
