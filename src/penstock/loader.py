@@ -15,11 +15,8 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, 
 from penstock.device.delivery import Delivery
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.iterator import Course, Pass
 from penstock.executors.job import Executor
-from penstock.executors.native import Filling
 from penstock.executors.selection import Executors, default_workers, planned
-from penstock.executors.threads import Fetching
 from penstock.explain import Explained
 from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
@@ -383,19 +380,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args, Raises: as `ids`; and what reading the samples raises.
         """
         settings = replace(self._settings(), num_workers=0, persistent_workers=False, timeout=0)
-        indices, positions = self._checkpoint.replayed(settings, epoch, step, rank, state)
-        assert self.seed is not None
-        chosen, executors = planned(settings), self._executors
-        executors.pins(settings)  # which warns
-        means = replace(executors.means(settings, chosen, sends=False), in_flight=1, ahead=False)
-        made: Pass
-        if isinstance(chosen, NativePlan):
-            course = Course(iter([(indices, positions)]), 1, self.seed, epoch)
-            made = Filling(chosen, course, means, substitutes=executors.substitutes(settings))
-        else:
-            course = Course(iter([(indices.tolist(), positions)]), 1, self.seed, epoch)
-            made = Fetching(executors.fetch(settings, chosen, here=True), course, means, eager=False)
-        return next(made)
+        return self._executors.read_batch(
+            settings, epoch, *self._checkpoint.replayed(settings, epoch, step, rank, state)
+        )
 
     # --- questions --------------------------------------------------------------------------------------------------
 

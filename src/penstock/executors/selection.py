@@ -13,17 +13,18 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
-from penstock.executors.iterator import IN_FLIGHT, Means
+from penstock.executors.iterator import IN_FLIGHT, Course, Means, Pass
 from penstock.executors.job import Executor, Job, fetcher
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
-from penstock.executors.native import NativeExecutor
+from penstock.executors.native import Filling, NativeExecutor
 from penstock.executors.processes import ProcessExecutor
-from penstock.executors.threads import ThreadExecutor
-from penstock.observe import Observers
+from penstock.executors.threads import Fetching, ThreadExecutor
+from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import draw, settled_at_start
 from penstock.order.epochs import Epochs
+from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import Reach
 from penstock.settings import Method, Settings
@@ -121,6 +122,23 @@ class Executors:
                 raise
             self._choice = not_copied(error)  # the loop has opened something since threads were chosen
             return self.begin(replace(job, in_threads=False), None, on_device)
+
+    def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
+        """Return the batch of these samples, read in the calling thread; not counted."""
+        chosen, seed = planned(settings), settings.seed
+        assert seed is not None
+        self.pins(settings)  # which warns
+        means = replace(self.means(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
+        made: Pass
+        if isinstance(chosen, NativePlan):
+            course = Course(iter([(indices, positions)]), 1, seed, epoch)
+            made = Filling(chosen, course, means, substitutes=self.substitutes(settings))
+        else:
+            course = Course(iter([(indices.tolist(), positions)]), 1, seed, epoch)
+            made = Fetching(self.fetch(settings, chosen, here=True), course, means, eager=False)
+        if self.register is not None:
+            made.observers = (self.register,)
+        return next(made)
 
     def substitutes(self, settings: Settings) -> Substitutes | None:
         """Return what replaces bad samples in the pass that begins."""
