@@ -1,0 +1,158 @@
+"""torch.load, answered by the native core.
+
+An answer is what ``torch.load`` would give: the same containers, values, dtypes, strides, storages and sharing. The
+tensors' storages own their memory, which the native core allocates; torch cannot resize them, as it cannot those of
+``torch.load``. Everything but torch.save's zip archives of dense tensors and plain Python values is refused.
+"""
+
+from __future__ import annotations
+
+import _io
+import builtins
+import io
+import os
+from collections import OrderedDict
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.utils import _config_module
+from torch.utils.serialization import config
+
+from penstock import _native
+from penstock.hooks.refused import Refused
+from penstock.recipe.originals import replaced_in
+
+#: What torch.load comes to, by module: a program that replaces one of these functions means it.
+_BEHIND = {
+    "torch.serialization": (
+        "_load _open_file_like _is_path _is_zipfile _open_zipfile_reader _get_restore_location _cpu_deserialize "
+        "_default_to_weights_only default_restore_location"
+    ),
+    "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
+    "torch._weights_only_unpickler": "_get_allowed_globals _get_user_allowed_globals",
+}
+#: In the order of DType in native/tensor/dtype.h.
+_DTYPES = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 bfloat16 bool complex32 complex64 complex128 uint16 uint32 "
+    "uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+)
+_UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
+_FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_CPU = torch.device("cpu")
+_local = torch.serialization._serialization_tls  # type: ignore[attr-defined]
+
+
+def load(
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Return what torch.load returns for the same arguments, or Refused; see penstock.hooks.torch_load.
+
+    A file object is left where torch.load leaves it; one of a refusal is where it was. Nothing is raised, and nothing
+    that a file names is looked up or called.
+    """
+    if pickle_module is not None or pickle_load_args:
+        return Refused("it is told how to unpickle")
+    anywhere = map_location is not None
+    if anywhere and not _is_cpu(map_location):
+        return Refused("it is told a device")
+    if weights_only is not True and (weights_only is not None or _FORCED in os.environ._data):  # type: ignore[attr-defined]
+        return Refused("it may unpickle any object (weights_only=False)")
+    if mmap is not False and (mmap is not None or _setting("mmap")):
+        return Refused("it is told to map the file (mmap=)")
+    why = _unusual()
+    if why is not None:
+        return Refused(why)
+    if isinstance(f, str):
+        return _load_path(f, anywhere)
+    if type(f) is io.BytesIO or type(f) is io.BufferedReader:
+        return _load_file(f, anywhere)
+    if isinstance(f, os.PathLike):
+        path = os.fspath(f)
+        return _load_path(path, anywhere) if isinstance(path, str) else Refused("its path is not a str")
+    return Refused(f"it reads from a {type(f).__module__}.{type(f).__qualname__}")
+
+
+def _load_path(path: str, anywhere: bool) -> Any:
+    if path.endswith(".safetensors"):
+        return Refused("a safetensors file")
+    if builtins.open is not _io.open:
+        return Refused("open() was replaced")
+    return _loader.path(path, anywhere)
+
+
+def _load_file(file: io.BytesIO | io.BufferedReader, anywhere: bool) -> Any:
+    try:
+        start = file.tell()
+        if isinstance(file, io.BytesIO):
+            found, end = _loader.bytes(file.getvalue(), start, anywhere)
+        elif type(file.raw) is io.FileIO:
+            found, end = _loader.descriptor(file.fileno(), start, anywhere)
+        else:
+            return Refused("it reads from a file object of another kind")
+        if type(found) is not Refused:
+            file.seek(end)
+    except (OSError, ValueError):  # closed, detached, or not seekable
+        return Refused("its file object cannot be read")
+    return found
+
+
+def _is_cpu(location: Any) -> bool:
+    return location == "cpu" if type(location) is str else type(location) is torch.device and location == _CPU
+
+
+def _unusual() -> str | None:
+    """Return what of torch's state would make torch.load do something else, or None."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return "a mode of torch's is on"
+    if torch._guards.TracingContext.try_get() is not None or torch.is_inference_mode_enabled():
+        return "torch traces, or is in inference mode"
+    if _local.skip_data:
+        return "torch.serialization.skip_data is on"
+    first = torch.serialization._package_registry[0]
+    if first[2] is not torch.serialization._cpu_deserialize:
+        return "torch.serialization.register_package was called for another device"
+    if _setting("endianness") is not None:
+        return "torch.serialization.set_default_load_endianness was called"
+    replaced = replaced_in("torch.serialization", _BEHIND["torch.serialization"])
+    return None if replaced is None else replaced.what
+
+
+def _setting(name: str) -> Any:
+    """Return torch.utils.serialization.config.load's setting of that name.
+
+    Reading it costs torch 2 us and more, looking whether somebody has set it a tenth of that.
+    """
+    try:
+        entry = config._config[f"load.{name}"]
+        override = entry.user_override  # before torch 2.12 or so: the value itself
+        if type(override) is ContextVar:
+            override = override.get()
+        if override is entry.env_value_force is entry.env_value_default is _UNSET:
+            return entry.default
+    except AttributeError:  # of a torch that keeps its settings in another way
+        pass
+    return getattr(config.load, name)
+
+
+def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+    """Return a view of the bytes of `base`, as torch._utils._rebuild_tensor makes it."""
+    return torch.empty((0,), dtype=dtype).set_(base.untyped_storage(), offset, size, stride)
+
+
+_loader = _native.TorchLoader(
+    torch.Tensor.__dlpack_c_exchange_api__,
+    [getattr(torch, name) for name in _DTYPES.split()],
+    _view,
+    torch._utils._rebuild_parameter,
+    torch.Size,
+    OrderedDict,
+    torch._C._increment_version,
+    Refused,
+)
