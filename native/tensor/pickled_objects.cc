@@ -44,21 +44,17 @@ const char* check_view(PickledView& view, std::uint64_t bytes) {
   std::int64_t total = 0;
   if (!checked_bytes(view.spec, total)) return kOutside;
   const std::uint64_t item = info(view.spec.dtype).size;
-  // torch asks the same of a view without elements.
+  if (total == 0) return nullptr;  // wherever it begins: so does torch
   std::uint64_t last = static_cast<std::uint64_t>(view.storage_offset);
-  bool packed = total != 0 && view.storage_offset == 0;
-  if (total == 0) return last <= bytes / item ? nullptr : kOutside;
-  std::uint64_t elements = 1;
   for (int d = 0; d < view.spec.ndim; ++d) {
     std::uint64_t span = 0;
     if (__builtin_mul_overflow(static_cast<std::uint64_t>(view.spec.shape[d] - 1),
                                static_cast<std::uint64_t>(view.stride[d]), &span) ||
         __builtin_add_overflow(last, span, &last))
       return kOutside;
-    elements *= static_cast<std::uint64_t>(view.spec.shape[d]);  // fits: checked_bytes holds
   }
   if (last >= bytes / item) return kOutside;
-  view.whole = packed && (last + 1) * item == bytes && elements != 0;
+  view.whole = view.storage_offset == 0 && (last + 1) * item == bytes;
   return nullptr;
 }
 
