@@ -11,8 +11,10 @@ import _io
 import builtins
 import io
 import os
+import sys
 from collections import OrderedDict
 from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ _BEHIND = {
         "_default_to_weights_only default_restore_location"
     ),
     "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
-    "torch._weights_only_unpickler": "_get_allowed_globals _get_user_allowed_globals",
+    "torch._weights_only_unpickler": "Unpickler load _get_user_allowed_globals _read_global_instruction",
 }
 #: In the order of DType in native/tensor/dtype.h.
 _DTYPES = (
@@ -40,7 +42,14 @@ _DTYPES = (
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _CPU = torch.device("cpu")
-_local = torch.serialization._serialization_tls  # type: ignore[attr-defined]
+_environment = os.environ._data  # type: ignore[attr-defined]  # os.getenv costs a microsecond
+_local = torch.serialization._serialization_tls
+_registry = torch.serialization._package_registry
+_cpu_deserialize = torch.serialization._cpu_deserialize
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._guards.TracingContext.try_get
+_inference = torch.is_inference_mode_enabled
 
 
 def load(
@@ -62,11 +71,11 @@ def load(
     anywhere = map_location is not None
     if anywhere and not _is_cpu(map_location):
         return Refused("it is told a device")
-    if weights_only is not True and (weights_only is not None or _FORCED in os.environ._data):  # type: ignore[attr-defined]
+    if weights_only is not True and (weights_only is not None or _FORCED in _environment):
         return Refused("it may unpickle any object (weights_only=False)")
-    if mmap is not False and (mmap is not None or _setting("mmap")):
+    if mmap is not None and mmap is not False:
         return Refused("it is told to map the file (mmap=)")
-    why = _unusual()
+    why = _unusual(mmap)
     if why is not None:
         return Refused(why)
     if isinstance(f, str):
@@ -107,38 +116,67 @@ def _is_cpu(location: Any) -> bool:
     return location == "cpu" if type(location) is str else type(location) is torch.device and location == _CPU
 
 
-def _unusual() -> str | None:
+def _unusual(mmap: bool | None) -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if _function_modes() or _dispatch_modes():
         return "a mode of torch's is on"
-    if torch._guards.TracingContext.try_get() is not None or torch.is_inference_mode_enabled():
+    if _tracing() is not None or _inference():
         return "torch traces, or is in inference mode"
     if _local.skip_data:
         return "torch.serialization.skip_data is on"
-    first = torch.serialization._package_registry[0]
-    if first[2] is not torch.serialization._cpu_deserialize:
+    if _registry[0][2] is not _cpu_deserialize:
         return "torch.serialization.register_package was called for another device"
-    if _setting("endianness") is not None:
-        return "torch.serialization.set_default_load_endianness was called"
-    replaced = replaced_in("torch.serialization", _BEHIND["torch.serialization"])
-    return None if replaced is None else replaced.what
+    if _settings_changed():
+        if config.load.endianness is not None:
+            return "torch.serialization.set_default_load_endianness was called"
+        if mmap is None and config.load.mmap:
+            return "torch.utils.serialization.config.load.mmap is on"
+    return _behind.replaced()
 
 
-def _setting(name: str) -> Any:
-    """Return torch.utils.serialization.config.load's setting of that name.
+def _settings_changed() -> bool:
+    """Return whether somebody may have set how torch loads.
 
-    Reading it costs torch 2 us and more, looking whether somebody has set it a tenth of that.
+    Reading one of torch's settings costs 2 us, looking whether it was set a tenth of that.
     """
+    if not _settings:
+        return True
+    for setting in _settings:
+        value = setting.user_override  # in older releases the value itself
+        if (value.get() if type(value) is ContextVar else value) is not _UNSET:
+            return True
+    return False
+
+
+def _watched() -> list[Any]:
+    """Return torch's entries of the settings that change how torch loads; nothing where they cannot be told."""
     try:
-        entry = config._config[f"load.{name}"]
-        override = entry.user_override  # before torch 2.12 or so: the value itself
-        if type(override) is ContextVar:
-            override = override.get()
-        if override is entry.env_value_force is entry.env_value_default is _UNSET:
-            return entry.default
-    except AttributeError:  # of a torch that keeps its settings in another way
-        pass
-    return getattr(config.load, name)
+        entries = [config._config[name] for name in ("load.mmap", "load.endianness")]
+        plain = all(
+            hasattr(entry, "user_override") and entry.env_value_force is entry.env_value_default is _UNSET
+            for entry in entries
+        )
+        return entries if plain and not config.load.mmap and config.load.endianness is None else []
+    except (AttributeError, KeyError):  # of a torch that keeps its settings in another way
+        return []
+
+
+class _Functions:
+    """Functions that must be what their modules defined: a program that replaces one means it."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        found = (replaced_in(module, behind) for module, behind in names.items())
+        self._replaced = next((one.what for one in found if one is not None), None)
+        modules = {module: vars(sys.modules[module]) for module in names}
+        takes = {module: itemgetter(*names[module].split()) for module in names}
+        self._looks = [(takes[module], modules[module], takes[module](modules[module])) for module in names]
+
+    def replaced(self) -> str | None:
+        """Return what was replaced, or None."""
+        for take, now, before in self._looks:
+            if take(now) != before:
+                return f"a function of {now['__name__']} was replaced"
+        return None if self._replaced is None else f"{self._replaced} was replaced"
 
 
 def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
@@ -156,3 +194,5 @@ _loader = _native.TorchLoader(
     torch._C._increment_version,
     Refused,
 )
+_settings = _watched()
+_behind = _Functions(_BEHIND)
