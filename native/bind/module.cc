@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
   penstock::bind_sample(m);
   penstock::bind_collate(m);
   penstock::bind_torch_load(m);
+  penstock::bind_numpy_load(m);
 }

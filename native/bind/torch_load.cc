@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -19,6 +18,7 @@
 #include "bind/bind.h"
 #include "bind/exchange_api.h"
 #include "bind/gil_released.h"
+#include "bind/own.h"
 #include "tensor/saved_file.h"
 
 namespace nb = nanobind;
@@ -51,27 +51,6 @@ std::optional<nb::dlpack::dtype> dlpack_type(DType dtype) {
     default: return std::nullopt;
   }
 }
-
-// The SavedFile of this thread. It is taken out while it is used: Python code that runs meanwhile may load files too.
-class OwnFile {
- public:
-  OwnFile() : file_(std::move(idle_)) {
-    if (!file_) file_ = std::make_unique<SavedFile>();
-  }
-  ~OwnFile() {
-    file_->trim();
-    idle_ = std::move(file_);
-  }
-  OwnFile(const OwnFile&) = delete;
-  OwnFile& operator=(const OwnFile&) = delete;
-
-  SavedFile& operator*() const { return *file_; }
-
- private:
-  std::unique_ptr<SavedFile> file_;
-  static thread_local std::unique_ptr<SavedFile> idle_;
-};
-thread_local std::unique_ptr<SavedFile> OwnFile::idle_;
 
 // What Python and torch make objects with.
 struct Makers {
@@ -261,7 +240,7 @@ class TorchLoader {
   // The object of a file or a refusal, and where torch.load would leave the file's position.
   template <class Read>
   std::pair<nb::object, std::uint64_t> make(bool anywhere, const Read& read) const {
-    const OwnFile own;
+    const Own<SavedFile> own;
     SavedFile& file = *own;
     const char* reason = nullptr;
     {

@@ -1,12 +1,7 @@
 #include "tensor/saved_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <new>
 
@@ -18,7 +13,6 @@ namespace {
 
 constexpr std::size_t kKeptScratch = 16u << 20;
 constexpr std::size_t kKeptObjects = 1u << 14;
-constexpr const char* kNoMemory = "not enough memory";
 constexpr std::string_view kZipMagic{"PK\x03\x04", 4};
 
 // A storage of most of the file stays in the memory that the file was read into; others are copied out of it, so that
@@ -29,37 +23,16 @@ bool stays(const PickledStorage& storage, std::size_t file_bytes) {
 
 }  // namespace
 
-bool Block::allocate(std::size_t bytes) noexcept {
-  std::free(raw_);
-  raw_ = std::malloc(bytes + kFront + kAlignment);
-  room_ = raw_ != nullptr ? bytes : 0;
-  return raw_ != nullptr;
-}
-
 const char* SavedFile::read(const char* path) noexcept {
   objects_.clear();
-  // O_NONBLOCK: a named pipe without a writer is not waited for. Regular files know nothing of it.
-  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const UniqueFd file = open_for_loading(path);
   return file ? read(file.get(), 0) : "the file cannot be opened";
 }
 
 const char* SavedFile::read(int fd, std::uint64_t start) noexcept {
   objects_.clear();
-  struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return "not a regular file";
-  const std::uint64_t whole = static_cast<std::uint64_t>(status.st_size);
-  if (start >= whole) return "empty file";
-  const std::size_t size = static_cast<std::size_t>(whole - start);
-  if (size > kMaxBytes) return "a file over 64 MiB";
-  // Much larger memory than the file's is not given to a storage that stays in it.
-  if ((scratch_.room() < size || scratch_.room() / 2 > size) && !scratch_.allocate(size)) return kNoMemory;
-  std::size_t done = 0;
-  while (done < size) {
-    const ssize_t n = ::pread(fd, scratch_.bytes() + done, size - done, static_cast<off_t>(start + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return "the file cannot be read";
-    done += static_cast<std::size_t>(n);
-  }
+  std::size_t size = 0;
+  if (const char* reason = read_whole(fd, start, scratch_, size)) return reason;
   try {
     return parse({scratch_.bytes(), size}, &scratch_);
   } catch (const std::bad_alloc&) {
@@ -69,7 +42,7 @@ const char* SavedFile::read(int fd, std::uint64_t start) noexcept {
 
 const char* SavedFile::read(std::span<const std::uint8_t> bytes) noexcept {
   objects_.clear();
-  if (bytes.size() > kMaxBytes) return "a file over 64 MiB";
+  if (bytes.size() > kMaxWhole) return kTooLarge;
   try {
     return parse(bytes, nullptr);
   } catch (const std::bad_alloc&) {

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import _io
 import builtins
-import io
 import os
-import sys
 from collections import OrderedDict
 from contextvars import ContextVar
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,8 +19,8 @@ from torch.utils import _config_module
 from torch.utils.serialization import config
 
 from penstock import _native
+from penstock.hooks.behind import Functions, content_of
 from penstock.hooks.refused import Refused
-from penstock.recipe.originals import replaced_in
 
 #: What torch.load comes to, by module: a program that replaces one of these functions means it.
 _BEHIND = {
@@ -80,12 +77,16 @@ def load(
         return Refused(why)
     if isinstance(f, str):
         return _load_path(f, anywhere)
-    if type(f) is io.BytesIO or type(f) is io.BufferedReader:
-        return _load_file(f, anywhere)
-    if isinstance(f, os.PathLike):
-        path = os.fspath(f)
-        return _load_path(path, anywhere) if isinstance(path, str) else Refused("its path is not a str")
-    return Refused(f"it reads from a {type(f).__module__}.{type(f).__qualname__}")
+    given = content_of(f)
+    if given is None:
+        path = os.fspath(f) if isinstance(f, os.PathLike) else None
+        return _load_path(path, anywhere) if isinstance(path, str) else Refused(f"it reads from a {type(f).__qualname__}")
+    content, start = given
+    read = _loader.bytes if isinstance(content, bytes) else _loader.descriptor
+    found, end = read(content, start, anywhere)
+    if type(found) is not Refused:
+        f.seek(end)
+    return found
 
 
 def _load_path(path: str, anywhere: bool) -> Any:
@@ -94,22 +95,6 @@ def _load_path(path: str, anywhere: bool) -> Any:
     if builtins.open is not _io.open:
         return Refused("open() was replaced")
     return _loader.path(path, anywhere)
-
-
-def _load_file(file: io.BytesIO | io.BufferedReader, anywhere: bool) -> Any:
-    try:
-        start = file.tell()
-        if isinstance(file, io.BytesIO):
-            found, end = _loader.bytes(file.getvalue(), start, anywhere)
-        elif type(file.raw) is io.FileIO:
-            found, end = _loader.descriptor(file.fileno(), start, anywhere)
-        else:
-            return Refused("it reads from a file object of another kind")
-        if type(found) is not Refused:
-            file.seek(end)
-    except (OSError, ValueError):  # closed, detached, or not seekable
-        return Refused("its file object cannot be read")
-    return found
 
 
 def _is_cpu(location: Any) -> bool:
@@ -161,24 +146,6 @@ def _watched() -> list[Any]:
         return []
 
 
-class _Functions:
-    """Functions that must be what their modules defined: a program that replaces one means it."""
-
-    def __init__(self, names: dict[str, str]) -> None:
-        found = (replaced_in(module, behind) for module, behind in names.items())
-        self._replaced = next((one.what for one in found if one is not None), None)
-        modules = {module: vars(sys.modules[module]) for module in names}
-        takes = {module: itemgetter(*names[module].split()) for module in names}
-        self._looks = [(takes[module], modules[module], takes[module](modules[module])) for module in names]
-
-    def replaced(self) -> str | None:
-        """Return what was replaced, or None."""
-        for take, now, before in self._looks:
-            if take(now) != before:
-                return f"a function of {now['__name__']} was replaced"
-        return None if self._replaced is None else f"{self._replaced} was replaced"
-
-
 def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     """Return a view of the bytes of `base`, as torch._utils._rebuild_tensor makes it."""
     return torch.empty((0,), dtype=dtype).set_(base.untyped_storage(), offset, size, stride)
@@ -195,4 +162,4 @@ _loader = _native.TorchLoader(
     Refused,
 )
 _settings = _watched()
-_behind = _Functions(_BEHIND)
+_behind = Functions(_BEHIND)
