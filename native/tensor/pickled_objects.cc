@@ -31,33 +31,6 @@ constexpr std::array<NamedFunction, 8> kFunctions{{
     {"_codecs\nencode", Function::encode}, {"torch\nSize", Function::size},
 }};
 
-bool less(std::string_view a, std::string_view b) { return a.size() != b.size() ? a.size() < b.size() : a < b; }
-
-bool may_require_grad(DType dtype) {
-  const std::string_view name = info(dtype).torch_name;
-  return name.starts_with("float") || name.starts_with("bfloat") || name.starts_with("complex");
-}
-
-// Sets `whole`; nullptr where the view lies inside the `bytes` of its storage.
-const char* check_view(PickledView& view, std::uint64_t bytes) {
-  constexpr const char* kOutside = "it holds a view that reaches outside its storage";
-  std::int64_t total = 0;
-  if (!checked_bytes(view.spec, total)) return kOutside;
-  const std::uint64_t item = info(view.spec.dtype).size;
-  if (total == 0) return nullptr;  // wherever it begins: so does torch
-  std::uint64_t last = static_cast<std::uint64_t>(view.storage_offset);
-  for (int d = 0; d < view.spec.ndim; ++d) {
-    std::uint64_t span = 0;
-    if (__builtin_mul_overflow(static_cast<std::uint64_t>(view.spec.shape[d] - 1),
-                               static_cast<std::uint64_t>(view.stride[d]), &span) ||
-        __builtin_add_overflow(last, span, &last))
-      return kOutside;
-  }
-  if (last >= bytes / item) return kOutside;
-  view.whole = view.storage_offset == 0 && (last + 1) * item == bytes;
-  return nullptr;
-}
-
 }  // namespace
 
 // Runs the opcodes of one pickle; every read checks what is left first. Its functions return nullptr or a reason.
@@ -381,14 +354,13 @@ class PickledObjects::Machine {
     if (kind.kind != Kind::storage_class) return "it holds a storage of a class that is not read natively";
     if (key.kind != Kind::text || location.kind != Kind::text || elements.kind != Kind::integer || elements.integer < 0)
       return kDamaged;
-    const auto at = std::lower_bound(records_.begin(), records_.end(), key.text,
-                                     [](const StorageRecord& record, std::string_view name) { return less(record.key, name); });
-    if (at == records_.end() || at->key != key.text) return "zip: no record of a tensor's storage";
+    const StorageRecord* const at = find_record(records_, key.text);
+    if (at == nullptr) return "zip: no record of a tensor's storage";
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(static_cast<std::uint64_t>(elements.integer), info(kind.dtype).size, &bytes) ||
         bytes != at->range.length)
       return "a storage's record is not as long as the pickle says";
-    std::uint32_t& found = out_.found_[static_cast<std::size_t>(at - records_.begin())];
+    std::uint32_t& found = out_.found_[static_cast<std::size_t>(at - records_.data())];
     if (found == kNoObject) {
       found = static_cast<std::uint32_t>(out_.storages_.size());
       out_.storages_.push_back({kind.dtype, kind.name == 1, false, location.text == "cpu", 0, at->range});
@@ -450,15 +422,6 @@ const char* PickledObjects::mark_wanted() {
     for (std::uint32_t i = object.change; i != kNoObject; i = changes_[i].previous) add(changes_[i].first, changes_[i].count);
   }
   return nullptr;
-}
-
-bool sort_records(StorageRecords& records) {
-  for (const StorageRecord& record : records)
-    if (record.key.find_first_not_of("0123456789") != record.key.npos) return false;
-  const auto before = [](const StorageRecord& a, const StorageRecord& b) { return less(a.key, b.key); };
-  std::sort(records.begin(), records.end(), before);
-  return std::adjacent_find(records.begin(), records.end(),
-                            [](const StorageRecord& a, const StorageRecord& b) { return a.key == b.key; }) == records.end();
 }
 
 }  // namespace penstock

@@ -7,13 +7,13 @@
 // pickle; texts point into the pickle's bytes, which outlive its use.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tensor/dtype.h"
+#include "tensor/pickled_view.h"
 #include "tensor/zip_directory.h"
 
 namespace penstock {
@@ -50,30 +50,10 @@ struct PickledChange {
   std::uint32_t previous = kNoObject;     // change of the same target
 };
 
-struct PickledStorage {
-  DType dtype = DType::u8;
-  bool untyped = false;
-  bool wanted = false;
-  bool cpu = false;              // it was saved from the CPU
-  std::uint32_t users = 0;       // wanted tensors
-  FileRange range;               // of its bytes in the file
-};
-
-// A view of a storage. [offset, offset + reach) lies inside the storage's bytes.
-struct PickledView {
-  TensorSpec spec;
-  std::array<std::int64_t, kMaxDims> stride{};  // elements; never negative
-  std::int64_t storage_offset = 0;              // elements; never negative
-  std::uint32_t storage = 0;
-  std::uint32_t hooks = 0;       // the object that holds the tensor's hooks: an empty ordered dict
-  bool requires_grad = false;
-  bool whole = false;            // it spans its storage from the first byte to the last, and is not empty
-};
-
 class PickledObjects {
  public:
   // nullptr, or why the pickle is left to torch.load (a string with static storage duration); detail() may say more.
-  // `records` are sorted by sort_records(). Throws std::bad_alloc.
+  // `records` are sorted (sort_records). Throws std::bad_alloc.
   [[nodiscard]] const char* read(std::string_view pickle, const StorageRecords& records);
 
   // Forgets the last pickle.
@@ -105,8 +85,5 @@ class PickledObjects {
   std::string detail_;
   std::uint32_t result_ = 0;
 };
-
-// Puts records in the order of their keys. False: two have the same key, or a key is not a number as torch.save has it.
-[[nodiscard]] bool sort_records(StorageRecords& records);
 
 }  // namespace penstock

@@ -1,5 +1,7 @@
 #include "tensor/zip_directory.h"
 
+#include <algorithm>
+
 #include "files/little_endian.h"
 
 namespace penstock {
@@ -181,6 +183,8 @@ const char* place(std::string_view name, const FileRange& range, std::uint32_t c
   return nullptr;
 }
 
+bool less(std::string_view a, std::string_view b) { return a.size() != b.size() ? a.size() < b.size() : a < b; }
+
 }  // namespace
 
 bool printable_ascii(std::string_view text) {
@@ -256,6 +260,21 @@ const char* check_notes(SplitFile& file, const TorchArchive& archive) {
     if (!printable_ascii(id)) return "zip: bad serialization ID";
   }
   return nullptr;
+}
+
+bool sort_records(StorageRecords& records) {
+  for (const StorageRecord& record : records)
+    if (record.key.find_first_not_of("0123456789") != record.key.npos) return false;
+  const auto before = [](const StorageRecord& a, const StorageRecord& b) { return less(a.key, b.key); };
+  std::sort(records.begin(), records.end(), before);
+  return std::adjacent_find(records.begin(), records.end(),
+                            [](const StorageRecord& a, const StorageRecord& b) { return a.key == b.key; }) == records.end();
+}
+
+const StorageRecord* find_record(const StorageRecords& records, std::string_view key) {
+  const auto at = std::lower_bound(records.begin(), records.end(), key,
+                                   [](const StorageRecord& record, std::string_view name) { return less(record.key, name); });
+  return at != records.end() && at->key == key ? &*at : nullptr;
 }
 
 }  // namespace penstock

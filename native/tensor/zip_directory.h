@@ -87,6 +87,12 @@ struct StorageRecord {
 };
 using StorageRecords = std::vector<StorageRecord>;
 
+// Puts records in the order of their keys. False: two have the same key, or a key is not a number as torch.save has it.
+[[nodiscard]] bool sort_records(StorageRecords& records);
+
+// The record of that key among sorted ones, or nullptr.
+[[nodiscard]] const StorageRecord* find_record(const StorageRecords& records, std::string_view key);
+
 // Whether every byte is a printable ASCII character.
 [[nodiscard]] bool printable_ascii(std::string_view text);
 

@@ -61,16 +61,15 @@ class Pairs:
         for name in names.split():
             assert getattr(ours, name) == getattr(theirs, name), name
         assert type(ours._backward_hooks) is type(theirs._backward_hooks)
-        for name in "stride storage_offset is_contiguous is_conj is_neg is_shared is_inference data_ptr".split():
-            if name != "data_ptr":
-                assert getattr(ours, name)() == getattr(theirs, name)(), name
+        names = "stride storage_offset is_contiguous is_conj is_neg is_shared is_inference numel"
+        for name in names.split():
+            assert getattr(ours, name)() == getattr(theirs, name)(), name
         assert (ours.data_ptr() == 0) == (theirs.data_ptr() == 0)
         mine, other = ours.untyped_storage(), theirs.untyped_storage()
         assert mine.nbytes() == other.nbytes()
         assert mine.resizable() == other.resizable()
         assert mine.device == other.device
         assert bytes(mine.tolist()) == bytes(other.tolist())
-        assert ours.storage_offset() == 0 or ours.data_ptr() != mine.data_ptr() or ours.numel() == 0
         self.match("storage", mine._cdata, other._cdata)
         if mine.nbytes():
             self.match("memory", mine.data_ptr(), other.data_ptr())
@@ -98,6 +97,9 @@ def corpus() -> dict[str, Any]:
     cyclic: list[Any] = [1]
     cyclic.append({"itself": cyclic})
     grad = torch.randn(3, requires_grad=True)
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
     objects: dict[str, Any] = {
         "tensor": base.clone(),
         "scalar": torch.tensor(2.5),
@@ -130,13 +132,17 @@ def corpus() -> dict[str, Any]:
         "bytes": [b"\x00\xff", b"abc", bytes(range(256))],
         "sets": [set(), {1}, {1, "a", (2, 3)}],
         "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), ((), ((),))],
-        "keys": {1: 2, 1.5: 3, None: 4, True: 5, (1, "a"): 6, b"b": 7, "": 8},
+        "keys": {1: 2, 1.5: 3, None: 4, False: 5, (1, "a"): 6, b"b": 7, "": 8},
         "size": [torch.Size([1, 2]), torch.Size([]), torch.randn(2, 3).shape],
         "dtypes": [torch.float32, torch.int64, torch.bool, torch.float8_e5m2],
-        "deep": __import__("functools").reduce(lambda inner, _: [inner], range(300), 1),
+        "deep": deep,
         "many": list(range(2000)),
         "many tensors": [torch.full((i,), i) for i in range(40)],
-        "big and small": {"image": filled((3, 40, 40), torch.float32), "label": torch.tensor(3), "mask": torch.ones(9).bool()},
+        "big and small": {
+            "image": filled((3, 40, 40), torch.float32),
+            "label": torch.tensor(3),
+            "mask": torch.ones(9).bool(),
+        },
         "two of a size": {"x": torch.randn(600), "y": torch.randn(600)},
         "mixed requires": [grad, grad.detach(), torch.nn.Parameter(base), base],
         "tensor as key": {torch.ones(2): 1},

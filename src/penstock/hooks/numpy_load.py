@@ -25,8 +25,6 @@ _BEHIND = {
     "numpy.lib.format": "read_array read_magic",
     "numpy.lib._format_impl": "read_array read_magic _read_array_header _read_bytes",
 }
-#: In the order of DType in native/tensor/dtype.h; None: numpy has no such dtype, and no .npy file holds it.
-_DTYPES = "u1 i1 i2 i4 i8 f2 f4 f8 - ? - c8 c16 u2 u4 u8 - - - - -"
 
 
 def load(
@@ -40,7 +38,7 @@ def load(
 ) -> Any:
     """Return what numpy.load returns for the same arguments, or Refused; see penstock.hooks.numpy_load.
 
-    A file object is left where numpy.load leaves it; one of a refusal is where it was. Nothing is raised.
+    A file object is left where numpy.load leaves it; one of a refusal is where it was.
     """
     if mmap_mode is not None:
         return Refused("it is told to map the file (mmap_mode=)")
@@ -90,6 +88,6 @@ _behind = Functions(_BEHIND)
 _assigns = _assigns_shapes()
 _loader = _native.NumpyLoader(
     np.empty,
-    [None if name == "-" else np.dtype(name) for name in _DTYPES.split()],
+    [np.dtype(name) if name in np.sctypeDict else None for name in _native.DTYPES],  # None: in no .npy file
     Refused,
 )

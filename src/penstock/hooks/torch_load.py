@@ -31,13 +31,9 @@ _BEHIND = {
     "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
     "torch._weights_only_unpickler": "Unpickler load _get_user_allowed_globals _read_global_instruction",
 }
-#: In the order of DType in native/tensor/dtype.h.
-_DTYPES = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 bfloat16 bool complex32 complex64 complex128 uint16 uint32 "
-    "uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-)
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_by_default = torch.serialization._default_to_weights_only(None)
 _CPU = torch.device("cpu")
 _environment = os.environ._data  # type: ignore[attr-defined]  # os.getenv costs a microsecond
 _local = torch.serialization._serialization_tls
@@ -60,15 +56,15 @@ def load(
 ) -> Any:
     """Return what torch.load returns for the same arguments, or Refused; see penstock.hooks.torch_load.
 
-    A file object is left where torch.load leaves it; one of a refusal is where it was. Nothing is raised, and nothing
-    that a file names is looked up or called.
+    A file object is left where torch.load leaves it; one of a refusal is where it was. Nothing that a file names is
+    looked up or called.
     """
     if pickle_module is not None or pickle_load_args:
         return Refused("it is told how to unpickle")
     anywhere = map_location is not None
     if anywhere and not _is_cpu(map_location):
         return Refused("it is told a device")
-    if weights_only is not True and (weights_only is not None or _FORCED in _environment):
+    if not (weights_only is True or (weights_only is None and _by_default)) or _FORCED in _environment:
         return Refused("it may unpickle any object (weights_only=False)")
     if mmap is not None and mmap is not False:
         return Refused("it is told to map the file (mmap=)")
@@ -80,10 +76,14 @@ def load(
     given = content_of(f)
     if given is None:
         path = os.fspath(f) if isinstance(f, os.PathLike) else None
-        return _load_path(path, anywhere) if isinstance(path, str) else Refused(f"it reads from a {type(f).__qualname__}")
+        return (
+            _load_path(path, anywhere) if isinstance(path, str) else Refused(f"it reads from a {type(f).__qualname__}")
+        )
     content, start = given
-    read = _loader.bytes if isinstance(content, bytes) else _loader.descriptor
-    found, end = read(content, start, anywhere)
+    if isinstance(content, bytes):
+        found, end = _loader.bytes(content, start, anywhere)
+    else:
+        found, end = _loader.descriptor(content, start, anywhere)
     if type(found) is not Refused:
         f.seek(end)
     return found
@@ -136,7 +136,7 @@ def _settings_changed() -> bool:
 def _watched() -> list[Any]:
     """Return torch's entries of the settings that change how torch loads; nothing where they cannot be told."""
     try:
-        entries = [config._config[name] for name in ("load.mmap", "load.endianness")]
+        entries = [vars(config)["_config"][name] for name in ("load.mmap", "load.endianness")]
         plain = all(
             hasattr(entry, "user_override") and entry.env_value_force is entry.env_value_default is _UNSET
             for entry in entries
@@ -153,7 +153,7 @@ def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, 
 
 _loader = _native.TorchLoader(
     torch.Tensor.__dlpack_c_exchange_api__,
-    [getattr(torch, name) for name in _DTYPES.split()],
+    [getattr(torch, name) for name in _native.DTYPES],
     _view,
     torch._utils._rebuild_parameter,
     torch.Size,
