@@ -72,8 +72,9 @@ class PickledObjects {
   [[nodiscard]] const std::vector<PickledStorage>& storages() const { return storages_; }
 
  private:
-  class Machine;
+  class Machine;  // pickle_machine.cc
 
+  const char* run(std::string_view pickle, const StorageRecords& records);
   const char* mark_wanted();
 
   std::vector<PickledObject> objects_;

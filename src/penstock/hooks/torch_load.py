@@ -33,7 +33,7 @@ _BEHIND = {
 }
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-_by_default = torch.serialization._default_to_weights_only(None)
+_by_default = bool(torch.serialization._default_to_weights_only(None))  # type: ignore[no-untyped-call]
 _CPU = torch.device("cpu")
 _environment = os.environ._data  # type: ignore[attr-defined]  # os.getenv costs a microsecond
 _local = torch.serialization._serialization_tls
