@@ -254,8 +254,7 @@ class TorchLoader {
     try {
       return {Making(makers_, file).result(), file.end()};
     } catch (nb::python_error& error) {  // torch.load has the same error, or a better one
-      error.restore();
-      PyErr_Clear();
+      if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C
       return {refuse("its objects cannot be made", {}), 0};
     }
   }

@@ -364,6 +364,8 @@ class PickledObjects::Machine {
     if (found == kNoObject) {
       found = static_cast<std::uint32_t>(out_.storages_.size());
       out_.storages_.push_back({kind.dtype, kind.name == 1, false, location.text == "cpu", 0, at->range});
+    } else if (bytes == 0) {
+      return "it holds an empty storage twice";  // one storage or two, by the release of torch
     } else if (out_.storages_[found].dtype != kind.dtype || out_.storages_[found].untyped != (kind.name == 1)) {
       return "it holds a storage under two element types";
     }

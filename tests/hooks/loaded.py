@@ -185,7 +185,11 @@ def random_object(draw: random.Random, depth: int = 4, known: list[Any] | None =
 
 
 def _random_tensor(draw: random.Random, known: list[Any]) -> torch.Tensor:
-    tensors = [one for one in known if type(one) is torch.Tensor and one.dim() and not one.requires_grad]
+    tensors = [
+        one
+        for one in known
+        if type(one) is torch.Tensor and one.dim() and one.untyped_storage().nbytes() and not one.requires_grad
+    ]
     if tensors and draw.random() < 0.4:
         base = draw.choice(tensors)
         return draw.choice([base.t() if base.dim() == 2 else base, base[: base.shape[0] // 2], base[1:], base[::2]])

@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch.utils.serialization import config
 
+from penstock import _native
 from penstock.hooks.refused import Refused
 from penstock.hooks.torch_load import load
 from tests.corrupt import archive_of, saved
@@ -127,6 +128,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "storage": (lambda: torch.randn(3).untyped_storage(), "storage"),
     "class": (lambda: OrderedDict, "function or a class"),
     "9-d": (lambda: torch.zeros((1,) * 9), "form"),
+    "empty views": (lambda: torch.empty(0, 4).split(2, 1), "twice"),
     "counter": (lambda: Counter("aab"), "Counter"),
     "path": (lambda: [pathlib.PurePosixPath("x")], "pathlib"),
     "bytearray": (lambda: bytearray(b"ab"), "bytearray"),
@@ -429,6 +431,21 @@ def test_threads(tmp_path: pathlib.Path) -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def failing(error: type[BaseException]) -> Any:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    dtypes = [getattr(torch, name) for name in _native.DTYPES]
+    api = torch.Tensor.__dlpack_c_exchange_api__
+    return _native.TorchLoader(api, dtypes, fail, fail, torch.Size, OrderedDict, fail, Refused)
+
+
+def test_errors_while_objects_are_made(file: str) -> None:
+    assert type(failing(RuntimeError).path(file, False)) is Refused
+    with pytest.raises(KeyboardInterrupt):
+        failing(KeyboardInterrupt).path(file, False)
 
 
 def test_after_fork(file: str) -> None:
