@@ -1,24 +1,32 @@
-// A reader that each thread keeps from call to call.
+// A reader for one call, kept for the next one.
 //
-// Threads: each has its own. Memory: freed when the thread ends.
+// Threads: any that holds Python's lock, both when an Own is made and when it ends. Memory: at most kIdle readers are
+// kept, each trimmed; they are never freed, as threads may be reading still when the process ends.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace penstock {
 
-// The Reader of this thread, which is trimmed afterwards. It is taken out while it is used: Python code that runs
-// meanwhile in the same thread, a destructor say, may need one too. Throws std::bad_alloc.
+// Nobody else has the Reader meanwhile: Python code that runs in the same thread, a destructor say, gets another one.
+// Throws std::bad_alloc.
 template <class Reader>
 class Own {
  public:
-  Own() : reader_(std::move(idle_)) {
-    if (!reader_) reader_ = std::make_unique<Reader>();
+  Own() {
+    if (idle().empty()) {
+      reader_ = std::make_unique<Reader>();
+    } else {
+      reader_ = std::move(idle().back());
+      idle().pop_back();
+    }
   }
   ~Own() {
     reader_->trim();
-    idle_ = std::move(reader_);
+    if (idle().size() < kIdle) idle().push_back(std::move(reader_));
   }
   Own(const Own&) = delete;
   Own& operator=(const Own&) = delete;
@@ -26,8 +34,18 @@ class Own {
   Reader& operator*() const { return *reader_; }
 
  private:
+  static constexpr std::size_t kIdle = 32;
+
+  static std::vector<std::unique_ptr<Reader>>& idle() {
+    static auto& all = *[] {
+      auto* const made = new std::vector<std::unique_ptr<Reader>>;
+      made->reserve(kIdle);  // push_back() does not throw
+      return made;
+    }();
+    return all;
+  }
+
   std::unique_ptr<Reader> reader_;
-  static inline thread_local std::unique_ptr<Reader> idle_;
 };
 
 }  // namespace penstock

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-constexpr std::size_t kKeptScratch = 16u << 20;
+constexpr std::size_t kKeptScratch = 4u << 20;
 constexpr std::size_t kMaxGuessed = 16u << 20;  // larger arrays are not worth one that is allocated in vain
 
 }  // namespace

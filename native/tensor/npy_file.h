@@ -1,7 +1,7 @@
 // The array of a .npy file, read into memory of the caller's where that has the right size, else into the reader's own.
 //
 // Format: npy_header.h. Threads: an NpyFile belongs to one thread at a time. Memory: it owns its scratch and reuses it
-// from file to file; more than 16 MiB are given back by trim().
+// from file to file; more than 4 MiB are given back by trim().
 #pragma once
 
 #include <array>

@@ -11,7 +11,7 @@
 namespace penstock {
 namespace {
 
-constexpr std::size_t kKeptScratch = 16u << 20;
+constexpr std::size_t kKeptScratch = 4u << 20;
 constexpr std::size_t kKeptObjects = 1u << 14;
 constexpr std::string_view kZipMagic{"PK\x03\x04", 4};
 

@@ -1,7 +1,7 @@
 // A torch.save file of any structure, read into memory: the objects that it holds and the bytes of their storages.
 //
 // Threads: a SavedFile belongs to one thread at a time. Memory: it owns its scratch, which it reuses from file to file
-// (more than 16 MiB are given back), and each storage's bytes, until their Block is moved out.
+// (more than 4 MiB are given back), and each storage's bytes, until their Block is moved out.
 #pragma once
 
 #include <cstddef>
