@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from penstock.hooks.refused import Refused
+from penstock.hooks.torch_load import load
+
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.bfloat16, torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
@@ -198,3 +201,15 @@ def _random_tensor(draw: random.Random, known: list[Any]) -> torch.Tensor:
     if made.dtype == torch.float32 and draw.random() < 0.3:
         made = torch.nn.Parameter(made) if draw.random() < 0.5 else made.requires_grad_()
     return made
+
+
+def answered(*arguments: Any, **options: Any) -> Any:
+    found = load(*arguments, **options)
+    assert type(found) is not Refused, found
+    return found
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    found = load(*arguments, **options)
+    assert type(found) is Refused, found
+    return found.reason
