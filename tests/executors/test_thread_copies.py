@@ -386,7 +386,7 @@ def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: p
             )
 
     monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     opened: list[Any] = []
     loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
     assert torch.cat(list(loader)).tolist() == list(range(48))

@@ -307,13 +307,13 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
         return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
 
     def run(share: float, *, go_on_with: float) -> list[Any]:
-        monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", share)
+        monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", share)
         loader = penstock.DataLoader(Made(make, 400), 4, num_workers=workers, worker_method="thread", seed=1)
         batches = iter(loader)
         got = []
         for number in range(100):
             if number == 50:
-                monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", go_on_with)
+                monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", go_on_with)
             got.append(next(batches))
         return got
 
@@ -347,10 +347,10 @@ def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkey
         asked.append(fetch)
         return not bound
 
-    monkeypatch.setattr("penstock.executors.workers.crew.can_be_copied", can_be_copied)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.can_be_copied", can_be_copied)
     monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", 1e9)
-    monkeypatch.setattr("penstock.executors.workers.crew.COPY_SECONDS", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 1e9)
     here = threading.get_ident()
 
     def by_caller() -> list[bool]:
@@ -361,7 +361,7 @@ def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkey
 
     assert any(by_caller()) is not bound
     assert not bound or len(asked) <= 1
-    monkeypatch.setattr("penstock.executors.workers.crew.COPY_SECONDS", 0)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 0)
     assert not any(by_caller())
 
 

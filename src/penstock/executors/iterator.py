@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
+from penstock.executors.cursor import SamplerCursor
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Positions
@@ -102,13 +102,11 @@ class Pass(_BaseDataLoaderIter):
         self._persistent_workers = means.persistent
         self._timeout = means.timeout
         self._num_yielded = 0
-        self._course = Course(iter(()), None, 0, 0)
+        self._begin_with(Course(iter(()), None, 0, 0))
         self._open = False
         self._exhausted = False
         self._reads_ahead = bool(means.workers) and means.ahead
         """Batches are made that the user has not asked for yet."""
-        self._queue: deque[Any] = deque()
-        self._forget_given()
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
@@ -206,39 +204,10 @@ class Pass(_BaseDataLoaderIter):
     def _end_pass(self) -> None:
         self.close()
 
-    def _forget_given(self) -> None:
-        self._given: deque[tuple[Any, Positions]] = deque()  # what the sampler gave and is not in flight: at most one
-        self._cut = False  # an interrupt came from within the sampler
-        self._count = 0  # of what the sampler gave
-        self._back: deque[Delivery] = deque()  # of batches that did not reach their caller
-
-    def _take(self) -> tuple[Any, Positions] | None:
-        """Return what the sampler gives next, and its positions; again, until `_took` is called. None: the end."""
-        if not self._given:
-            try:  # in one step of the interpreter, so that an interrupt comes before it or after it
-                self._given.extend(islice(self._course.batches, 1))
-            except Exception:
-                raise
-            except BaseException as error:  # with a frame behind this one it came from within the sampler
-                self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-                raise
-            if not self._given:
-                if self._cut and self._count != self._course.length:  # an interrupted generator is at its end
-                    raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
-                return None
-            self._cut = False
-            self._count += 1
-        return self._given[0]
-
-    def _took(self, given: tuple[Any, Positions]) -> None:
-        """Take note that what `_take` returned is in flight."""
-        if self._given and self._given[0] is given:
-            self._given.clear()
-
     def _ask(self, queue: deque[Any], batch: Batch) -> bool:
         """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
         try:
-            batch.given = self._take()
+            batch.given = self._cursor.take()
         except Exception as error:
             batch.error = error
         if batch.given is None and batch.error is None:
@@ -253,7 +222,7 @@ class Pass(_BaseDataLoaderIter):
         if batch.settled:
             return
         if batch.given is not None:
-            self._took(batch.given)
+            self._cursor.taken(batch.given)
             self._begin(batch)
         batch.settled = True
 
@@ -265,22 +234,25 @@ class Pass(_BaseDataLoaderIter):
 
     def _start(self, course: Course, *, eager: bool) -> None:
         """Begin a pass. eager: ask for batches now, not when the first one is asked for."""
-        self._queue = deque()
+        self._begin_with(course)
         self._exhausted = False
-        self._course = course
         self._num_yielded = 0
-        self._forget_given()
         self._open = True
         if eager:
             self._refill(self._queue)
+
+    def _begin_with(self, course: Course) -> None:
+        """Forget the batches in flight and those that did not reach their caller."""
+        self._queue: deque[Any] = deque()
+        self._course, self._cursor = course, SamplerCursor(course.batches, course.length)
+        self._back: deque[Delivery] = deque()
 
     def close(self) -> None:
         """End the threads and the pass. Batches in flight are dropped."""
         if self._end is not None:
             self._end()
         self._open = False
-        self._queue = deque()
-        self._forget_given()
+        self._begin_with(self._course)
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
         self.close()

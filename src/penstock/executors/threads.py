@@ -135,7 +135,7 @@ class Fetching(Pass):
         assert batch.given is not None
         if batch.task is None:
             given, positions = batch.given
-            batch.number = self._count - 1
+            batch.number = self._cursor.count - 1
             batch.owner = self._owners[0] if self._owners else None
             task = Task(given, self._course.seed, self._course.epoch, positions)
             try:
