@@ -9,7 +9,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
 from penstock.executors.method import and_join
 from penstock.executors.selection import Executors, can_pin, reads_ahead
-from penstock.executors.workers.own_fetch import copies_told
+from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.rest import Rest
@@ -90,7 +90,9 @@ class Explained:
                 "transforms are known: same elements, same draws"
             )
         if threads:
-            yield copies_told(executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset)
+            yield describe_copies(
+                executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset
+            )
         seeded = settings.seed is not None and not settings.iterable
         if seeded:
             yield (

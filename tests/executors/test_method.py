@@ -16,7 +16,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.fetch import Fetch
-from penstock.executors.measure import Found, Speed, Trial, try_both
+from penstock.executors.measure import Measurement, Speed, Trial, try_both
 from penstock.executors.method import LIMIT_SECONDS, Choice, choose
 from penstock.settings import Method
 from penstock.system.randomness import drawn_from, states
@@ -31,8 +31,8 @@ def chosen(loader: Any) -> str:
     return str(line.removeprefix("chosen").strip())
 
 
-def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Found:
-    return Found(draws, 0.5, processes, threads)
+def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Measurement:
+    return Measurement(draws, 0.5, processes, threads)
 
 
 @pytest.mark.parametrize(

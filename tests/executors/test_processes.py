@@ -30,7 +30,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.processes import Processes
-from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.system.cgroup import Memory, memory
 from tests.waiting import wait_until
 
@@ -270,6 +270,12 @@ def test_persistent_workers_after_an_early_break() -> None:
     assert iterator.reusable
 
 
+def done_since(iterator: Processes) -> float:
+    """Return for how many seconds worker 0 has been done with what it was given."""
+    progress = iterator._board.progress(0)
+    return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
+
+
 # A worker that dies.
 
 
@@ -345,7 +351,7 @@ def test_killed_while_idle(persistent: bool) -> None:
     iterator = processes(loader)
     next(iterator)
     worker = iterator._workers[0]
-    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
     wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
     text = died(iterator)
@@ -360,7 +366,7 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
 def test_what_is_in_the_queue_already_is_handed_out() -> None:
     iterator = processes(loader_of(Numbers(), num_workers=1, prefetch_factor=6, collate_fn=plain))
     worker = iterator._workers[0]
-    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
     wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
     assert list(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
@@ -630,7 +636,7 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
             Untold(),
             None,
         ):
-            begin(Stage.GETITEM, index)
+            begin(WorkerStage.GETITEM, index)
             record = board.progress(1)
             found.append(
                 (re.sub(" at 0x.*", "", record.index) if isinstance(record.index, str) else record.index, record.exact)
@@ -638,8 +644,8 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
         os._exit(0 if found == RECORDS else 1)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (board.progress(1).stage, board.progress(1).index) == (Stage.GETITEM, None)
-        assert board.progress(0).stage is Stage.STARTING
+        assert (board.progress(1).stage, board.progress(1).index) == (WorkerStage.GETITEM, None)
+        assert board.progress(0).stage is WorkerStage.STARTING
         with contextlib.suppress(OSError):
             os.rmdir(board.folder(1))
     finally:

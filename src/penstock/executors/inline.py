@@ -29,9 +29,9 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
 
     Args:
         loader: a torch DataLoader with num_workers=0.
-        batches: what its sampler gives; None: it is asked by torch.
+        batches: what the loader's sampler gives; None: torch's iterator calls the sampler.
         composes: each Compose that the dataset calls runs natively.
-        streams: where the dataset is that says so itself.
+        streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
     """
@@ -70,7 +70,7 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
 
     @_base_seed.setter
     def _base_seed(self, drawn: int) -> None:
-        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        # torch's __init__ has drawn the seed, and calls iter() next. The dataset's state may be that of a generator.
         self._base = drawn
         if self._given is not None:
             if self._batches is not None and self._mid_epoch:

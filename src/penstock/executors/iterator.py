@@ -48,7 +48,7 @@ class Course:
     seed: int
     epoch: int
     promised: int | None = None
-    """What len() of an iterable dataset said, where the loader was asked for its length."""
+    """The length of an iterable dataset, where a program has called len() of the loader."""
     dataset: str = ""
     """The repr of that dataset."""
 
@@ -58,7 +58,7 @@ class Means:
     """What a pass works with, from its loader."""
 
     workers: int
-    """Threads; 0 does everything in the caller's thread, when it is asked for."""
+    """Threads; 0: the caller's thread does all work, in next()."""
     in_flight: int | None
     """Batches in flight; None: chosen by their size."""
     buffers: Buffers
@@ -67,7 +67,7 @@ class Means:
     timeout: float = 0
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True
-    """Batches may be asked of the sampler before the user asks for them."""
+    """Batches may be taken from the sampler before the user calls next() for them."""
     persistent: bool = False
     """The iterator is used for the next pass too."""
 
@@ -106,7 +106,7 @@ class Pass(_BaseDataLoaderIter):
         self._open = False
         self._exhausted = False
         self._reads_ahead = bool(means.workers) and means.ahead
-        """Batches are made that the user has not asked for yet."""
+        """Batches are begun before the user calls next() for them."""
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
@@ -118,11 +118,11 @@ class Pass(_BaseDataLoaderIter):
 
     @abstractmethod
     def _new_batch(self) -> Any:
-        """Return an empty Batch, to be asked for."""
+        """Return an empty Batch."""
 
     @abstractmethod
     def _begin(self, batch: Any) -> None:
-        """Begin to make a batch of what the sampler gave: again after an interrupt, once it was begun."""
+        """Begin to make a batch of what the sampler gave. After an interrupt the same batch comes a second time."""
 
     @abstractmethod
     def _depth(self, queue: deque[Any]) -> int:
@@ -140,7 +140,7 @@ class Pass(_BaseDataLoaderIter):
         """Return a batch as its user gets it."""
 
     def _prepare(self) -> None:
-        """Do what comes before batches are asked for."""
+        """Do what comes before the sampler is called."""
 
     def _delivery(self, batch: Any, out: Any, waited: float) -> Delivery:
         """Return the delivery of a batch."""
@@ -170,7 +170,7 @@ class Pass(_BaseDataLoaderIter):
         except Exception:
             self._drop(batch)
             raise
-        if self._reads_ahead:  # without workers nothing is done before it is asked for
+        if self._reads_ahead:  # without workers nothing is done ahead
             self._refill(queue, done=1)
         delivery = self._delivery(batch, out, time.perf_counter() - started)
         handed.append((batch, delivery))
@@ -205,7 +205,7 @@ class Pass(_BaseDataLoaderIter):
         self.close()
 
     def _ask(self, queue: deque[Any], batch: Batch) -> bool:
-        """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
+        """Put what the sampler gives next, or its error, into a queue. False: the sampler is at its end."""
         try:
             batch.given = self._cursor.take()
         except Exception as error:
@@ -218,7 +218,7 @@ class Pass(_BaseDataLoaderIter):
         return True
 
     def _settle(self, batch: Batch) -> None:
-        """Begin a batch that is in a queue; again, after an interrupt, or for another plan."""
+        """Begin a batch that is in a queue: after an interrupt, or for another plan, a second time."""
         if batch.settled:
             return
         if batch.given is not None:
@@ -233,7 +233,7 @@ class Pass(_BaseDataLoaderIter):
         self._end = weakref.finalize(self, crew.close)
 
     def _start(self, course: Course, *, eager: bool) -> None:
-        """Begin a pass. eager: ask for batches now, not when the first one is asked for."""
+        """Begin a pass. eager: batches are begun now, not at the first next()."""
         self._begin_with(course)
         self._exhausted = False
         self._num_yielded = 0

@@ -41,7 +41,7 @@ class Job:
 
     @property
     def eager(self) -> bool:
-        """Whether work begins before the first batch is asked for."""
+        """Whether work begins before the first next()."""
         return not self.settings.on_demand
 
     @property

@@ -68,7 +68,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """What a trial has found so far."""
 
     draws: tuple[str, ...]
@@ -87,7 +87,7 @@ def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
         return drawn_from(before)
 
 
-def try_both(trial: Trial) -> Iterator[Found]:
+def try_both(trial: Trial) -> Iterator[Measurement]:
     """Yield what is found, more and more of it. Raises what the dataset raises.
 
     The process that calls it must be one that ends then: workers are forked, samples are fetched.
@@ -100,7 +100,7 @@ def try_both(trial: Trial) -> Iterator[Found]:
     with kept():
         trial.fetch.sample(task, next(indices))
     seconds = time.perf_counter() - began
-    yield Found(draws, seconds)
+    yield Measurement(draws, seconds)
     if seconds > SLOW_SECONDS:
         return
     count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
@@ -116,7 +116,7 @@ def try_both(trial: Trial) -> Iterator[Found]:
                 Speed(max(0.0, first - batches.count * seconds), run.best)
                 for run, first in zip(runs, firsts, strict=True)
             ]
-            yield Found(draws, seconds, *speeds)
+            yield Measurement(draws, seconds, *speeds)
             if spent > BUDGET_SECONDS:
                 break  # samples so slow that a round tells enough
     finally:

@@ -27,7 +27,7 @@ from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Course, IndexedPass, Means, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
-from penstock.executors.workers.native import InFlight, Workers
+from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
@@ -89,13 +89,13 @@ class Filling(IndexedPass):
         if self._looks_first and not self._plan.still():
             self._plan_anew()
 
-    def _new_batch(self) -> InFlight:
-        return InFlight(key=(self._course.seed, self._course.epoch))
+    def _new_batch(self) -> NativeBatch:
+        return NativeBatch(key=(self._course.seed, self._course.epoch))
 
-    def _depth(self, queue: deque[InFlight]) -> int:
+    def _depth(self, queue: deque[NativeBatch]) -> int:
         return self._target
 
-    def _ready(self, queue: deque[InFlight]) -> InFlight:
+    def _ready(self, queue: deque[NativeBatch]) -> NativeBatch:
         batch = queue[0]
         if batch.error is None and (failures := self._finish(batch)):
             batch.error = error_of(self._plan, batch, failures)
@@ -109,7 +109,7 @@ class Filling(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = Workers(plan, self._threads, self._means.meter)
+        self._crew = NativeCrew(plan, self._threads, self._means.meter)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
@@ -142,16 +142,16 @@ class Filling(IndexedPass):
         for batch in queue:
             self._settle(batch)
 
-    def _begin_again(self, batch: InFlight) -> None:
+    def _restart_batch(self, batch: NativeBatch) -> None:
         batch.unsettle()
         self._settle(batch)
 
-    def _meet_other_samples(self, batch: InFlight) -> bool:
+    def _meet_other_samples(self, batch: NativeBatch) -> bool:
         """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
 
         In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
         """
-        now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
+        now = NativeBatch(indices=batch.indices, leaves=batch.leaves, local=batch.local)
         try:
             if self._live:
                 self._resolve(now)
@@ -163,7 +163,7 @@ class Filling(IndexedPass):
         except Exception:  # it is raised when the batch begins anew
             pass
         self._retired(batch)
-        self._begin_again(batch)
+        self._restart_batch(batch)
         return True
 
     # --- submitting -----------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Filling(IndexedPass):
             return max(1, self._means.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
-    def _begin_indices(self, batch: InFlight) -> None:
+    def _begin_indices(self, batch: NativeBatch) -> None:
         if self._fetch is not None:
             batch.other = batch.wanted.tolist()
             return
@@ -190,11 +190,11 @@ class Filling(IndexedPass):
         self._resolve(batch)
         self._submit(batch)
 
-    def _resolve(self, batch: InFlight) -> None:
+    def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
 
-    def _submit(self, batch: InFlight) -> None:
+    def _submit(self, batch: NativeBatch) -> None:
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -227,7 +227,7 @@ class Filling(IndexedPass):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def _finish(self, batch: InFlight) -> list[_native.Failure]:
+    def _finish(self, batch: NativeBatch) -> list[_native.Failure]:
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
         for times in count():
             if batch.number < 0:
@@ -251,7 +251,7 @@ class Filling(IndexedPass):
             self._submit(batch)
         return []
 
-    def _wait(self, batch: InFlight) -> None:
+    def _wait(self, batch: NativeBatch) -> None:
         if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
             self._pool.run_here(batch.number)
         if self._threads == 0:
@@ -267,20 +267,20 @@ class Filling(IndexedPass):
     def _stuck(self) -> str:
         """Return what each thread is at."""
         at = [(*busy, "natively") for busy in self._pool.busy()] + [(*busy, "by Python") for busy in self._crew.busy()]
-        told = []
+        lines = []
         for number, position, seconds, how in at:
             batch = self._crew.batches.get(number)
             if batch is not None:
                 name, path = identify(self._plan, batch, position)
-                told.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+                lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
         return (
             f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
             "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
-            + "\n".join(told or ["No thread is at work."])
+            + "\n".join(lines or ["No thread is at work."])
         )
 
-    def _retired(self, batch: InFlight) -> list[_native.Failure]:
-        """Return what failed in a batch that is done; again, after an interrupt."""
+    def _retired(self, batch: NativeBatch) -> list[_native.Failure]:
+        """Return what failed in a batch that is done; after an interrupt, a second time."""
         if not batch.retired:
             batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
         self._crew.batches.pop(batch.number, None)
@@ -292,7 +292,7 @@ class Filling(IndexedPass):
         moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
         return sorted([*failures, *moved], key=operator.itemgetter(0))
 
-    def _assemble(self, batch: InFlight) -> Any:
+    def _assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
@@ -306,7 +306,7 @@ class Filling(IndexedPass):
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
 
-    def _by_python(self, batch: InFlight) -> Any:
+    def _by_python(self, batch: NativeBatch) -> Any:
         """Return the batch that the dataset itself gives."""
         if self._fetch is None:
             out = as_torch_would(self._plan.dataset, batch.other)
@@ -319,7 +319,7 @@ class Filling(IndexedPass):
 
     # --- failures -------------------------------------------------------------------------------------------
 
-    def _learn(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+    def _learn(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Take over the rows' shape from a batch whose samples agree on another one; False: they do not.
 
         Where bad samples are replaced, the shape that most samples of the first batch have is the right one.
@@ -337,7 +337,7 @@ class Filling(IndexedPass):
         self._fields = learned
         return True
 
-    def _replace(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+    def _replace(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
         if self._substitutes is None:
             return False
@@ -349,8 +349,8 @@ class Filling(IndexedPass):
         self._resolve(batch)
         return True
 
-    def _put_others(self, batch: InFlight, positions: list[int]) -> bool:
-        """Draw a sample that is not known as bad for each of these positions; False: there is none for one of them."""
+    def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:
+        """Draw a sample that is not known as bad for each of these positions; False: none is left for one of them."""
         assert self._substitutes is not None
         task = Task(batch.wanted, self._course.seed, self._course.epoch)
         indices = batch.indices.copy()
@@ -364,8 +364,8 @@ class Filling(IndexedPass):
         return True
 
 
-def _was_interrupted(batch: InFlight) -> bool:
-    """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
+def _was_interrupted(batch: NativeBatch) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample, which is then read a second time."""
     return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
 
 

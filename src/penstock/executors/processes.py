@@ -13,7 +13,7 @@ from penstock.sources.naming import name_of
 
 
 class ProcessExecutor:
-    """Torch's worker processes, where Python reads the dataset and nobody asked for threads."""
+    """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
 
     kind = Processes
 

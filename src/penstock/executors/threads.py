@@ -40,7 +40,7 @@ class Fetching(Pass):
         in_order: batches are handed out in the sampler's order.
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
-        streams: where the dataset is that says so itself; they are told of the batches that come.
+        streams: the states of a dataset that has a state_dict(); the pass reports to them each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
     """
 
@@ -245,7 +245,7 @@ class ThreadExecutor:
     kind = Fetching
 
     def accepts(self, job: Job) -> bool:
-        """Return whether threads read the dataset, or torch's own iterator could not do what is asked of a sample."""
+        """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
         settings = job.settings
         if isinstance(job.plan, NativePlan):
             return False

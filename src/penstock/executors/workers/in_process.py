@@ -9,13 +9,13 @@ from typing import Any
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import Stating, state_of, tell_dataset
 
 
-class Tasked:
+class TaskDataset:
     """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
 
     Args:
@@ -40,9 +40,9 @@ class Tasked:
         try:
             batch = self.fetch.load(task)
         except Exception:  # which torch sends; what else is raised ends the process here
-            self.begin(Stage.DONE, None)
+            self.begin(WorkerStage.DONE, None)
             raise
-        self.begin(Stage.DONE, None)
+        self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
         if self._states is None and not bad:
             return batch
@@ -51,14 +51,14 @@ class Tasked:
     __getitems__ = __getitem__
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     """Return a batch that is collated: the collate_fn of torch's worker."""
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
+class WorkerStart:
+    """The worker_init_fn that torch's worker calls: before the user's, it sets up Penstock's parts of the worker."""
 
     board: Board
     init: Callable[[int], Any] | None
@@ -68,19 +68,19 @@ class Start:
         if self.composes:
             natively_in_this_process()
         begin = self.board.report(worker)
-        begin(Stage.INIT, None)
+        begin(WorkerStage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
-        if isinstance(tasked, Tasked):
+        if isinstance(tasked, TaskDataset):
             tasked.begin = tasked.fetch.note = begin
         if isinstance(tasked, Stating):
             tasked.worker = worker
-        if isinstance(tasked, Tasked | Stating):
+        if isinstance(tasked, TaskDataset | Stating):
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
-        if isinstance(tasked, Tasked):
+        if isinstance(tasked, TaskDataset):
             tasked.go_on(worker)
-        begin(Stage.DONE if isinstance(tasked, Tasked) else Stage.ITERATING, None)
+        begin(WorkerStage.DONE if isinstance(tasked, TaskDataset) else WorkerStage.ITERATING, None)
 
 
 def _with_dataset(info: Any, dataset: Any) -> Any:

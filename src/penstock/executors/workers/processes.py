@@ -29,10 +29,10 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.torch_pass import LoaderView, TorchPass
 from penstock.executors.workers.autopsy import Identify, clear_away, end
-from penstock.executors.workers.in_process import Start, Tasked, as_it_is
+from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.queues import Failing, close_unread, is_ending
-from penstock.executors.workers.results import Context
+from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
+from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Meter
 from penstock.order.ahead import Arrivals
@@ -63,7 +63,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
         batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then, with positions;
             None: iter().
-        streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
+        streams: the states of a dataset that has a state_dict(), by worker; each batch that comes is reported to them.
         base_seed: of the first pass, in the place of the one that torch draws; None: that one.
         identify: returns (ID, path) of a sample's index; for messages only.
         meter: counts getitem, collate and iterate (over an iterable dataset).
@@ -105,7 +105,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         self._watch = WorkerWatch(self._board, identify)
         self._meter, self._stages = meter or Meter(), self._board.stages
         self._meter.open(self._stages)
-        self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
+        self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
         self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batched=fetch.batched)
         super().__init__(self._view(loader, fetch, composes))
@@ -121,14 +121,14 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
                 settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
                 init = functools.partial(_sharding_worker_init_fn, init, *settings)
             states = None if self.streams is None else self.streams.states()
-            replaced["dataset"] = Tasked(fetch, loader.dataset, states)
-            replaced["collate_fn"] = as_it_is
+            replaced["dataset"] = TaskDataset(fetch, loader.dataset, states)
+            replaced["collate_fn"] = identity
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
             keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
             stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
-        replaced["worker_init_fn"] = Start(self._board, init, composes)
+        replaced["worker_init_fn"] = WorkerStart(self._board, init, composes)
         return LoaderView(loader, **replaced)
 
     def follow(self, streams: Streams | None) -> None:
@@ -278,7 +278,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 
     def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
         """Let torch explain an error of its queue while all workers live."""
-        given, self._data_queue = self._data_queue, Failing(error)  # type: ignore[assignment]
+        given, self._data_queue = self._data_queue, FailingQueue(error)  # type: ignore[assignment]
         try:
             return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
         finally:
