@@ -140,7 +140,7 @@ class Board:
         return begin
 
     def _leave_stacks(self, worker: int) -> None:
-        """Have faulthandler write this process's stacks on the parent's signal, and on a fatal one before torch's handler."""
+        """Have faulthandler write this process's stacks on fatal signals (before torch's handler) and on request."""
         assert self._memory is not None
         file = self._fds[1 + worker]
         if faulthandler.is_enabled():
