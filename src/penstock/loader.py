@@ -23,8 +23,9 @@ from penstock.executors.threads import Fetching
 from penstock.explain import Explained
 from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import checked_seed, deepest
+from penstock.order.batches import deepest
 from penstock.order.epochs import SetEpoch
+from penstock.order.keyed import checked_seed
 from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted

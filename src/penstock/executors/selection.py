@@ -22,8 +22,9 @@ from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor
 from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import draw, settled_at_start
+from penstock.order.batches import settled_at_start
 from penstock.order.epochs import Epochs
+from penstock.order.keyed import draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import Reach
 from penstock.settings import Method, Settings
@@ -160,7 +161,7 @@ class Executors:
         if seed is not None:
             return seed, epoch
         if self._base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-            self._base_seed = draw(settings.draws_from)
+            self._base_seed = draw_seed(settings.draws_from)
         self._base_seed = progress.drawn.setdefault("base", self._base_seed)
         return self._base_seed, epoch
 
