@@ -134,7 +134,7 @@ def _hook(module: str) -> None:
         own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
         done = done and own  # else it is a program's, for now perhaps
         if own and function not in _hooked:
-            _put_into(function, instead, form.__code__)
+            _put_into(function, instead, form)
     if done:
         _complete.add(module)
 
@@ -276,16 +276,16 @@ def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any)
 
 #: By module: the class and the function that draws; what is called in its place, with the draws and the original
 #: function before its arguments; and the form of it.
-_HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.FunctionType], ...]] = {
+_HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...]] = {
     V1: (
-        ("RandomResizedCrop", "get_params", _resized_crop_v1, _of_image_scale_ratio),
-        ("RandomCrop", "get_params", _crop_v1, _of_image_size),
-        ("RandomHorizontalFlip", "forward", _flip_v1("hflip"), _of_self_image),
-        ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image),
+        ("RandomResizedCrop", "get_params", _resized_crop_v1, _of_image_scale_ratio.__code__),
+        ("RandomCrop", "get_params", _crop_v1, _of_image_size.__code__),
+        ("RandomHorizontalFlip", "forward", _flip_v1("hflip"), _of_self_image.__code__),
+        ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image.__code__),
     ),
     V2: (
-        ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs),
-        ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs),
-        ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs),
+        ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
+        ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
+        ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
     ),
 }

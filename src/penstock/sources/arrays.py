@@ -18,7 +18,7 @@ from penstock import _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.integrity import truncated
-from penstock.sources.premises import Holds, all_of, attributes, items, places
+from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -30,9 +30,9 @@ class _Mapped(NamedTuple):
     path: str
     map: mmap.mmap
     first: int
-    """The byte of the file that follows the first row."""
+    """The end of the first row, as an offset in the file."""
     step: int
-    """Bytes from there to the one that follows the next row."""
+    """Bytes from the end of a row to the end of the next."""
     end: int
     """Bytes that the file must have."""
 
@@ -72,10 +72,10 @@ class Arrays(Dataset[tuple[Any, ...]]):
             for path, array in zip(self._given, held, strict=True)
             if isinstance(path, str) and isinstance(array, np.memmap)
         )
-        # Memory that its owner may exchange under the tensor: ndarray.resize(refcheck=False) does.
+        # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
         self._placed: Holds | None = None
         if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
-            self._placed = places(owned)
+            self._placed = same_memory(owned)
 
     def _check(self) -> None:
         for tensor, array in zip(self.tensors, self._given, strict=True):
@@ -86,11 +86,6 @@ class Arrays(Dataset[tuple[Any, ...]]):
                     f"{_describe(array)} has {len(tensor):,} rows, the first array has {len(self.tensors[0]):,}: "
                     "all arrays must have one row a sample"
                 )
-
-    @property
-    def maps_files(self) -> bool:
-        """Whether any of the arrays lies in a file."""
-        return bool(self._files)
 
     def holds(self) -> bool:
         """Return whether the tensors still lie in the memory of the arrays that were given."""
@@ -103,17 +98,14 @@ class Arrays(Dataset[tuple[Any, ...]]):
             self._check()
 
     def lost(self, positions: NDArray[np.int64]) -> list[int]:
-        """Return which of these samples, as places in `positions`, lie beyond the end of a file that was truncated."""
-        short = [(file, size) for file in self._files if (size := file.map.size()) < file.end]
-        if not short:
-            return []
-        gone = np.zeros(len(positions), dtype=bool)
-        for file, size in short:
-            gone |= file.first + file.step * positions > size
-        return np.flatnonzero(gone).tolist()
+        """Return which of these samples, by their places in `positions`, lie beyond the end of a truncated file."""
+        lost = [
+            file.first + file.step * positions > size for file in self._files if (size := file.map.size()) < file.end
+        ]
+        return np.flatnonzero(np.any(lost, axis=0)).tolist() if lost else []
 
     def truncated(self, position: int) -> CorruptSample | None:
-        """Return the error of a sample that lies beyond the end of a file; None: it does not."""
+        """Return the error of a sample that lies beyond the end of a truncated file, else None."""
         for file in self._files:
             size = file.map.size()
             if size < file.end and file.first + file.step * position > size:
@@ -218,9 +210,9 @@ class ArraysSource(Source):
             return native
         return replace(
             native,
-            still=all_of(native.still, attributes(dataset, "transform"), dataset.holds),
+            still=all_of(native.still, same_attributes(dataset, "transform"), dataset.holds),
             unmoved=all_of(native.unmoved, dataset.holds),
-            lost=dataset.lost if dataset.maps_files else None,
+            lost=dataset.lost if dataset._files else None,
             gone=dataset.truncated,
         )
 
@@ -259,8 +251,8 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
         held=InMemory(tuple(tensors)),
-        still=all_of(attributes(dataset, "tensors"), items(tensors), places(tensors)),
-        unmoved=places(aliases),
+        still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
+        unmoved=same_memory(aliases),
     )
 
 

@@ -18,7 +18,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.premises import all_of, places
+from penstock.sources.premises import all_of, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -73,8 +73,10 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
         table=recipe.table,
         recipe=recipe,
         held=InMemory((_as_images(images),), recipe.native, transform is None),
-        still=all_of(transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
-        unmoved=places([alias]),
+        still=all_of(
+            transformed_as_now(dataset, "data", "targets"), same_memory([images]), lambda: len(targets) == number
+        ),
+        unmoved=same_memory([alias]),
     )
 
 

@@ -140,10 +140,9 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        path, label = self.samples[operator.index(index)]  # IndexError past the end
-        position = operator.index(index) % len(self)
-        image: Any = read_image(open_sample(self.paths, position, path), path)
-        target: Any = label
+        index = operator.index(index)
+        target: Any = self.samples[index][1]  # IndexError past the end
+        image: Any = self.read(index % len(self))
         if self.transform is not None:
             image = self.transform(image)
         if self.target_transform is not None:
@@ -211,8 +210,7 @@ class ImageFolderSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        refusal = foreign_decoder()
-        if refusal is not None:
+        if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
         return native_images(

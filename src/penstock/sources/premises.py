@@ -16,6 +16,7 @@ import torch
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
 
 from penstock import _native
+from penstock.recipe.attributes import AttributeState
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
@@ -26,7 +27,7 @@ Holds = Callable[[], bool]
 _ABSENT = object()
 
 
-def attributes(owner: object, *names: str) -> Holds:
+def same_attributes(owner: object, *names: str) -> Holds:
     """Return whether these attributes of an object still are the objects that they are now."""
     held = vars(owner)
     kept = [(name, held.get(name, _ABSENT)) for name in names]
@@ -40,7 +41,7 @@ def attributes(owner: object, *names: str) -> Holds:
     return same
 
 
-def items(owner: Sequence[Any]) -> Holds:
+def same_items(owner: Sequence[Any]) -> Holds:
     """Return whether a sequence still holds the objects that it holds now."""
     kept = list(owner)
     return lambda: len(owner) == len(kept) and all(map(operator.is_, owner, kept))
@@ -60,7 +61,7 @@ def all_of(*premises: Holds) -> Holds:
     return hold
 
 
-def places(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
+def same_memory(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
     """Return whether arrays still lie where they lie now, and are what they are."""
     return all_of(*(_place_of_array(one) if isinstance(one, np.ndarray) else _place(one) for one in arrays))
 
@@ -85,59 +86,21 @@ def _place_of_array(array: np.ndarray) -> Holds:
 
 
 class TransformState:
-    """What the attributes of a transform, and of its parts where it is a Compose, were.
-
-    Objects that are no transforms of torchvision's count as the same while they are the same object.
-    """
+    """What the attributes of a transform, and of all transforms in it, were."""
 
     def __init__(self, transform: object) -> None:
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._containers: list[tuple[Any, Any]] = []
-        self._empty: list[Any] = []  # most are: the hooks of a module
-        self._tensors: list[tuple[torch.Tensor, int]] = []
-        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
-        self._seen: set[int] = set()
-        self._keep(transform)
-        del self._seen
+        self._states: dict[int, tuple[object, AttributeState]] = {}
+        waiting = [transform]
+        while waiting:
+            part = waiting.pop()
+            if _is_transform(part) and id(part) not in self._states:
+                state = AttributeState(part)
+                self._states[id(part)] = part, state
+                waiting += state.objects
 
     def holds(self) -> bool:
-        """Return whether they still are."""
-        try:
-            return (
-                all(held == kept for held, kept in self._attributes)
-                and not any(self._empty)
-                and all(held == kept for held, kept in self._containers)
-                and all(tensor._version == version for tensor, version in self._tensors)
-                and all(np.array_equal(held, kept) for held, kept in self._arrays)
-            )
-        except Exception:  # of a comparison
-            return False
-
-    def _keep(self, value: Any) -> None:
-        if id(value) in self._seen:
-            return
-        if isinstance(value, torch.Tensor):
-            if not value.is_inference():
-                self._tensors.append((value, value._version))
-        elif isinstance(value, np.ndarray):
-            self._arrays.append((value, value.copy()))
-        elif isinstance(value, list | dict | set):
-            self._seen.add(id(value))
-            if value:
-                self._containers.append((value, value.copy()))
-            else:
-                self._empty.append(value)
-            for item in value.values() if isinstance(value, dict) else value:
-                self._keep(item)
-        elif isinstance(value, tuple):
-            for item in value:
-                self._keep(item)
-        elif _is_transform(value):
-            self._seen.add(id(value))
-            held = vars(value)
-            self._attributes.append((held, held.copy()))
-            for item in held.values():
-                self._keep(item)
+        """Return whether the attributes are what they were."""
+        return all(state.same(part) for part, state in self._states.values())
 
 
 def _is_transform(value: object) -> bool:

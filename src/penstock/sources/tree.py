@@ -25,7 +25,7 @@ from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
-from penstock.sources.premises import attributes, items
+from penstock.sources.premises import same_attributes, same_items
 from penstock.sources.sample_reader import Draw, SampleReader
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
@@ -207,7 +207,7 @@ class SubsetNode:
     def __init__(self, subset: Subset[Any], child: Node) -> None:
         self._chosen: Any = subset.indices  # looked at anew for each batch: its elements may be exchanged at any time
         self._child = child
-        self._still = attributes(subset, "indices", "dataset")
+        self._still = same_attributes(subset, "indices", "dataset")
         self.size = len(self._chosen)
 
     def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
@@ -232,7 +232,7 @@ class ConcatNode:
         self._cumulative = list(dataset.cumulative_sizes)
         self._ends = np.asarray(self._cumulative, dtype=np.int64)
         self._children = children
-        self._still = attributes(dataset, "datasets"), items(dataset.datasets)
+        self._still = same_attributes(dataset, "datasets"), same_items(dataset.datasets)
         self.size = int(self._ends[-1])
 
     def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
