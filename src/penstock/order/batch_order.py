@@ -17,6 +17,7 @@ from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
 from penstock.order.rest import Rest
 from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
 from penstock.settings import Settings
+from penstock.system.wording import there_are
 
 #: The kind of an order that comes from a sampler of the user's.
 BY_SAMPLER = "by a sampler"
@@ -109,7 +110,7 @@ class BatchOrder:
         share = self.share() or Share()
         if rank is not None:
             if not 0 <= rank < share.world:
-                raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
+                raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
         order = self.order(seed, checked_epoch(epoch), {}, rest, ahead)
         part = self.schedule(start, share, rest, ahead).part(step)

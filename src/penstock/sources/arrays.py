@@ -20,6 +20,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.integrity import truncated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source
+from penstock.system.wording import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 
@@ -83,8 +84,8 @@ class Arrays(Dataset[tuple[Any, ...]]):
                 raise InvalidOption(f"{_describe(array)} is 0-dimensional: the first dimension is the samples")
             if len(tensor) != len(self.tensors[0]):
                 raise InvalidOption(
-                    f"{_describe(array)} has {len(tensor):,} rows, the first array has {len(self.tensors[0]):,}: "
-                    "all arrays must have one row a sample"
+                    f"{_describe(array)} has {counted(len(tensor), 'row')}, the first array has "
+                    f"{len(self.tensors[0]):,}: all arrays must have one row a sample"
                 )
 
     def holds(self) -> bool:
@@ -110,8 +111,8 @@ class Arrays(Dataset[tuple[Any, ...]]):
             size = file.map.size()
             if size < file.end and file.first + file.step * position > size:
                 return CorruptSample(
-                    f"sample number {position} is not in {file.path} any more: the file has {size:,} bytes now, and "
-                    f"{file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
+                    f"sample number {position} is not in {file.path} any more: the file has {counted(size, 'byte')} "
+                    f"now, and {file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
                     "by renaming another to its name, not by writing into it",
                     sample_id=f"number {position}",
                     path=file.path,
@@ -138,7 +139,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])}" for t in self.tensors)
-        return f"Arrays({len(self):,} samples of {rows})"
+        return f"Arrays({counted(len(self), 'sample')} of {rows})"
 
 
 def _absolute(array: ArrayLike) -> np.ndarray | torch.Tensor | str:
@@ -246,7 +247,7 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
     return NativeSource(
         size=size,
         fields=tuple(fields),
-        steps=(Step(f"gather  {size:,} rows of {', '.join(shapes)}", "native"),),
+        steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
         identify=numbered,
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],

@@ -20,6 +20,7 @@ from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
 from penstock.sources.premises import all_of, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+from penstock.system.wording import counted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -60,7 +61,7 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
     transform, targets = dataset.target_transform, dataset.targets
     number = len(targets)
     alias = images.detach() if isinstance(images, torch.Tensor) else images
-    what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
+    what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
     return NativeSource(
         size=len(images),
         fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),

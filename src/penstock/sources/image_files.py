@@ -21,6 +21,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
+from penstock.system.wording import counted
 
 
 def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
@@ -130,7 +131,7 @@ def spec_of(recipe: Recipe) -> _native.Spec | None:
 
 
 def _read_step(dataset: Any, how: str = "") -> Step:
-    what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded{how} as far as needed"
+    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} as far as needed"
     return Step(f"read    {what}, other formats by Pillow", "native")
 
 

@@ -21,6 +21,7 @@ from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.scan_cache import Scan, scan
 from penstock.sources.source import NativeSource, Source
+from penstock.system.wording import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -46,7 +47,7 @@ class Samples(Sequence[tuple[str, int]]):
         try:
             return self._pair(range(len(self))[index])
         except IndexError:
-            raise IndexError(f"sample index {index} is out of range: there are {len(self):,} samples") from None
+            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
 
     def _pair(self, position: int) -> tuple[str, int]:
         return os.fsdecode(self._paths.path(position)), int(self._labels[position])
@@ -63,7 +64,7 @@ class Samples(Sequence[tuple[str, int]]):
 
     def __repr__(self) -> str:
         first = ", ".join(map(repr, self[:1]))
-        return f"Samples({len(self):,} pairs: [{first}{', ...' if len(self) > 1 else ''}])"
+        return f"Samples({counted(len(self), 'pair')}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
 class ImageFolder(Dataset[tuple[Any, Any]]):

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from penstock import _native
+from penstock.system.wording import counted
 
 _ZIP = b"PK\x03\x04"
 _NPY = b"\x93NUMPY"
@@ -101,13 +102,14 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
     head = file.read(_HEAD)
     if not head:
         return None
+    cut_off = f"it is truncated, it has {counted(size, 'byte')}"
     if head.startswith(_NPY) or _NPY.startswith(head):
         needed = _npy_bytes(file)
         if needed is None and "EOF" not in str(error) and not isinstance(error, EOFError) and not _NPY.startswith(head):
             return None
         if needed is not None and size >= needed:
             return None
-        return f"it is truncated, it has {_bytes(size)}" + (f" of {needed:,}" if needed is not None else "")
+        return cut_off if needed is None else f"{cut_off} of {needed:,}"
     if head.startswith(_ZIP) or _ZIP.startswith(head):
         file.seek(max(0, size - _LONGEST_END))
         tail = file.read()
@@ -116,9 +118,9 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
             return None
         least = _archive_bytes(head)
         more = f" and needs more than {least:,}" if least is not None and least >= size else ""
-        return f"it is truncated, it has {_bytes(size)}{more}, and the directory at the end of a zip archive is missing"
+        return f"{cut_off}{more}, and the directory at the end of a zip archive is missing"
     if head.startswith(b"\x80") and (isinstance(error, EOFError) or "EOF" in str(error) or _pickle_ends(file)):
-        return f"it is truncated, it has {_bytes(size)}"
+        return cut_off
     return None
 
 
@@ -185,7 +187,3 @@ def _storage_bytes(pickle: bytes) -> int:
         elif opcode.name == "BINPERSID":
             return item * count
     raise ValueError("no storage in the pickle")
-
-
-def _bytes(count: int) -> str:
-    return f"{count:,} byte" + "s" * (count != 1)

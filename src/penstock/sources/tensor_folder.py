@@ -24,6 +24,7 @@ from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.system.wording import counted
 
 
 class IDs(Sequence[str]):
@@ -58,7 +59,7 @@ class IDs(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"IDs({len(self):,} names)"
+        return f"IDs({counted(len(self), 'name')})"
 
 
 class TensorFolder(Dataset[Any]):
@@ -164,7 +165,7 @@ class TensorFolder(Dataset[Any]):
 
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
-        return f"TensorFolder({str(Path(self.root))!r}: {len(self):,} samples, *{self.suffix}{labelled})"
+        return f"TensorFolder({str(Path(self.root))!r}: {counted(len(self), 'sample')}, *{self.suffix}{labelled})"
 
 
 def _join(ids: Iterable[str]) -> bytes:
@@ -294,7 +295,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read_step(dataset: TensorFolder) -> Step:
-    return Step(f"read    {len(dataset):,} files *{dataset.suffix} in {dataset.root}, one preadv each", "native")
+    files = counted(len(dataset), "file")
+    return Step(f"read    {files} *{dataset.suffix} in {dataset.root}, one preadv each", "native")
 
 
 def _replaced_reading() -> Refusal | None:
