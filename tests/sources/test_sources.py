@@ -133,11 +133,11 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
     assert repr(arrays) == "Arrays(1 sample of float64[2])"
     assert repr(tensors).endswith(": 1 sample, *.pt)") and repr(tensors.ids) == "IDs(1 name)"
     assert repr(photos.samples).startswith("Samples(1 pair: [")
-    with pytest.raises(IndexError, match="sample index 1 is out of range: there is 1 sample$"):
+    with pytest.raises(IndexError, match=r"sample index 1 is out of range: there is 1 sample$"):
         photos[1]
-    with pytest.raises(penstock.InvalidOption, match=r"has 1 row, the first array has 2"):
+    with pytest.raises(penstock.InvalidOption, match="has 1 row, the first array has 2"):
         penstock.Arrays(np.zeros(2), np.zeros(1))
-    with pytest.raises(penstock.InvalidOption, match="rank=1: there is 1 rank$"):
+    with pytest.raises(penstock.InvalidOption, match=r"rank=1: there is 1 rank$"):
         penstock.DataLoader(arrays, seed=1).batch_at(0, 0, rank=1)
 
 
