@@ -100,9 +100,9 @@ def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
 
 
 def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> LabelColumn:
-    """Return the labels at these positions, None: at all, as they are now.
+    """Return the labels at these positions, or at all for None, as they are now.
 
-    as_integers: int() is called on each, as MNIST does.
+    as_integers: int() is called on each label, as MNIST does.
     """
     if as_integers and isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
         plain = targets.detach()
@@ -119,9 +119,9 @@ def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> Lab
 def _column(
     targets: Any, *, as_integers: bool, target_transform: Callable[[Any], Any] | None
 ) -> Callable[[Indices], LabelColumn]:
-    """Return the labels of a list or tensor of targets, made a column when the first batch is handed out.
+    """Return a function that takes labels from a column, which is made when the first batch is handed out.
 
-    By then the workers are busy: nothing waits for it.
+    By then the workers are busy: nothing waits for the column.
     """
 
     @cache
