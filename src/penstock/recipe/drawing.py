@@ -24,7 +24,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from penstock import _native
-from penstock.recipe.originals import is_code_of
+from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import V1, V2
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -89,8 +89,7 @@ def flips(p: float) -> bool:
 
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
-_hooked: dict[types.FunctionType, types.CodeType] = {}
-"""The functions that carry a hook, and the hook's code."""
+_hooked: set[types.FunctionType] = set()
 _hooking = threading.Lock()
 _complete: set[str] = set()
 """The modules in which all functions are hooked."""
@@ -114,15 +113,8 @@ def hook() -> None:
 
 def is_own(function: object) -> bool:
     """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
-    if not isinstance(function, types.FunctionType):
-        return False
-    if function in _hooked:
-        return function.__code__ is _hooked[function]
-    name = function.__module__ or ""
-    module = sys.modules.get(name)
-    if module is None or not name.startswith("torchvision.") or function.__globals__ is not vars(module):
-        return False
-    return is_code_of(function, name)
+    home = getattr(function, "__module__", None) or ""
+    return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
 
 
 def _hook(module: str) -> None:
@@ -161,7 +153,8 @@ def _put_into(function: types.FunctionType, instead: Callable[..., Any], form: t
         co_qualname=function.__qualname__,
     )
     function.__wrapped__ = original  # type: ignore[attr-defined]  # where inspect, and so torch.jit, find the source
-    function.__code__ = _hooked[function] = code
+    function.__code__ = code
+    _hooked.add(function)
 
 
 class _Bound:

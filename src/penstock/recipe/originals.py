@@ -134,8 +134,8 @@ def own_class(module: str, name: str) -> Any:
     return kind if isinstance(kind, type) and _root(kind.__module__) == _root(module) else None
 
 
-def is_original(value: object, module: str, name: str) -> bool:
-    """Return whether a function is the one that a module defines under a name."""
+def is_original(value: object, module: str, name: str = "") -> bool:
+    """Return whether a function is defined by a module, under this name if one is given."""
     return not _is_foreign(value, module, "", name)
 
 
@@ -299,7 +299,7 @@ def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
         if original is not None:
             return _is_foreign(original, module, kind, name)
         home = value.__globals__.get("__name__", "")
-        if not isinstance(home, str) or not _may_define(home, module) or not is_code_of(value, home):
+        if not isinstance(home, str) or not _may_define(home, module) or not _is_code_of(value, home):
             return True
         inside, _, called = value.__code__.co_qualname.rpartition(".")
         if kind:  # methods have other names for themselves, such as __copy__
@@ -321,8 +321,7 @@ def _stood_for(function: FunctionType) -> Any:
     return getattr(function, "__penstock_original__", getattr(function, "__wrapped__", None))
 
 
-def is_code_of(function: FunctionType, module: str) -> bool:
-    """Return whether a function's code was compiled from the file of a module."""
+def _is_code_of(function: FunctionType, module: str) -> bool:
     path = module.replace(".", os.sep)
     return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
 

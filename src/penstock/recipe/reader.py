@@ -309,6 +309,16 @@ class Reader:
 DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
 
 _Handler = Callable[[Reader, Any], None]
+_POINTWISE = (
+    "ToTensor",
+    "PILToTensor",
+    "ToImage",
+    "ToPureTensor",
+    "ToDtype",
+    "ConvertImageDtype",
+    "Normalize",
+    "Identity",
+)
 _HANDLERS: dict[str, _Handler] = {
     "RandomResizedCrop": Reader.random_resized_crop,
     "Resize": Reader.resize,
@@ -318,14 +328,7 @@ _HANDLERS: dict[str, _Handler] = {
     "RandomHorizontalFlip": Reader.flip,
     "RandomVerticalFlip": Reader.flip,
     "Grayscale": Reader.grayscale,
-    "ToTensor": Reader.pointwise,
-    "PILToTensor": Reader.pointwise,
-    "ToImage": Reader.pointwise,
-    "ToPureTensor": Reader.pointwise,
-    "ToDtype": Reader.pointwise,
-    "ConvertImageDtype": Reader.pointwise,
-    "Normalize": Reader.pointwise,
-    "Identity": Reader.pointwise,
+    **dict.fromkeys((*_CONVERSIONS, "Normalize", "Identity"), Reader.pointwise),
 }
 
 

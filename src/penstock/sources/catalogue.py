@@ -68,11 +68,12 @@ class Catalogue(Listing):
 
     def numbers(self) -> Indices | None:
         """Return the ID of each sample where all are numbers, and no two the same; else None."""
-        if len(self.names) != 1 or self.names[0].texts is not None or self.names[0].prefix:
+        first = self.names[0]
+        if len(self.names) != 1 or first.texts is not None or first.prefix:
             return None
-        numbers = self.names[0].as_numbers()
-        unique = self.names[0].numbers is None or len(np.unique(numbers)) == len(numbers)
-        return numbers if unique else None
+        if first.numbers is None:
+            return np.arange(first.size, dtype=np.int64)
+        return first.numbers if len(np.unique(first.numbers)) == first.size else None
 
     def keep(self) -> None:
         """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
@@ -118,16 +119,11 @@ def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
         return None
     try:
         heads = json.loads(arrays["heads"].tobytes())
-        names = tuple(
-            Names(
-                prefix,
-                size,
-                arrays[f"texts{number}"].tobytes() if texts else None,
-                arrays[f"numbers{number}"] if numbers else None,
-            )
-            for number, (prefix, size, texts, numbers, _) in enumerate(heads)
-        )
-        found = Catalogue(names, arrays["labels"] if heads and heads[0][4] else None, arrays["sizes"])
+        names = []
+        for number, (prefix, size, texts, numbers, _) in enumerate(heads):
+            listed = arrays[f"texts{number}"].tobytes() if texts else None
+            names.append(Names(prefix, size, listed, arrays[f"numbers{number}"] if numbers else None))
+        found = Catalogue(tuple(names), arrays.get("labels"), arrays["sizes"])
         if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
             return None
     except (KeyError, ValueError, TypeError):  # damaged, or of another version

@@ -35,10 +35,6 @@ class Names:
         numbers: Iterable[int] = range(self.size) if self.numbers is None else self.numbers.tolist()
         return [prefix + str(number).encode() for number in numbers]
 
-    def as_numbers(self) -> Indices:
-        """Return the IDs of which none is a text."""
-        return np.arange(self.size, dtype=np.int64) if self.numbers is None else self.numbers
-
     def chosen(self, indices: Indices) -> Names:
         """Return the IDs at some indices."""
         if self.texts is None:
