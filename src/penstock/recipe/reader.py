@@ -309,16 +309,7 @@ class Reader:
 DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
 
 _Handler = Callable[[Reader, Any], None]
-_POINTWISE = (
-    "ToTensor",
-    "PILToTensor",
-    "ToImage",
-    "ToPureTensor",
-    "ToDtype",
-    "ConvertImageDtype",
-    "Normalize",
-    "Identity",
-)
+_CONVERSIONS = ("ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype")
 _HANDLERS: dict[str, _Handler] = {
     "RandomResizedCrop": Reader.random_resized_crop,
     "Resize": Reader.resize,
