@@ -20,7 +20,7 @@ class KeyedSampler(Sampler[int], ABC):
     """The base of samplers whose order is a function of seed and epoch; a loader takes the order and does not iterate.
 
     Iterated by itself, or by torch's loader, it draws the seed of each pass from `generator` (None: torch's global
-    one) when the first index is asked for, as torch's samplers do.
+    one) with the first index, as torch's samplers do.
 
     Args:
         generator: where the seeds of passes come from.
@@ -35,7 +35,7 @@ class KeyedSampler(Sampler[int], ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return what tells the orders of this sampler from those of another of its class: a hash."""
+        """Return a hash that differs between samplers of one class whose orders differ."""
 
     @abstractmethod
     def drawn_from(self) -> Sequence[int]:

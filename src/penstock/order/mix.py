@@ -30,8 +30,8 @@ class Mix(ConcatDataset[T_co]):
 
     As a dataset it is torch's ConcatDataset: sample i is sample i of the concatenation in every epoch, so that a sample
     keeps its name. The proportions are in the order. ``penstock.DataLoader(mix, shuffle=...)`` takes `sampler()` by
-    itself; torch's loader is given it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives
-    each sample of each dataset once: the sizes are then the proportions.)
+    itself; torch's loader needs it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives each
+    sample of each dataset once: the sizes are then the proportions.)
 
     Of any n consecutive positions, within an epoch or over the end of one, the number that fall to a dataset differs
     from n * share by less than `bound`: 1 for two datasets, at most 2 for three or four and for any number of equal

@@ -30,7 +30,7 @@ class InSequence:
 
 
 class TorchShuffle:
-    """The permutation that torch's RandomSampler draws for a seed, evaluated as far as it is asked for.
+    """The permutation that torch's RandomSampler draws for a seed, evaluated as far as indices are taken.
 
     Equals ``torch.randperm(size, generator=torch.Generator().manual_seed(seed))``.
     """

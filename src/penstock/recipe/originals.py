@@ -1,9 +1,9 @@
 """Which functions that a native plan stands for are still the ones that their packages define.
 
-A program, or a test of one, may put a function of its own in the place of any method or function. The native core then
-does not do what the program asked for, so that a plan asks here first, and Python is left to read where anything was
-replaced. No function is compared with what was there before: a function is its package's own where its globals and its
-code come from that package, so that it does not matter who came first, and a mock is never one.
+A program, or a test of one, may put a function of its own in the place of any method or function. The native core would
+then not do what the program wants, so that no plan is native where a function was replaced. A function counts as its
+package's own if its globals and its code come from that package: this does not depend on whether Penstock or the
+program was imported first, and a mock never does.
 
 A hook of Penstock's own passes for the function that it stands for, which it names as `__penstock_original__` (or
 wraps, by functools.wraps).
@@ -161,13 +161,13 @@ _Look = tuple[Callable[[Any], Any], Any, Any]
 #: What a function is called in messages, the function, and whether it is foreign.
 _Found = tuple[str, Any, bool]
 
-#: By what was asked: the looks of a time when nothing was replaced.
+#: By question: the looks of a time when nothing was replaced.
 _original: dict[Any, tuple[_Look, ...]] = {}
 
 
 def _unchanged(looks: tuple[_Look, ...]) -> bool:
     try:
-        for take, holder, before in looks:  # noqa: SIM110  each image asks, and a generator costs more
+        for take, holder, before in looks:  # noqa: SIM110  called for each image, and a generator costs more
             if take(holder) != before:
                 return False
         return True

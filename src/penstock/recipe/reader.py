@@ -5,7 +5,7 @@ follow torchvision's distributions but are drawn by (seed, epoch, sample, positi
 copied: the table from pixel values to elements and the colours of padding are made by running the very transform
 objects on the 256 values of a pixel.
 
-torchvision is not imported: whoever holds one of its transforms has imported it.
+Penstock does not import torchvision: a program that has one of its transforms has imported it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchvision's transform objects: their classes, parts and parameters, and refusals of what is not as expected.
 
-torchvision is not imported: whoever holds one of its transforms has imported it.
+Penstock does not import torchvision: a program that has one of its transforms has imported it.
 """
 
 from __future__ import annotations

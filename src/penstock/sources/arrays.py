@@ -263,7 +263,7 @@ def numbered(position: int) -> tuple[str, str | None]:
 
 
 def within_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a storage holds all elements of a tensor, as it does unless somebody resized it."""
+    """Return whether a storage holds all elements of a tensor: it may have been made smaller."""
     if tensor.numel() == 0:
         return True
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -28,7 +28,7 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 
 class Samples(Sequence[tuple[str, int]]):
-    """The (path, class index) pairs of an image folder, made when asked for; equal to the list of them."""
+    """The (path, class index) pairs of an image folder, made when they are taken; equal to a list of them."""
 
     def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
         self._paths = paths
@@ -84,8 +84,8 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         root: the folder, with ``~`` expanded.
         classes: names of the class folders, sorted.
         class_to_idx: class index by class name.
-        samples, imgs: (path, class index) of each sample; a sequence that makes the pairs when asked for.
-        targets: class index of each sample, a list made when asked for.
+        samples, imgs: (path, class index) of each sample; a sequence that makes the pairs when they are taken.
+        targets: class index of each sample, a list made at its first use.
         paths: the files, a compact table.
         labels: class index of each sample, int64, shape (samples,), read-only.
 

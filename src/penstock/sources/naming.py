@@ -32,9 +32,9 @@ def _name(prefix: str, source: Source, number: int) -> tuple[str, str | None]:
 
 
 def id_of(dataset: Any, index: Any) -> str:
-    """Return the ID of a sample, the same wherever its dataset lies: of a file its name below the dataset's root.
+    """Return the ID of a sample, the same wherever its dataset lies: a file's ID is its name below the root.
 
-    A sample of a ConcatDataset has the number of its part before it: "0/ID".
+    In a ConcatDataset the ID begins with the number of the part: "0/ID".
     """
     return ids_of(dataset, (index,))[0]
 

@@ -124,7 +124,7 @@ class Source:
         return tuple(kind for kind in found if kind is not None)
 
     def locate(self, index: int) -> tuple[str, Source, int]:
-        """Return what the ID of a sample begins with, the source that it is a sample of, and its index there."""
+        """Return the beginning of a sample's ID, the source that the sample comes from, and its index in that."""
         return "", self, index
 
     def name(self, index: int) -> tuple[str, str | None]:
@@ -140,7 +140,7 @@ class Source:
         return str(index if ids is None else ids[index]), None
 
     def id(self, index: int) -> str:
-        """Return the ID of such a sample, the same wherever its dataset lies: of a file its name below the root."""
+        """Return the ID of a sample, the same wherever the dataset lies: a file's ID is its name below the root."""
         name, path = self.name(index)
         return self._below_root(name) if name == path else name
 

@@ -28,7 +28,7 @@ from penstock.system.wording import counted
 
 
 class IDs(Sequence[str]):
-    """The IDs of a folder, held as one byte array and decoded when asked for."""
+    """The IDs of a folder, held as one byte array and decoded when they are taken."""
 
     def __init__(self, paths: _native.PathTable) -> None:
         self._paths = paths

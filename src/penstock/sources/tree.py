@@ -35,7 +35,7 @@ LeafNumbers = NDArray[np.int32]
 
 
 class Unresolved(Exception):
-    """What a Subset holds at an index is no whole number: the dataset itself must be asked."""
+    """What a Subset holds at an index is no whole number: only the dataset itself can resolve it."""
 
 
 class Node(NamedTuple):
@@ -55,7 +55,7 @@ class Node(NamedTuple):
 
 
 class SubsetSource(Source):
-    """The adapter of torch.utils.data.Subset; `native` is asked of the dataset in it."""
+    """The adapter of torch.utils.data.Subset; `node` reaches the dataset in it."""
 
     classes = (Subset,)
 
@@ -101,7 +101,7 @@ class SubsetSource(Source):
 
 
 class ConcatSource(Source):
-    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `native` is asked of the datasets in it."""
+    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `node` reaches the datasets in it."""
 
     classes = (ConcatDataset, Mix)
 
@@ -288,7 +288,7 @@ def _whole_numbers(values: list[Any]) -> Indices:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that indexes as the number that it is. Raises Unresolved for others, such as a mask."""
+    """Return a value that is a whole number as an index. Raises Unresolved for a mask."""
     if isinstance(value, bool | np.bool_):
         raise Unresolved
     if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):
