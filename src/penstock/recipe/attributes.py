@@ -28,18 +28,26 @@ class AttributeState:
         self.objects: list[Any] = []
         self.fixed = True
         self._without = without
+        self._empty: list[Any] = []  # most containers are: the hooks of a module
+        self._containers: list[tuple[Any, Any]] = []
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
-        self._attributes = {name: self._copied(value) for name, value in self._attributes_of(owner).items()}
+        self._attributes = dict(self._attributes_of(owner))
+        for value in self._attributes.values():
+            self._note(value)
 
     def same(self, owner: object) -> bool:
         """Return whether the attributes are what they were."""
         try:
-            return (
-                bool(self._attributes_of(owner) == self._attributes)
-                and all(tensor._version == version for tensor, version in self._versions)
-                and all(np.array_equal(array, copy) for array, copy in self._arrays)
-            )
+            if self._attributes_of(owner) != self._attributes or any(self._empty):
+                return False
+            for container, copy in self._containers:
+                if container != copy:
+                    return False
+            for tensor, version in self._versions:
+                if tensor._version != version:
+                    return False
+            return all(np.array_equal(array, copy) for array, copy in self._arrays) if self._arrays else True
         except Exception:  # of a comparison
             return False
 
@@ -49,8 +57,8 @@ class AttributeState:
             return attributes
         return {name: value for name, value in attributes.items() if name != self._without}
 
-    def _copied(self, value: Any) -> Any:
-        """Return a copy that will differ from the value when that is changed; tensors and arrays are noted instead."""
+    def _note(self, value: Any) -> None:
+        """Note what a value is, and what is in it."""
         if isinstance(value, torch.Tensor):
             if value.is_inference():
                 self.fixed = False
@@ -59,11 +67,12 @@ class AttributeState:
         elif isinstance(value, np.ndarray):
             self.fixed = False
             self._arrays.append((value, value.copy()))
-        elif isinstance(value, dict):
-            return {key: self._copied(item) for key, item in value.items()}
-        elif isinstance(value, list | tuple | set):
-            items = [self._copied(item) for item in value]
-            return items if isinstance(value, list) else tuple(items) if isinstance(value, tuple) else set(items)
+        elif isinstance(value, list | tuple | set | dict):
+            if not value:
+                self._empty.append(value)
+            elif not isinstance(value, tuple):
+                self._containers.append((value, value.copy()))
+            for item in value.values() if isinstance(value, dict) else value:
+                self._note(item)
         elif not isinstance(value, _VALUES):
             self.objects.append(value)
-        return value

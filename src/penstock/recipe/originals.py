@@ -124,8 +124,7 @@ def replaced_in(module: str, names: str) -> Refusal | None:
 
 def replaced_in_class(kind: type, names: str = "") -> Refusal | None:
     """Return which of these methods (default: any) of a class of a package's own was replaced, or None."""
-    bases = (base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch"))
-    return _replaced((kind, names), lambda: map(_snapshot_of_class, bases), lambda: _found_in_class(kind, names))
+    return _replaced((kind, names), lambda: _looks_at_class(kind, names), lambda: _found_in_class(kind, names))
 
 
 def own_class(module: str, name: str) -> Any:
@@ -147,7 +146,7 @@ def snapshot(kinds: Iterable[type]) -> tuple[Refusal | None, Callable[[], bool]]
     bases = {base: None for kind in kinds for base in kind.__mro__ if base is not object}
     own = [base for base in bases if _root(base.__module__) != "torch"]
     second = any(base.__module__.startswith("torchvision.transforms.v2") for base in own)
-    looks = [*map(_snapshot_of_class, own), *_snapshots_of_table(_TABLES["transforms" if second else "first"])]
+    looks = [*map(_look_at_names, own), *_looks_at_table(_TABLES["transforms" if second else "first"])]
     if second:
         looks += ((_itself, registered, dict(registered)) for registered in _kernels())
     replaced = _replaced_beneath_transforms() or next(filter(None, map(replaced_in_class, own)), None)
@@ -195,10 +194,10 @@ def _replaced_beneath_transforms() -> Refusal | None:
 
 
 def _replaced_in_table(key: str, table: Mapping[str, str]) -> Refusal | None:
-    return _replaced(key, lambda: _snapshots_of_table(table), lambda: _found_in_table(table))
+    return _replaced(key, lambda: _looks_at_table(table), lambda: _found_in_table(table))
 
 
-def _snapshots_of_table(table: Mapping[str, str]) -> Iterator[_Look]:
+def _looks_at_table(table: Mapping[str, str]) -> Iterator[_Look]:
     """Yield the looks at the functions of a table, and at what of it is not imported yet."""
     for where, names in table.items():
         holder = _holder(where)
@@ -209,7 +208,12 @@ def _snapshots_of_table(table: Mapping[str, str]) -> Iterator[_Look]:
             yield take, vars(holder), take(vars(holder))
 
 
-def _snapshot_of_class(kind: type) -> _Look:
+def _looks_at_class(kind: type, names: str) -> Iterator[_Look]:
+    bases = (base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch"))
+    return map(_look_at_names, bases)
+
+
+def _look_at_names(kind: type) -> _Look:
     return vars, kind, dict(vars(kind))
 
 
