@@ -42,8 +42,6 @@ class Run:
     """The native recipe, by whether the channels of the result lie side by side."""
     draws: tuple[Draw | None, ...]
     """For each native operation, what has torchvision draw its parameters; None: it has none."""
-    channels: int
-    """The number of channels of the result."""
     mode: str | None
     """The mode of the result, a PIL image; None: the result is a tensor."""
     keeps_info: bool
@@ -88,7 +86,7 @@ class Run:
         except Exception:  # torchvision itself raises the error, if it is one
             key = None
         if marked is not None:
-            drawing.go_back(marked)
+            drawing.rewind(marked)
         return self._learn(key, image, transforms) if key is not None and interleaved is None else REFUSED
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:
@@ -137,7 +135,8 @@ class Run:
     def _room(self, interleaved: bool, height: int, width: int) -> torch.Tensor:
         """Return the memory of the result, with the native core's order of dimensions."""
         dtype = torch.uint8 if self.mode is not None else self.like.dtype
-        shape = (height, width, self.channels) if interleaved else (self.channels, height, width)
+        channels = len(self.mode) if self.mode is not None else int(self.like.shape[0])  # of modes "RGB" and "L"
+        shape = (height, width, channels) if interleaved else (channels, height, width)
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -178,20 +177,18 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
                 return None
             native, result = reader.finish_picture()
             natives = {True: native}
-            channels = len(result)
         else:
             if not like.is_cpu or like.requires_grad:
                 return None
             layouts = {_interleaved(like)} if tail == len(operations) else {True, False}
             natives = {each: reader.finish(None, layout="hwc" if each else "chw").native for each in layouts}
-            channels, result = int(like.shape[0]), None
+            result = None
     except Refused:
         return None
     return Run(
         length,
         natives,
         tuple(draws),
-        channels,
         result,
         reader.keeps_info,
         like,

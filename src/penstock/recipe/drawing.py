@@ -62,18 +62,18 @@ def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[Non
         yield
 
 
-def drew(operations: int) -> None:
+def note_draws(operations: int) -> None:
     """Note that the native core has done the draws of so many operations for this thread's sample."""
     if _this_thread.draws is not None:
         _this_thread.draws.count = operations
 
 
 def mark() -> Any:
-    """Return what go_back() needs to have everything drawn from now on drawn once more."""
+    """Return what rewind() needs to have everything drawn from now on drawn once more."""
     return torch.get_rng_state() if _this_thread.draws is None else _this_thread.draws.count
 
 
-def go_back(marked: Any) -> None:
+def rewind(marked: Any) -> None:
     """Have everything that was drawn since mark() drawn once more."""
     if _this_thread.draws is None:
         torch.set_rng_state(marked)

@@ -88,7 +88,7 @@ class ImageReader(FolderReader):
         found = _native.read_image(self._filler, position, path, *draw)
         if isinstance(found, str):
             return None
-        drawing.drew(self._prefix.drawing)
+        drawing.note_draws(self._prefix.drawing)
         pixels, head, padded = found
         try:
             info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for

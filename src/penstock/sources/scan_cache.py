@@ -26,6 +26,8 @@ RACY_NS = 2_000_000_000
 KIND = "scans"
 
 _VERSION = 1
+#: Listing waits for the disk or the network more than for the CPU.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     if entry is not None and (known := _load(entry, key, raw_root)) is not None:
         return known
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
-        raw_root, list(extensions), _threads()
+        raw_root, list(extensions), _THREADS
     )
     arrays: dict[str, NDArray[Any]] = {
         "version": np.array([_VERSION], np.int64),
@@ -72,11 +74,6 @@ def _key(root: str, extensions: tuple[str, ...]) -> bytes:
     return b"\0".join(map(os.fsencode, (os.path.realpath(root), *extensions)))
 
 
-def _threads() -> int:
-    # Listing waits for the disk or the network more than for the CPU.
-    return min(32, (os.cpu_count() or 1) + 4)
-
-
 def _split(names: bytes) -> list[str]:
     return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
@@ -91,7 +88,7 @@ def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
     names = arrays["names"]
     if len(counts) != len(classes) or (counts < 0).any() or int(counts.sum()) != np.count_nonzero(names == 0):
         return None
-    if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _threads()):
+    if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _THREADS):
         return None
     cache_folder.used(entry)
     return Scan(_native.PathTable(root, names), classes, counts)

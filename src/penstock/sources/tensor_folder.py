@@ -176,7 +176,7 @@ def _join(ids: Iterable[str]) -> bytes:
     try:
         joined = os.fsencode("\0".join(names))
     except UnicodeEncodeError as error:
-        wrong = next(name for name in names if not _encodes(name))
+        wrong = error.object[: error.start].rpartition("\0")[2] + error.object[error.start :].partition("\0")[0]
         raise InvalidID(f"ID {wrong!r} cannot be the name of a file: {error.reason}") from error
     except TypeError:
         wrong = next(name for name in names if not isinstance(name, str))
@@ -187,14 +187,6 @@ def _join(ids: Iterable[str]) -> bytes:
         wrong = next(name for name in names if "\0" in name)
         raise InvalidID(f"ID {wrong!r} contains a NUL character")
     return joined
-
-
-def _encodes(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # --- the adapter ------------------------------------------------------------------------------------------------------
