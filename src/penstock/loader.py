@@ -30,7 +30,7 @@ from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
@@ -160,7 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
         )
-        self._executors = Executors(register, Reach())
+        self._executors = Executors(register, SeedWarnings())
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
         self._delivery, self._recording = Delivery(), LedgerOfLoader()
         self._plan: Plan = plan(

@@ -26,7 +26,7 @@ from penstock.order.batches import settled_at_start
 from penstock.order.epochs import Epochs
 from penstock.order.keyed import draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
@@ -47,7 +47,7 @@ class Executors:
         reach: warns of draws that the seed does not reach.
     """
 
-    def __init__(self, register: Register | None, reach: Reach) -> None:
+    def __init__(self, register: Register | None, reach: SeedWarnings) -> None:
         self.register = register
         self.reach = reach
         self.counters = Counters()
@@ -220,7 +220,7 @@ class Executors:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
-        self.reach.tell_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
+        self.reach.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
 
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

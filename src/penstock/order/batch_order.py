@@ -14,7 +14,7 @@ from penstock.order.ahead import NONE_AHEAD, Ahead
 from penstock.order.batches import length, order_of
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
 from penstock.settings import Settings
 from penstock.system.wording import there_are
@@ -48,7 +48,7 @@ class BatchOrder:
         return length(self.settings.index_sampler) if self.share() is None else self.schedule().steps
 
     def schedule(
-        self, start: int = 0, share: Share | None = None, rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+        self, start: int = 0, share: Share | None = None, rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
     ) -> Schedule:
         """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
@@ -60,7 +60,7 @@ class BatchOrder:
         return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
 
     def order(
-        self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+        self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
     ) -> Callable[[], Order]:
         """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead.
 
@@ -86,7 +86,7 @@ class BatchOrder:
         step: int,
         rank: int | None,
         start: int = 0,
-        rest: Rest | None = None,
+        rest: Remainder | None = None,
         ahead: Ahead = NONE_AHEAD,
     ) -> tuple[Indices, Positions]:
         """Return the indices of a batch of an epoch, and their positions in the epoch's order.

@@ -139,7 +139,7 @@ def _of_accelerate(sampler: object, name: str) -> bool:
     return (type(sampler).__module__, type(sampler).__name__) == ("accelerate.data_loader", name)
 
 
-def placed(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tuple[Any, range]]:
+def with_sample_numbers(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tuple[Any, range]]:
     """Yield what a sampler gives, and the numbers of these samples, counted from `before` on.
 
     batched: the sampler gives batches; a batch without a length is made a list.

@@ -25,13 +25,13 @@ _CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray
 _END = object()
 
 
-class Reach:
+class SeedWarnings:
     """The warnings of a loader, each given once."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def tell_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
+    def warn_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
         """Warn of a dataset's draws that do not follow the seed.
 
         draws: returns the global generators that the dataset draws from, where threads read it. None: the loader sets

@@ -10,7 +10,7 @@ from penstock.order.permutations import Indices, Order
 
 
 @dataclass(frozen=True)
-class Rest:
+class Remainder:
     """What is left of an epoch whose dataset has changed; it has an order of its own."""
 
     begin: int
@@ -27,11 +27,11 @@ class Rest:
 
     def order(self, among: Callable[[], Order]) -> Order:
         """Return the order of the rest; `among` makes an order of len(indices) positions."""
-        return _RestOrder(self, among())
+        return _RemainderOrder(self, among())
 
 
-class _RestOrder:
-    def __init__(self, rest: Rest, among: Order) -> None:
+class _RemainderOrder:
+    def __init__(self, rest: Remainder, among: Order) -> None:
         self._rest = rest
         self._among = among
 
