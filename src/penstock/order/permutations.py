@@ -1,4 +1,4 @@
-"""Orders: the dataset index at any position of an epoch, from the number of samples, a seed and an epoch."""
+"""The dataset index at each position of an epoch, from the number of samples, a seed and the epoch's number."""
 
 from __future__ import annotations
 

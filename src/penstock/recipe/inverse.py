@@ -1,4 +1,4 @@
-"""The inverse of a conversion: from its elements back to the pixels, bit for bit."""
+"""The inverse of a conversion, from its elements back to the pixels, bit for bit."""
 
 from __future__ import annotations
 
