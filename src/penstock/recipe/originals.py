@@ -90,7 +90,7 @@ _TABLES = {
 #: Methods that tell how an object reads, and nothing of what it does to an image.
 _HARMLESS = {"__init__", "__init_subclass__", "__repr__", "extra_repr", "__class_getitem__"}
 #: The methods of a dataset that its samples come from, and those that its other parts are found with.
-READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ read label path"
+READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ _sample read label path"
 
 
 def replaced_in_transforms() -> Refusal | None:

@@ -127,9 +127,9 @@ class TensorFolder(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         position = range(len(self))[index]  # as a list: negative counts from the end, IndexError past it
-        return self.sample(position, self.read(position))
+        return self._sample(position, self.read(position))
 
-    def sample(self, position: int, tensor: torch.Tensor) -> Any:
+    def _sample(self, position: int, tensor: torch.Tensor) -> Any:
         """Return the sample at a position from the tensor in its file. Raises MissingLabel."""
         value = tensor if self.transform is None else self.transform(tensor)
         if self.labels is None:
@@ -265,7 +265,7 @@ class _TensorReader(FolderReader):
 
     def read_at(self, position: int, draw: Draw) -> Any:
         tensor = self._tensor(position)
-        return self.dataset[position] if tensor is None else self.dataset.sample(position, tensor)
+        return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)
 
     def _tensor(self, position: int) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
