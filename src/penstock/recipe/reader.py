@@ -78,8 +78,7 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
     if transform is None:
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
-    replaced = replaced_in_transforms()
-    if replaced is not None:
+    if (replaced := replaced_in_transforms()) is not None:
         return replaced
     try:
         for step in flatten(transform):
@@ -108,8 +107,7 @@ class Reader:
         handler = handlers().get(type(transform))
         if handler is None:
             raise Refused(unknown(transform))
-        why = changed(transform)
-        if why is not None:
+        if (why := changed(transform)) is not None:
             refuse(transform, why, "the class as it is")
         handler(self, transform)
 

@@ -155,12 +155,17 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return array
     if not array.dtype.isnative:
         raise TypeError(f"{_describe(array)} has byte order {array.dtype.str!r}; convert it with astype first")
+    try:
+        return tensor_of(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # rows are only read
-        try:
-            return torch.from_numpy(array)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:

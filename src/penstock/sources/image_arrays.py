@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from penstock import _native
 from penstock.order.permutations import Indices
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.arrays import numbered, within_storage
+from penstock.sources.arrays import numbered, tensor_of, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
 from penstock.sources.premises import all_of, same_memory
@@ -92,11 +91,8 @@ def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
 
 def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
     """Return images as a tensor (images, height, width, channels) that shares their memory."""
-    if isinstance(data, np.ndarray):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
-            data = torch.from_numpy(data)
-    return data if data.ndim == 4 else data.unsqueeze(-1)
+    tensor = tensor_of(data) if isinstance(data, np.ndarray) else data
+    return tensor if tensor.ndim == 4 else tensor.unsqueeze(-1)
 
 
 def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> LabelColumn:

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-import warnings
 from typing import BinaryIO
 
 import numpy as np
@@ -23,6 +22,7 @@ from penstock.errors import (
     UnreadableSample,
     like,
 )
+from penstock.sources.arrays import tensor_of
 from penstock.sources.integrity import changed, foreign, truncated
 
 # Escape sequences that make a terminal write in bold, which torch puts into messages.
@@ -199,9 +199,7 @@ def _load_npy(file: BinaryIO) -> torch.Tensor:
     array = np.load(file, allow_pickle=False)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a read-only array: the tensor is copied before anybody writes
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))  # it is copied before anybody writes
 
 
 def _describe(value: object) -> str:
