@@ -15,7 +15,7 @@ from penstock import _native
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
 from penstock.sources.catalogue import catalogue
-from penstock.sources.premises import attributes
+from penstock.sources.premises import same_attributes
 from penstock.sources.source import Field, NativeSource, Source
 
 
@@ -50,7 +50,7 @@ class RecordsSource(Source):
             identify=self.name,
             rescue=lambda position: torch.from_numpy(records[position]),
             apply=lambda position: torch.from_numpy(records[position]),
-            still=attributes(self.dataset, "records"),
+            still=same_attributes(self.dataset, "records"),
         )
 
 

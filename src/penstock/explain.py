@@ -12,12 +12,12 @@ from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
 from penstock.settings import Method, Settings
-from penstock.sources.compose_places import composes_in
+from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 
 
@@ -28,7 +28,7 @@ class Explained:
     settings: Settings
     plan: Plan
     executors: Executors
-    rest: Rest | None
+    rest: Remainder | None
     """What is left of an epoch whose dataset has changed."""
     device: tuple[str, ...]
     """What is done on the device, a line each."""

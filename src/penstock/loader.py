@@ -20,13 +20,14 @@ from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
 from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import checked_seed, deepest
+from penstock.order.batches import deepest
 from penstock.order.epochs import SetEpoch
+from penstock.order.keyed import checked_seed
 from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
@@ -156,7 +157,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
         )
-        self._executors = Executors(register, Reach())
+        self._executors = Executors(register, SeedWarnings())
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
         self._delivery, self._recording = Delivery(), LedgerOfLoader()
         self._plan: Plan = plan(

@@ -24,10 +24,10 @@ from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
 from penstock.executors.selection import Executors
 from penstock.explain import Explained
-from penstock.order.batches import placed
+from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.recipe.reader import Recipe, read
 from tests.datasets import in_memory, noise_image, smooth_photos
 
@@ -47,7 +47,7 @@ def native_plan(dataset: Any, *, raw: bool) -> NativePlan:
 def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     indices = np.random.default_rng(5).permutation(made.root.size)
-    asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
+    asked = with_sample_numbers(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
     course = Course(asked, None, seed=11, epoch=2)
     means = Means(workers, None, Buffers(pinned=False, keep=8))
     return list(Filling(made, course, means))
@@ -277,7 +277,9 @@ def test_explain_says_who_converts() -> None:
 
     def explained(*, raw: bool) -> str:
         made = native_plan(dataset, raw=raw)
-        return Explained(loader._settings(), made, Executors(None, Reach()), None, (), sends=True).text(loader.stats())
+        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), None, (), sends=True).text(
+            loader.stats()
+        )
 
     lines = explained(raw=True).splitlines()
     assert [line.split()[:2] for line in lines[2:6]] == [

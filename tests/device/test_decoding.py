@@ -37,7 +37,7 @@ from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, Missing
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
-from penstock.order.batches import as_indices, placed
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of
@@ -91,7 +91,7 @@ def planned(dataset) -> NativePlan:
 
 def course(batches, seed=3, epoch=1):
     batches = list(batches)
-    return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
+    return Course(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
 
 
 def means(workers=2, **options) -> Means:

@@ -27,7 +27,7 @@ from penstock.device.resident import Held, Resident
 from penstock.device.watch import Watch
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import Course, Means
-from penstock.order.batches import as_indices, placed
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
@@ -68,7 +68,7 @@ def refusal(dataset: Any) -> str:
 
 def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
     means = Means(workers, None, Buffers(pinned=False, keep=1))
-    return Gathering(held, Course(placed(batches, 0, batched=True), None, seed, epoch), means)
+    return Gathering(held, Course(with_sample_numbers(batches, 0, batched=True), None, seed, epoch), means)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import Course, Means
 from penstock.executors.native import Filling
-from penstock.order.batches import as_indices, placed
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from tests.gpu.on_device import DEVICE, sleep, torchvision
 
@@ -70,7 +70,7 @@ def passes(dataset, batches, decoder, lane=None):
     assert isinstance(found, NativePlan)
 
     def course():
-        return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
+        return Course(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
     def means():
         return Means(4, None, Buffers(pinned=False, keep=8))

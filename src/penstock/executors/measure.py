@@ -23,7 +23,7 @@ from penstock.executors.iterator import IN_FLIGHT, Course, Means
 from penstock.executors.threads import Fetching
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.processes import Processes
-from penstock.order.batches import placed
+from penstock.order.batches import with_sample_numbers
 from penstock.state.delivery import Task
 from penstock.system.randomness import drawn_from, kept, states
 
@@ -199,7 +199,7 @@ class _InThreads(_Run):
         )
 
     def begin(self) -> Iterator[Any]:
-        given = placed(iter(self.batches), 0, batched=self._trial.fetch.batched)
+        given = with_sample_numbers(iter(self.batches), 0, batched=self._trial.fetch.batched)
         course = Course(given, None, 0, 0)
         if self.iterator is None:
             self.iterator = Fetching(self._trial.fetch, course, self._means, init=self._trial.init, own=self._own)

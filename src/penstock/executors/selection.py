@@ -22,11 +22,12 @@ from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import Fetching, ThreadExecutor
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import draw, settled_at_start
+from penstock.order.batches import settled_at_start
 from penstock.order.epochs import Epochs
+from penstock.order.keyed import draw_seed
 from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
@@ -47,7 +48,7 @@ class Executors:
         reach: warns of draws that the seed does not reach.
     """
 
-    def __init__(self, register: Register | None, reach: Reach) -> None:
+    def __init__(self, register: Register | None, reach: SeedWarnings) -> None:
         self.register = register
         self.reach = reach
         self.counters = Counters()
@@ -178,7 +179,7 @@ class Executors:
         if seed is not None:
             return seed, epoch
         if self._base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-            self._base_seed = draw(settings.draws_from)
+            self._base_seed = draw_seed(settings.draws_from)
         self._base_seed = progress.drawn.setdefault("base", self._base_seed)
         return self._base_seed, epoch
 
@@ -237,7 +238,7 @@ class Executors:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
-        self.reach.tell_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
+        self.reach.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
 
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
 from penstock.order.batches import deepest, order_of
-from penstock.order.keyed import KeyedSampler, one_by_one
+from penstock.order.keyed import KeyedSampler, indices_one_by_one
 from penstock.state.checkpoint import OnChange
 
 
@@ -39,7 +39,7 @@ class Seeded(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self)
-        yield from one_by_one(order_of(self._sampler, True, size, self._seed, self._epoch, {}), size)
+        yield from indices_one_by_one(order_of(self._sampler, True, size, self._seed, self._epoch, {}), size)
 
 
 class Prepared:

@@ -31,7 +31,7 @@ Shard = str | tuple[int, int] | None
 
 
 def share_of(shard: Shard) -> Share | None:
-    """Return what shard= means now: "auto" asks torch.distributed, or, before that runs, torchrun.
+    """Return what shard= means now; "auto" is what torch.distributed says or, before that runs, torchrun.
 
     Raises:
         InvalidOption: anything else than None, "auto" or (rank, world) with 0 <= rank < world; "auto" where processes
@@ -46,10 +46,9 @@ def share_of(shard: Shard) -> Share | None:
     pair: Any = shard
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(number) is int for number in pair):
         raise InvalidOption(f"shard={shard!r}: 'auto', or (rank, number of ranks)")
-    rank_, world_ = pair
-    if not 0 <= rank_ < world_:
+    if not 0 <= pair[0] < pair[1]:
         raise InvalidOption(f"shard={shard!r}: the rank is 0 or more, and less than the number of ranks")
-    return Share(rank_, world_)
+    return Share(*pair)
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,15 @@ class Part:
     """A rank's part of one global batch."""
 
     begin: int
-    """Its first position."""
+    """The first position of the part."""
     count: int
-    """Samples in it, padding included."""
+    """The number of samples in the part, padding included."""
     padding: int
-    """Of these, at its end, how many repeat samples of the same global batch so that all ranks have as many."""
+    """How many samples at the end of the part repeat others of the global batch, so that all ranks have as many."""
     turn: int
-    """Positions of the global batch, from `start` on, among which a padded part goes round."""
+    """The number of positions of the global batch, from `start` on, over which a padded part goes round."""
     start: int
+    """The first position of the global batch."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def positions_of(part: Part) -> range:
 
 
 def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
-    """Yield indices and positions of each batch; the order is drawn when the first is asked for, as torch does."""
+    """Yield indices and positions of each batch; the order is drawn with the first batch, as torch does."""
     positions = order()
     size, step_size = schedule.batch_size, schedule.step_size
     full = max(0, schedule.size - schedule.start) // step_size

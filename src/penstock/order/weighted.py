@@ -32,7 +32,7 @@ class Weighted(KeyedSampler):
 
     Args:
         weights: numbers of any sum, shape (N,); a weight of 0 is never drawn. Weights are rounded to multiples of 2^-62
-            of their sum, and such as are positive are never rounded to 0.
+            of their sum, positive weights never to 0.
         num_samples: draws in an epoch; None: N.
         replacement: whether a sample may come more than once in an epoch.
         generator: see KeyedSampler.

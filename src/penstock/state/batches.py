@@ -11,10 +11,10 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import as_indices, as_list, placed, seeded, share_of_sampler, without_skip
+from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
 from penstock.order.permutations import Indices, Positions
 from penstock.order.schedule import cut
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.state.progress import Progress
 from penstock.state.sampler_states import SamplerStates
 
@@ -37,7 +37,7 @@ class PassBatches:
 
     order: BatchOrder
     progress: Progress
-    reach: Reach
+    reach: SeedWarnings
     native: bool
 
     def __call__(self, seed: int, epoch: int) -> Batches:
@@ -83,10 +83,10 @@ class PassBatches:
             if cut_by_torch:
                 progress.unit = settings.batch_sampler.batch_size
                 items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
-            found = placed(items, progress.skipped, batched=cut_by_torch)
+            found = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
             placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
         else:
-            found = placed(items, states.samples, batched=True)
+            found = with_sample_numbers(items, states.samples, batched=True)
             placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
         followed = states.followed(placed_items)
         if (share.start, share.step) == (0, 1):

@@ -14,7 +14,7 @@ from penstock.order.batches import order_of
 from penstock.order.epochs import Epochs
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
@@ -72,7 +72,7 @@ class Checkpoint:
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
-        self._rest: Rest | None = None  # of that state
+        self._rest: Remainder | None = None  # of that state
         self._was_alone = False  # shard="auto" found no other ranks in the latest pass
         self.fingerprint = Fingerprint()
 
@@ -99,7 +99,7 @@ class Checkpoint:
             self.resume = self._rest = None
 
     @property
-    def rest(self) -> Rest | None:
+    def rest(self) -> Remainder | None:
         """What is left of the epoch under way, or to go on with, whose dataset has changed; None: it has not."""
         return self._rest if self.progress is None or self.progress.done else self.progress.rest
 
@@ -160,7 +160,7 @@ class Checkpoint:
         self.epochs.number = state["epoch"]
         self.resume, self._rest, self.progress, self.record = state, rest, None, None
 
-    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Rest | None]:
+    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Remainder | None]:
         """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
@@ -246,7 +246,7 @@ class Checkpoint:
     def _same_ids(self, settings: Settings, then: Mapping[str, Any]) -> bool:
         return all(then.get(what) == self.fingerprint.of(settings)[what] for what in ("size", "ids"))
 
-    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Rest:
+    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Remainder:
         """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""
         stages: list[tuple[Catalogue, int]] = []
         for one in state["past"]:
@@ -267,7 +267,7 @@ class Checkpoint:
             known = {} if drawn.get("order") is None else {"order": key}
             return order_of(settings.sampler, settings.seed is not None or stage > 0, size, key, state["epoch"], known)
 
-        return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
+        return Remainder(begin, remaining(stages, now, order), tuple(state["past"]))
 
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
 from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
@@ -53,7 +53,7 @@ class Progress(Observer):
     """What a batch counts of `skipped` and `ahead` where a sampler says what comes: its samples; 1: batches."""
     arrivals: Arrivals | None = None
     """Which batches came; None: they come in order."""
-    rest: Rest | None = None
+    rest: Remainder | None = None
     """None: the dataset is what it was when the epoch began."""
     schedule: Schedule | None = None
     """None: a sampler of the user's says what comes."""

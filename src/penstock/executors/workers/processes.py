@@ -36,7 +36,7 @@ from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Meter
 from penstock.order.ahead import Arrivals
-from penstock.order.batches import placed
+from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, Stating, Streams
@@ -354,7 +354,7 @@ class _Tasks:
         self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Task]:
-        given = placed(iter(self._sampler), 0, batched=self._batched)
+        given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
         return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
