@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.device.decoders import decoder_for
+from penstock.device.decoders import decoded_by_pillow
 from penstock.device.decoding import GpuDecoding
 from penstock.device.feed import Feed
 from penstock.device.resident import Resident
@@ -65,6 +65,16 @@ class PromptLane(LateLane):
         return tensor.clone()
 
 
+class OnHost:
+    """A decoder in the place of a GPU's: Pillow's pixels."""
+
+    name = "Pillow, in place of a GPU"
+    grey = False
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return [decoded_by_pillow(data.numpy().tobytes()) for data in encoded]
+
+
 def replaced_by_late_lanes(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
     """Make cuda:0 a LateLane, of which each pass makes a new one, and return those that are made."""
     lanes: list[LateLane] = []
@@ -89,6 +99,6 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
 
     monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
-    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: decoder_for(torch.device("cpu")))
+    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: OnHost())
     monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
     monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(CPU))

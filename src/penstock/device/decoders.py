@@ -69,7 +69,7 @@ class NvImageCodec:
                 given * 2 if len(given) == 1 else given, params=self._params, cuda_stream=stream
             )
             return [
-                None if image is None else _planes(torch.utils.dlpack.from_dlpack(image))
+                None if image is None else planes(torch.utils.dlpack.from_dlpack(image))
                 for image in images[: len(given)]
             ]
 
@@ -113,27 +113,12 @@ class TorchVision(_AllOrNothing):
         super().__init__(lambda encoded: decode(encoded, _RGB, device))
 
 
-class OnHost:
-    """A stand-in for tests without a GPU: Pillow's pixels."""
-
-    name = "Pillow, in place of a GPU"
-    grey = False
-
-    def __init__(self, device: torch.device) -> None:
-        assert device.type == "cpu"
-
-    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        return [_by_pillow(data.numpy().tobytes()) for data in encoded]
-
-
 def decoder_for(device: torch.device) -> Decoder:
     """Return the first decoder that is installed and decodes a small file on this device as Pillow does.
 
     Raises:
         InvalidOption: there is none; the message says what was tried, and what to install.
     """
-    if device.type == "cpu":
-        return OnHost(device)
     tried = []
     for kind in (NvImageCodec, TorchCodec, TorchVision) if device.type == "cuda" else ():
         try:
@@ -159,7 +144,7 @@ def _fault(decoder: Decoder, mode: str) -> str | None:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=95, subsampling=0)
     data = torch.from_numpy(np.frombuffer(file.getvalue(), dtype=np.uint8).copy())
-    expected = _by_pillow(file.getvalue())
+    expected = decoded_by_pillow(file.getvalue())
     try:
         for decoded in decoder.decode([data, data]):
             if decoded is None:
@@ -173,12 +158,13 @@ def _fault(decoder: Decoder, mode: str) -> str | None:
     return None
 
 
-def _by_pillow(data: bytes) -> torch.Tensor:
+def decoded_by_pillow(data: bytes) -> torch.Tensor:
+    """Return the pixels of a file as a decoder is to give them, on the host."""
     with Image.open(io.BytesIO(data)) as image:
-        return _planes(torch.from_numpy(np.array(image.convert("RGB"))))
+        return planes(torch.from_numpy(np.array(image.convert("RGB"))))
 
 
-def _planes(pixels: torch.Tensor) -> torch.Tensor:
+def planes(pixels: torch.Tensor) -> torch.Tensor:
     """Return interleaved pixels, (height, width, 3), as (3, height, width) of the same memory."""
     return pixels.permute(2, 0, 1)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-
-#: Makes a lane's stream the current one, for the calling thread.
-Working = Callable[[], AbstractContextManager[Any]]
-
 
 class Lane(Protocol):
     """Copies to one device, in order, while other streams of it compute. One thread sends, any may receive."""

@@ -42,12 +42,12 @@ class ResidentExecutor:
     def open(self, job: Job) -> Gathering:
         """Return an iterator of the batches."""
         job.progress.arrivals = None  # batches come in order
-        return Gathering(self.held, job.course(), job.means, self.lane.working)
+        return Gathering(self.held, job.course(), job.means, self.lane)
 
     def restart(self, held: Gathering, job: Job) -> None:
         """Make another pass with the same iterator."""
         job.progress.arrivals = None
-        held.begin(self.held, job.course(), self.lane.working)
+        held.begin(self.held, job.course(), self.lane)
 
 
 @dataclass(frozen=True)
