@@ -341,6 +341,16 @@ def test_prefetch_on_the_cpu_changes_nothing() -> None:
         assert (batch == 2).all() and batch.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
+    feed = Feed("cpu", depth=3, dtype=torch.float16, decode="auto")
+    assert prefetch([], feed).feed == feed
+    assert prefetch([], feed, depth=9).feed == dataclasses.replace(feed, depth=9)
+    assert prefetch([], feed, depth=2, channels_last=True).feed == dataclasses.replace(feed, depth=2, channels_last=True)
+    assert prefetch([], "cpu").feed == Feed("cpu", depth=2)
+    with pytest.raises(InvalidOption, match="depth=0"):
+        prefetch([], feed, depth=0)
+
+
 def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
     with pytest.warns(UserWarning, match="no cuda device is available, so that batches stay on the CPU"):
@@ -370,6 +380,9 @@ ANY_FEED: Any = Feed
     [
         (lambda: Feed("gpu"), "device='gpu'"),
         (lambda: Feed("meta"), "batches can be fed to cpu, cuda"),
+        (lambda: Feed("foo"), "device='foo': batches can be fed to cpu, cuda, xpu, mps, mtia, [a-z]+$"),
+        (lambda: Feed(torch.device("meta")), "device='meta': batches can be fed to cpu, cuda"),
+        (lambda: Feed("cuda:x"), "device='cuda:x': Invalid device string"),
         (lambda: Feed(True), "a name such as 'cuda'"),
         (lambda: ANY_FEED(None), "a name such as 'cuda'"),
         (lambda: Feed("cpu", depth=0), "depth=0"),

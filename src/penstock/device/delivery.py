@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.device.feed import Feed, told
-from penstock.device.feeding import Feeding, Turns
+from penstock.device.feed import Feed, explain_feed
+from penstock.device.feeding import Feeding, KeptIterator
 from penstock.device.lane import Lane
 from penstock.device.station import Station
 from penstock.plan import Plan
@@ -20,14 +20,14 @@ class Delivery:
     def __init__(self) -> None:
         self.station: Station | None = None
         """Where the batches of the latest pass went."""
-        self._turns = Turns()
+        self._kept = KeptIterator()
 
     def begin(self, feed: Feed | None) -> Station | None:
         """Return the device of the pass that begins, None where batches stay in host memory; end the pass before.
 
         Raises InvalidOption.
         """
-        self._turns.end()
+        self._kept.take_back()
         self.station = self.station_of(feed)
         return self.station
 
@@ -53,14 +53,14 @@ class Delivery:
             end_source=None if settings.persistent_workers else end,
         )
         if settings.persistent_workers:
-            self._turns.begin(feeding)
+            self._kept.lend(feeding)
         return feeding
 
     def explain(self, feed: Feed | None, plan: Plan) -> Iterator[str]:
         """Yield what explain() says of the device. plan: of the loader, with raw pixels where those are sent."""
         station = self._quietly(feed)
         if feed is not None and station is not None:
-            yield told(feed, station.device)
+            yield explain_feed(feed, station.device)
             yield from station.told(feed, plan)
 
     def sends(self, feed: Feed | None) -> bool:

@@ -1,13 +1,14 @@
 """Batches on their way to a device, a few ahead of the one in use.
 
-A thread takes batches from their source, page-locks what is not, and begins their copies on a stream of its own. The
-user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the caller's
-thread stay there.
+A thread takes batches from their source, page-locks tensors that are not yet, and begins their copies on a stream of
+its own. The user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the
+caller's thread stay in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
@@ -15,11 +16,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
-from penstock.device.feed import Device, Feed, feed_of
+from penstock.device.feed import Device, Feed
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
 from penstock.executors.iterator import Pass
@@ -35,18 +37,11 @@ T = TypeVar("T")
 JOIN_SECONDS = 2.0
 
 
-class _Failed:
-    """What went wrong with a batch, in its place."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 _END = object()
 
 
-class Pump:
-    """The thread that sends batches ahead. It never holds the Feeding, which can be collected.
+class ThreadSender:
+    """A thread that takes batches from their source and sends them ahead. It never holds the Feeding.
 
     Args:
         source: gives the batches; used in the thread only.
@@ -67,12 +62,12 @@ class Pump:
         self._thread.start()
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, a _Failed, or _END."""
+        """Return what was sent next: a Moved, the error in its place, or _END."""
         if os.getpid() != self._pid:
             raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
         sent = self._sent.get()
         if sent is _END or self._closed:
-            self._sent.put(_END)  # for whoever asks again
+            self._sent.put(_END)  # for the next call, or another thread's
             return _END
         self._room.release()
         return sent
@@ -104,51 +99,42 @@ class Pump:
             with self._lane.current():
                 self._send_all()
         except BaseException as error:  # of the device, not of a batch: nobody may wait for ever
-            self._sent.put(_Failed(error))
+            self._sent.put(error)
         self._sent.put(_END)
 
     def _send_all(self) -> None:
-        number = 0
-        while not self._closed:
+        for number in itertools.count():
             try:
-                batch = next(self._source)
                 sent: Any = None
+                batch = next(self._source)
             except StopIteration:
                 return
             except BaseException as error:
-                batch, sent = None, _Failed(error)
+                batch, sent = None, error
             self._room.acquire()
             if self._closed:
                 return
             if sent is None:
-                sent = self._send(batch, number)
+                sent = _sent(self._mover, batch, number)
             self._sent.put(sent)
-            number += 1
             del batch, sent  # nothing is held while the source is waited for
 
-    def _send(self, batch: Any, number: int) -> Moved | _Failed:
-        try:
-            return self._mover.send(batch)
-        except BaseException as error:
-            return _Failed(_noted(error, number))
 
-
-class Here:
-    """Does the same in the caller's thread, for sources that read there, and where there is no lane."""
+class InlineSender:
+    """Sends batches in the caller's thread: of sources that read there, and where there is no lane."""
 
     def __init__(self, source: Iterator[Any], lane: Lane | None, mover: Mover) -> None:
         self._source = source
         self._lane = lane
         self._mover = mover
-        ahead = 0 if lane is None else 1
-        self._ahead = ahead
         self._sent: deque[Any] = deque()
         self._number = 0
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, a _Failed, or _END."""
-        while len(self._sent) <= self._ahead and not (self._sent and self._sent[-1] is _END):
-            self._sent.append(self._one())
+        """Return what was sent next: a Moved, the error in its place, or _END."""
+        ahead = 0 if self._lane is None else 1
+        while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
+            self._sent.append(self._send_one())
         return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
 
     def close(self, end_source: Callable[[], object] | None) -> None:
@@ -160,7 +146,7 @@ class Here:
     def wait(self) -> None:
         """Return: no other thread takes anything from the source."""
 
-    def _one(self) -> Any:
+    def _send_one(self) -> Any:
         try:
             if self._lane is None:
                 batch = next(self._source)
@@ -170,13 +156,18 @@ class Here:
         except StopIteration:
             return _END
         except Exception as error:
-            return _Failed(error)
+            return error
         self._number += 1
-        try:
-            with outside_inference():
-                return self._mover.send(batch)
-        except Exception as error:
-            return _Failed(_noted(error, self._number - 1))
+        with outside_inference():
+            return _sent(self._mover, batch, self._number - 1)
+
+
+def _sent(mover: Mover, batch: Any, number: int) -> Moved | Exception:
+    """Begin to move a batch, and return it, or the error in its place."""
+    try:
+        return mover.send(batch)
+    except Exception as error:
+        return _noted(error, number)
 
 
 class Feeding(Generic[T]):
@@ -213,12 +204,12 @@ class Feeding(Generic[T]):
         self._number = 0
         self._open = True
         self._length = length(source)
-        self.way: Pump | Here
+        self.sender: ThreadSender | InlineSender
         if lane is not None and in_thread:
-            self.way = Pump(source, lane, self._mover, feed.depth)
+            self.sender = ThreadSender(source, lane, self._mover, feed.depth)
         else:
-            self.way = Here(source, lane, self._mover)
-        self._end = weakref.finalize(self, self.way.close, end_source)
+            self.sender = InlineSender(source, lane, self._mover)
+        self._end = weakref.finalize(self, self.sender.close, end_source)
 
     def __iter__(self) -> Feeding[T]:
         return self
@@ -230,14 +221,14 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
-        sent = self.way.next()
+        sent = self.sender.next()
         if sent is _END:
             self.close()
             raise StopIteration
         number, self._number = self._number, self._number + 1
-        if isinstance(sent, _Failed):
+        if isinstance(sent, BaseException):
             try:
-                raise sent.error
+                raise sent
             finally:
                 del sent  # the error's traceback holds this frame
         try:
@@ -263,22 +254,22 @@ class Feeding(Generic[T]):
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
 
 
-class Turns:
-    """Passes with an iterator that is used again: one has let go of it before the next begins."""
+class KeptIterator:
+    """An iterator that a loader keeps from pass to pass: the sender of a pass lets go of it before the next begins."""
 
     def __init__(self) -> None:
-        self._way: Pump | Here | None = None
+        self._sender: ThreadSender | InlineSender | None = None
 
-    def begin(self, feeding: Feeding[Any]) -> None:
-        """Remember the pass that has the iterator."""
-        self._way = feeding.way
+    def lend(self, feeding: Feeding[Any]) -> None:
+        """Take note of the pass that uses the iterator."""
+        self._sender = feeding.sender
 
-    def end(self) -> None:
+    def take_back(self) -> None:
         """End that pass, if there is one, and wait until it takes nothing more."""
-        way, self._way = self._way, None
-        if way is not None:
-            way.close(None)
-            way.wait()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close(None)
+            sender.wait()
 
 
 class Prefetch(Generic[T]):
@@ -287,12 +278,13 @@ class Prefetch(Generic[T]):
     def __init__(self, batches: Iterable[T], feed: Feed) -> None:
         self.batches = batches
         self.feed = feed
-        self._turns = Turns()
+        self._kept = KeptIterator()
 
     def __iter__(self) -> Feeding[T]:
         device = self.feed.resolve()
-        kept = isinstance(self.batches, torch.utils.data.DataLoader) and self.batches.persistent_workers
-        self._turns.end()
+        loader = self.batches if isinstance(self.batches, torch.utils.data.DataLoader) else None
+        kept = loader is not None and loader.persistent_workers
+        self._kept.take_back()
         source = iter(self.batches)
         end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
         feeding = Feeding(
@@ -301,11 +293,11 @@ class Prefetch(Generic[T]):
             device,
             lane_to(device),
             # A loader without workers reads, and draws random numbers, in the thread that asks it.
-            in_thread=not isinstance(self.batches, torch.utils.data.DataLoader) or self.batches.num_workers > 0,
-            end_source=end if source is not self.batches and not kept else None,
+            in_thread=loader is None or loader.num_workers > 0,
+            end_source=None if kept or source is self.batches else end,
         )
         if kept:
-            self._turns.begin(feeding)
+            self._kept.lend(feeding)
         return feeding
 
     def __len__(self) -> int:
@@ -327,7 +319,7 @@ def prefetch(
     transform: Callable[[Any], Any] | None = None,
     dtype: torch.dtype | None = None,
     channels_last: bool = False,
-    depth: int = 2,
+    depth: int | None = None,
 ) -> Prefetch[T]:
     """Return the batches of any iterable, on a device, each copied while the ones before it are in use.
 
@@ -337,7 +329,8 @@ def prefetch(
 
     Args:
         batches: gives tensors, or tuples, dicts, dataclasses and objects with .to() that hold them, to any depth.
-        device, transform, dtype, channels_last, depth: as in `Feed`, which may be given in their place.
+        device: as in `Feed`, or a Feed.
+        transform, dtype, channels_last, depth: as in `Feed`; what is given here replaces what a Feed says of it.
 
     Raises:
         InvalidOption: from the call, and from iter() where the device is not there.
@@ -346,14 +339,12 @@ def prefetch(
     iter_of = getattr(batches, "__iter__", None) or getattr(batches, "__getitem__", None)
     if iter_of is None:
         raise TypeError(f"prefetch takes an iterable of batches, not {type(batches).__name__}")
-    feed = feed_of(device)
-    assert feed is not None
-    if not isinstance(device, Feed):
-        feed = Feed(device, depth=depth, dtype=dtype, channels_last=channels_last, transform=transform)
-    return Prefetch(batches, feed)
+    options = {"transform": transform, "dtype": dtype, "channels_last": channels_last or None, "depth": depth}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return Prefetch(batches, replace(device if isinstance(device, Feed) else Feed(device), **given))
 
 
-def _noted(error: BaseException, number: int) -> BaseException:
+def _noted(error: Exception, number: int) -> Exception:
     with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
         error.add_note(f"while batch {number} of this pass went to its device")
     return error
