@@ -84,7 +84,7 @@ def replaced_by_late_lanes(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
         return lanes[-1]
 
     monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
-    for module in ("penstock.device.feeding", "penstock.device.station"):
+    for module in ("penstock.device.feeding", "penstock.device.target"):
         monkeypatch.setattr(f"{module}.lane_to", lane_to)
     for module in ("executors.selection", "explain"):
         monkeypatch.setattr(f"penstock.{module}.can_pin", lambda settings, *, sends: False)
@@ -98,7 +98,7 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoding(plan: Any, course: Any, means: Any, decoder: Any, device: Any, lane: Any, **named: Any) -> GpuDecoding:
         return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
 
-    monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
-    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: OnHost())
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
-    monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(CPU))
+    monkeypatch.setattr("penstock.device.decoding.GpuDecoding", decoding)
+    monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
+    monkeypatch.setattr("penstock.device.target.lane_to", lambda device: PromptLane())
+    monkeypatch.setattr("penstock.device.target.Resident", lambda device: Resident(CPU))

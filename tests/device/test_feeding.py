@@ -448,7 +448,7 @@ def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: py
             sent.append(tensor.dtype)
             return super().copy(tensor)
 
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: Spy())
+    monkeypatch.setattr("penstock.device.target.lane_to", lambda device: Spy())
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
     photos = in_memory("CIFAR10", v1.Compose([*steps, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
@@ -535,7 +535,7 @@ def test_nothing_that_decodes_there(late: list[LateLane], photos: ImageFolder, m
     def none(device: torch.device) -> Any:
         raise InvalidOption("no decoder: pip install penstock[gpu]")
 
-    monkeypatch.setattr("penstock.device.station.decoder_for", none)
+    monkeypatch.setattr("penstock.device.target.decoder_for", none)
     with pytest.raises(InvalidOption, match=r"penstock\[gpu\]"):
         iter(penstock.DataLoader(photos, device=Feed("cuda", decode="gpu")))
 

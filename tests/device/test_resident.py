@@ -62,7 +62,7 @@ def refusal(dataset: Any) -> str:
     refused = kept.hold(made)
     assert isinstance(refused, Refusal)
     assert kept.refusal(made) == refused
-    assert refused.why in kept.told(made)
+    assert refused.why in kept.explain(made)
     return refused.why
 
 
@@ -411,7 +411,7 @@ def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
     assert "1.0 MB of arrays do not fit on cpu, which has 1.3 MB left" in refusal(dataset)
     monkeypatch.setattr(resident, "available", lambda device: 1_400_000)
     kept, made = Resident(CPU), native_plan(dataset)
-    assert "1.0 MB of arrays on cpu" in kept.told(made)
+    assert "1.0 MB of arrays on cpu" in kept.explain(made)
     assert isinstance(kept.hold(made), Held)
     monkeypatch.setattr(resident, "available", lambda device: 0)  # nothing more is needed
     assert isinstance(kept.hold(native_plan(dataset)), Held)

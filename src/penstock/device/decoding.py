@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from penstock.device.operations import Pictures, Places, obstacle
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
+from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
 from penstock.sample_notes import as_torch_would
@@ -191,6 +193,36 @@ class GpuDecoding(IndexedPass):
         )
 
 
-def told(decoder: Decoder) -> str:
-    """Return who decodes, for explain()."""
-    return f"decode   on the device, by {decoder.name}; crop, resize and flip there too, close to Pillow's pixels"
+@dataclass(frozen=True)
+class DecodingExecutor:
+    """Decodes images on the device."""
+
+    decoder: Decoder
+    device: torch.device
+    lane: Lane
+    kind: type = GpuDecoding
+
+    def accepts(self, job: Job) -> bool:
+        """Return True."""
+        return True
+
+    def open(self, job: Job) -> GpuDecoding:
+        """Return an iterator of the batches."""
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None  # batches come in order
+        return GpuDecoding(
+            job.plan,
+            job.course(),
+            job.means,
+            self.decoder,
+            self.device,
+            self.lane,
+            substitutes=job.substitutes,
+            eager=job.eager,
+        )
+
+    def restart(self, held: GpuDecoding, job: Job) -> None:
+        """Make another pass with the same iterator."""
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None
+        held.begin(job.plan, job.course(), self.lane, eager=job.eager)

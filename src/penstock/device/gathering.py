@@ -15,6 +15,7 @@ from penstock.device.resident import Held
 from penstock.device.stores import Images, sent
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.iterator import Course, Handed, IndexedPass, Means
+from penstock.executors.job import Job
 from penstock.observe import Delivery
 from penstock.order.batches import as_array
 from penstock.sample_notes import as_torch_would
@@ -151,6 +152,29 @@ class Gathering(IndexedPass):
         elif (labels := plan.labels(batch.leaves, batch.local)) is not None:
             fields.append(labels)  # of any structure: it goes with what else is moved
         return fields if plan.leaves[0].pair else fields[0]
+
+
+@dataclass(frozen=True)
+class ResidentExecutor:
+    """Gathers batches from data that lives on the device."""
+
+    held: Held
+    lane: Lane
+    kind: type = Gathering
+
+    def accepts(self, job: Job) -> bool:
+        """Return True."""
+        return True
+
+    def open(self, job: Job) -> Gathering:
+        """Return an iterator of the batches."""
+        job.progress.arrivals = None  # batches come in order
+        return Gathering(self.held, job.course(), job.means, self.lane)
+
+    def restart(self, held: Gathering, job: Job) -> None:
+        """Make another pass with the same iterator."""
+        job.progress.arrivals = None
+        held.begin(self.held, job.course(), self.lane)
 
 
 def _by_itself(image: torch.Tensor) -> torch.Tensor:

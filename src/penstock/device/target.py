@@ -1,10 +1,9 @@
-"""What of a loader's plan is done on its device, pass after pass: data that lives there, decoding, arithmetic."""
+"""What a loader's device does of its plan, pass after pass: keeping data, decoding, arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,80 +12,21 @@ import torch
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.bottleneck import Meter, Verdict
 from penstock.device.decoders import Decoder, decoder_for
-from penstock.device.decoding import GpuDecoding, refusal
-from penstock.device.decoding import told as told_of_decoder
+from penstock.device.decoding import DecodingExecutor, refusal
 from penstock.device.feed import Feed
-from penstock.device.gathering import Gathering
+from penstock.device.gathering import ResidentExecutor
 from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, finish
 from penstock.device.resident import Held, Resident
 from penstock.errors import InvalidOption
-from penstock.executors.job import Executor, Job
+from penstock.executors.job import Executor
 from penstock.observe import Delivery, Observer
 from penstock.plan import NativePlan, Plan
 from penstock.system.modes import outside_inference
 
 
-@dataclass(frozen=True)
-class ResidentExecutor:
-    """Gathers batches from data that lives on the device."""
-
-    held: Held
-    lane: Lane
-    kind: type = Gathering
-
-    def accepts(self, job: Job) -> bool:
-        """Return True."""
-        return True
-
-    def open(self, job: Job) -> Gathering:
-        """Return an iterator of the batches."""
-        job.progress.arrivals = None  # batches come in order
-        return Gathering(self.held, job.course(), job.means, self.lane)
-
-    def restart(self, held: Gathering, job: Job) -> None:
-        """Make another pass with the same iterator."""
-        job.progress.arrivals = None
-        held.begin(self.held, job.course(), self.lane)
-
-
-@dataclass(frozen=True)
-class DecodingExecutor:
-    """Decodes images on the device."""
-
-    decoder: Decoder
-    device: torch.device
-    lane: Lane
-    kind: type = GpuDecoding
-
-    def accepts(self, job: Job) -> bool:
-        """Return True."""
-        return True
-
-    def open(self, job: Job) -> GpuDecoding:
-        """Return an iterator of the batches."""
-        assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None  # batches come in order
-        return GpuDecoding(
-            job.plan,
-            job.course(),
-            job.means,
-            self.decoder,
-            self.device,
-            self.lane,
-            substitutes=job.substitutes,
-            eager=job.eager,
-        )
-
-    def restart(self, held: GpuDecoding, job: Job) -> None:
-        """Make another pass with the same iterator."""
-        assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None
-        held.begin(job.plan, job.course(), self.lane, eager=job.eager)
-
-
-class Station(Observer):
-    """The device of a loader. Not picklable: it is made anew where it is needed.
+class Target(Observer):
+    """The device of a loader, and what is kept on it from pass to pass. Not picklable: a copy of a loader makes its own.
 
     Args:
         device: where batches go, resolved.
@@ -131,7 +71,8 @@ class Station(Observer):
                 return ResidentExecutor(held, lane)
         decoder = self._decoding(feed, plan)
         if decoder is None:
-            self._meter, self._waited = Meter() if self._is_open(feed) else None, 0.0
+            undecided = feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
+            self._meter, self._waited = Meter() if undecided else None, 0.0
             return None
         return DecodingExecutor(decoder, self.device, lane)
 
@@ -153,15 +94,15 @@ class Station(Observer):
             self._arithmetic = Arithmetic(table)
         return partial(finish, self._arithmetic)
 
-    def told(self, feed: Feed, plan: Plan) -> Iterator[str]:
-        """Yield what is done here of what the Feed asks, and why not the rest, for explain()."""
+    def explain(self, feed: Feed, plan: Plan) -> Iterator[str]:
+        """Yield what the device does of what the Feed asks, and why not the rest, for explain()."""
         if feed.cache is not None:
             if not self.sends:
                 yield "cache    the data stays in host memory: there is no accelerator"
             elif not isinstance(plan, NativePlan):
                 yield "cache    the data stays on the host: Python reads it"
             else:
-                yield (self._resident or Resident(self.device)).told(plan)
+                yield (self._resident or Resident(self.device)).explain(plan)
         if feed.decode == "cpu":
             return
         why = refusal(plan)
@@ -170,21 +111,16 @@ class Station(Observer):
         elif why is not None:
             yield f"decode   on the CPU: {why.why}; on the device with {why.remedy}"
         elif (decoder := self._decoding(feed, plan)) is not None:
-            yield told_of_decoder(decoder)
+            yield f"decode   on the device, by {decoder.name}; crop, resize and flip there too, close to Pillow's pixels"
         elif isinstance(self._decoder, InvalidOption):
             yield f"decode   on the CPU: {self._decoder}"
         else:
             yield f"decode   {'on the CPU, until a pass was measured' if self._verdict is None else self._verdict.why}"
 
-    def _is_open(self, feed: Feed) -> bool:
-        """Return whether decode="auto" has still to be decided."""
-        return feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
-
-    def _decoding(self, feed: Feed, plan: NativePlan | Plan) -> Decoder | None:
-        """Return what decodes on the device, or None."""
-        if feed.decode == "cpu" or refusal(plan) is not None:
-            return None
-        if feed.decode == "auto" and not (self._verdict is not None and self._verdict.gpu):
+    def _decoding(self, feed: Feed, plan: Plan) -> Decoder | None:
+        """Return what decodes the plan's images on the device, or None. Raises InvalidOption."""
+        wanted = feed.decode == "gpu" or (feed.decode == "auto" and self._verdict is not None and self._verdict.gpu)
+        if not wanted or refusal(plan) is not None:
             return None
         if self._decoder is None:
             try:
