@@ -157,10 +157,17 @@ def run_within_memory(
         Exception: what step raises, among that the out-of-memory error of a sample that does not fit alone.
     """
     samples = Samples(batch)
+    known = _sizes.get(_identity(step)[0], (samples.number,))[0]
+    size = known if start is None else _at_least_one("start", start)
+    return _run_parts(step, samples, size, known, undo)
+
+
+def _run_parts(
+    step: Step[R], samples: Samples, size: int, known: int, undo: Callable[[], object] | None
+) -> list[R]:
+    """Run a step on parts of a batch; known: the size that is remembered, or that of the batch."""
     outer = sys.exception()
     takes_share = _takes_share(step)
-    known = _remembered.get(step) or samples.number
-    size = known if start is None else _at_least_one("start", start)
     results: list[R] = []
     done = 0
     while done < samples.number:
@@ -179,7 +186,7 @@ def run_within_memory(
             done = end
             if size != known:
                 known = size
-                _remembered.put(step, size)
+                _remember(step, size)
             continue
         # Only here, after the except clause, nothing holds the error and what it held.
         size = (end - done + 1) // 2
@@ -242,29 +249,16 @@ def _takes_share(step: Step[object]) -> bool:
     return any(one.name == "share" and one.kind in named for one in parameters[1:])
 
 
-class _Remembered:
-    """The micro-batch sizes that worked, by step, which is held weakly.
+#: The micro-batch sizes that worked, by what tells their steps apart, with references that forget them. Steps need be
+#: neither hashable nor comparable. Each use is one operation of the dict, which threads may do at once.
+_sizes: dict[tuple[object, ...], tuple[int, list[weakref.ref[Any]]]] = {}
 
-    Steps are told apart by identity, so they need be neither hashable nor comparable. Each method does one operation
-    on one dict, which threads may do at once.
-    """
 
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[object, ...], tuple[int, list[weakref.ref[Any]]]] = {}
-
-    def get(self, step: object) -> int | None:
-        key, _ = _identity(step)
-        found = self._sizes.get(key)
-        return None if found is None else found[0]
-
-    def put(self, step: object, size: int) -> None:
-        key, living = _identity(step)
-
-        def forget(_: weakref.ref[Any]) -> None:
-            self._sizes.pop(key, None)
-
-        if living:  # else nothing would say when to forget it
-            self._sizes[key] = (size, [weakref.ref(one, forget) for one in living])
+def _remember(step: object, size: int) -> None:
+    """Remember the size that worked for a step, for as long as the step lives."""
+    key, living = _identity(step)
+    if living:  # else nothing would say when to forget it
+        _sizes[key] = (size, [weakref.ref(one, lambda _: _sizes.pop(key, None)) for one in living])
 
 
 def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
@@ -280,20 +274,9 @@ def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
             pending += [part.func, *part.args, *part.keywords, *part.keywords.values()]
         elif type(part) in (str, bytes, int, float, bool, types.NoneType):
             key += [type(part), part]
-        elif _can_be_watched(part):
+        elif type(part).__weakrefoffset__:  # a weak reference says when it is gone
             key.append(id(part))
             living.append(part)
         else:
             key.append(type(part))  # a list or the like: does not tell two steps apart
     return tuple(key), living
-
-
-def _can_be_watched(part: object) -> bool:
-    try:
-        weakref.ref(part)
-    except TypeError:
-        return False
-    return True
-
-
-_remembered = _Remembered()

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
+from penstock.device.stores import sent
 from penstock.recipe.reader import Recipe
 
 #: Bytes of float32 pictures that are resized at once.
@@ -52,12 +53,14 @@ class Pictures:
         self.each = list(each)
         self.whole: torch.Tensor | None = None
         self._places = places
+        self._fills: Sequence[bytes] = ()
 
     def run(self, recipe: Recipe, drawn: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
         """Do a recipe's operations with what was drawn for each picture, and return the results, uint8."""
         assert recipe.fills is not None
+        self._fills = recipe.fills
         for number, operation in enumerate(recipe.operations):
-            _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn], recipe.fills)
+            _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn])
         self._together()
         self._round()
         if self.whole is not None:
@@ -66,27 +69,27 @@ class Pictures:
 
     # --- operations -------------------------------------------------------------------------------------------------
 
-    def random_resized_crop(self, operation: dict[str, Any], drawn: list[Any], _: Sequence[bytes]) -> None:
+    def random_resized_crop(self, operation: dict[str, Any], drawn: list[Any]) -> None:
         self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
         self._resize([operation["size"]] * len(self.each), operation)
 
-    def resize(self, operation: dict[str, Any], _: list[Any], __: Sequence[bytes]) -> None:
+    def resize(self, operation: dict[str, Any], _: list[Any]) -> None:
         self._resize([resized(operation, *picture.shape[1:]) for picture in self.each], operation)
 
-    def center_crop(self, operation: dict[str, Any], _: list[Any], fills: Sequence[bytes]) -> None:
+    def center_crop(self, operation: dict[str, Any], _: list[Any]) -> None:
         height, width = operation["size"]
 
         def centre(picture: torch.Tensor) -> torch.Tensor:
             lacking = [max(0, height - picture.shape[-2]), max(0, width - picture.shape[-1])]
             (above, left), (below, right) = ([n // 2 for n in lacking], [(n + 1) // 2 for n in lacking])
-            picture = self._padded(picture, (left, above, right, below), "constant", fills[operation["fill"]])
+            picture = self._padded(picture, (left, above, right, below), "constant", self._fills[operation["fill"]])
             top, left = (round((there - to) / 2) for there, to in zip(picture.shape[-2:], (height, width), strict=True))
             return _cut(picture, top, left, height, width)
 
         self._map(centre)
 
-    def random_crop(self, operation: dict[str, Any], drawn: list[Any], fills: Sequence[bytes]) -> None:
-        fill, mode, given = fills[operation["fill"]], operation["mode"], tuple(operation["padding"])
+    def random_crop(self, operation: dict[str, Any], drawn: list[Any]) -> None:
+        fill, mode, given = self._fills[operation["fill"]], operation["mode"], tuple(operation["padding"])
         height, width = operation["size"]
 
         def pad(picture: torch.Tensor) -> torch.Tensor:
@@ -103,11 +106,11 @@ class Pictures:
         self._map(pad)
         self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
 
-    def pad(self, operation: dict[str, Any], _: list[Any], fills: Sequence[bytes]) -> None:
-        margins, mode, fill = tuple(operation["padding"]), operation["mode"], fills[operation["fill"]]
+    def pad(self, operation: dict[str, Any], _: list[Any]) -> None:
+        margins, mode, fill = tuple(operation["padding"]), operation["mode"], self._fills[operation["fill"]]
         self._map(lambda picture: self._padded(picture, margins, mode, fill))
 
-    def flip(self, operation: dict[str, Any], drawn: list[Any], _: Sequence[bytes]) -> None:
+    def flip(self, operation: dict[str, Any], drawn: list[Any]) -> None:
         if not any(drawn):
             return
         axis = -1 if operation["horizontal"] else -2
@@ -115,10 +118,10 @@ class Pictures:
         if self.whole is None:
             self._set([picture.flip(axis) if do else picture for picture, do in zip(self.each, drawn, strict=True)])
         else:
-            chosen = _sent(torch.tensor(drawn, device="cpu"), self.whole.device).view(-1, 1, 1, 1)
+            chosen = sent(np.array(drawn, dtype=bool), self.whole.device).view(-1, 1, 1, 1)
             self._set_whole(torch.where(chosen, self.whole.flip(axis), self.whole))
 
-    def grayscale(self, operation: dict[str, Any], _: list[Any], __: Sequence[bytes]) -> None:
+    def grayscale(self, operation: dict[str, Any], _: list[Any]) -> None:
         self._round()
 
         def grey(picture: torch.Tensor) -> torch.Tensor:
@@ -197,7 +200,7 @@ class Pictures:
         return picture
 
 
-_Operation = Callable[[Pictures, dict[str, Any], list[Any], Sequence[bytes]], None]
+_Operation = Callable[[Pictures, dict[str, Any], list[Any]], None]
 _OPERATIONS: dict[str, _Operation] = {
     "RandomResizedCrop": Pictures.random_resized_crop,
     "Resize": Pictures.resize,
@@ -239,7 +242,7 @@ class Places:
         if key not in self._known:
             if len(self._known) >= 256:  # pictures of many sizes
                 self._known.clear()
-            self._known[key] = _sent(torch.from_numpy(make()), self._device)
+            self._known[key] = sent(make(), self._device)
         return self._known[key]
 
 
@@ -274,8 +277,3 @@ def _scaled(pictures: torch.Tensor, size: tuple[int, int], operation: dict[str, 
 
 def _cut(picture: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
     return picture[..., top : top + height, left : left + width]
-
-
-def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on a device, without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
