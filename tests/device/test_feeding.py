@@ -345,7 +345,9 @@ def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
     feed = Feed("cpu", depth=3, dtype=torch.float16, decode="auto")
     assert prefetch([], feed).feed == feed
     assert prefetch([], feed, depth=9).feed == dataclasses.replace(feed, depth=9)
-    assert prefetch([], feed, depth=2, channels_last=True).feed == dataclasses.replace(feed, depth=2, channels_last=True)
+    assert prefetch([], feed, depth=2, channels_last=True).feed == dataclasses.replace(
+        feed, depth=2, channels_last=True
+    )
     assert prefetch([], "cpu").feed == Feed("cpu", depth=2)
     with pytest.raises(InvalidOption, match="depth=0"):
         prefetch([], feed, depth=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ class Arithmetic:
             raise ValueError(f"a table has shape (channels, 256), not {tuple(table.shape)}")
         self.table = table.detach().cpu().contiguous()
         self._conversions: dict[tuple[torch.device, torch.dtype], Conversion] = {}
+        self._lock = threading.Lock()
 
     def __call__(
         self, pixels: torch.Tensor, dtype: torch.dtype | None = None, channels_last: bool = False
@@ -64,8 +66,11 @@ class Arithmetic:
     def conversion(self, device: torch.device, dtype: torch.dtype | None = None) -> Conversion:
         """Return how elements of a dtype (None: the table's) are made on a device; chosen at the first call."""
         key = (device, dtype or self.table.dtype)
-        found = self._conversions.get(key)
-        return found or self._conversions.setdefault(key, _choose(self.table, *key))  # of two threads, the first one's
+        if key not in self._conversions:
+            with self._lock:  # another thread may choose it meanwhile
+                if key not in self._conversions:
+                    self._conversions[key] = _choose(self.table, *key)
+        return self._conversions[key]
 
     def made_from(self, table: torch.Tensor) -> bool:
         """Return whether another one, made from this table, would do the same: it is equal bit for bit."""

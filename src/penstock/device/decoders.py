@@ -222,11 +222,7 @@ def read_header(data: NDArray[np.uint8]) -> Header | str:
         return "JPEG: RGB, or unusual components"
     if not (header.width and header.height):
         return "JPEG: no size in its header"
-    if not _has_end(view, at):
+    # Coded pixels cannot hold an end-of-image marker; most often it is at the very end.
+    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[at:]).find(b"\xff\xd9") < 0:
         return "JPEG: no end-of-image marker"
     return header
-
-
-def _has_end(view: memoryview, start: int) -> bool:
-    """Return whether an end-of-image marker follows, which coded pixels cannot hold; most often at the very end."""
-    return bytes(view[-2:]) == b"\xff\xd9" or bytes(view[start:]).find(b"\xff\xd9") >= 0

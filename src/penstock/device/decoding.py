@@ -203,11 +203,9 @@ class DecodingExecutor:
     kind: type = GpuDecoding
 
     def accepts(self, job: Job) -> bool:
-        """Return True."""
         return True
 
     def open(self, job: Job) -> GpuDecoding:
-        """Return an iterator of the batches."""
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None  # batches come in order
         return GpuDecoding(
@@ -222,7 +220,6 @@ class DecodingExecutor:
         )
 
     def restart(self, held: GpuDecoding, job: Job) -> None:
-        """Make another pass with the same iterator."""
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None
         held.begin(job.plan, job.course(), self.lane, eager=job.eager)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.device.feed import Feed, explain_feed
-from penstock.device.feeding import Feeding, KeptIterator
+from penstock.device.feeding import Feeding, Sender
 from penstock.device.lane import Lane
 from penstock.device.target import Target
 from penstock.plan import Plan
@@ -19,14 +19,16 @@ class DeviceFeed:
 
     def __init__(self) -> None:
         self._target: Target | None = None  # of the latest pass
-        self._kept = KeptIterator()
+        self._sender: Sender | None = None  # of the pass that uses an iterator which the loader keeps
 
     def begin(self, feed: Feed | None) -> Target | None:
         """Return the device of the pass that begins, None where batches stay in host memory; end the pass before.
 
         Raises InvalidOption.
         """
-        self._kept.take_back()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.release()
         self._target = self._target_of(feed)
         return self._target
 
@@ -50,8 +52,7 @@ class DeviceFeed:
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,
         )
-        if settings.persistent_workers:
-            self._kept.lend(feeding)
+        self._sender = feeding.sender if settings.persistent_workers else None
         return feeding
 
     def explain(self, feed: Feed | None, plan: Plan) -> Iterator[str]:

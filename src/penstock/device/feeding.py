@@ -89,8 +89,9 @@ class ThreadSender:
             with contextlib.suppress(Exception):  # of a generator that the thread is still in
                 end_source()
 
-    def wait(self) -> None:
-        """Wait until the thread is gone, which takes no more from the source then."""
+    def release(self) -> None:
+        """Leave the source to another pass: end the thread, and wait until it takes nothing more."""
+        self.close(None)
         if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -143,8 +144,9 @@ class InlineSender:
         if end_source is not None:
             end_source()
 
-    def wait(self) -> None:
-        """Return: no other thread takes anything from the source."""
+    def release(self) -> None:
+        """Leave the source to another pass."""
+        self.close(None)
 
     def _send_one(self) -> Any:
         try:
@@ -168,6 +170,9 @@ def _sent(mover: Mover, batch: Any, number: int) -> Moved | Exception:
         return mover.send(batch)
     except Exception as error:
         return _noted(error, number)
+
+
+Sender = ThreadSender | InlineSender
 
 
 class Feeding(Generic[T]):
@@ -204,7 +209,7 @@ class Feeding(Generic[T]):
         self._number = 0
         self._open = True
         self._length = length(source)
-        self.sender: ThreadSender | InlineSender
+        self.sender: Sender
         if lane is not None and in_thread:
             self.sender = ThreadSender(source, lane, self._mover, feed.depth)
         else:
@@ -254,37 +259,20 @@ class Feeding(Generic[T]):
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
 
 
-class KeptIterator:
-    """An iterator that a loader keeps from pass to pass: the sender of a pass lets go of it before the next begins."""
-
-    def __init__(self) -> None:
-        self._sender: ThreadSender | InlineSender | None = None
-
-    def lend(self, feeding: Feeding[Any]) -> None:
-        """Take note of the pass that uses the iterator."""
-        self._sender = feeding.sender
-
-    def take_back(self) -> None:
-        """End that pass, if there is one, and wait until it takes nothing more."""
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.close(None)
-            sender.wait()
-
-
 class Prefetch(Generic[T]):
     """An iterable of batches that arrive on a device: what `prefetch` returns. All else is asked of the iterable."""
 
     def __init__(self, batches: Iterable[T], feed: Feed) -> None:
         self.batches = batches
         self.feed = feed
-        self._kept = KeptIterator()
+        self._sender: Sender | None = None  # of the pass that uses the iterator which the loader keeps
 
     def __iter__(self) -> Feeding[T]:
         device = self.feed.resolve()
         loader = self.batches if isinstance(self.batches, torch.utils.data.DataLoader) else None
         kept = loader is not None and loader.persistent_workers
-        self._kept.take_back()
+        if self._sender is not None:
+            self._sender.release()
         source = iter(self.batches)
         end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
         feeding = Feeding(
@@ -296,8 +284,7 @@ class Prefetch(Generic[T]):
             in_thread=loader is None or loader.num_workers > 0,
             end_source=None if kept or source is self.batches else end,
         )
-        if kept:
-            self._kept.lend(feeding)
+        self._sender = feeding.sender if kept else None
         return feeding
 
     def __len__(self) -> int:

@@ -163,16 +163,13 @@ class ResidentExecutor:
     kind: type = Gathering
 
     def accepts(self, job: Job) -> bool:
-        """Return True."""
         return True
 
     def open(self, job: Job) -> Gathering:
-        """Return an iterator of the batches."""
         job.progress.arrivals = None  # batches come in order
         return Gathering(self.held, job.course(), job.means, self.lane)
 
     def restart(self, held: Gathering, job: Job) -> None:
-        """Make another pass with the same iterator."""
         job.progress.arrivals = None
         held.begin(self.held, job.course(), self.lane)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+
 class Lane(Protocol):
     """Copies to one device, in order, while other streams of it compute. One thread sends, any may receive."""
 

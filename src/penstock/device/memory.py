@@ -103,8 +103,9 @@ def find_batch_size(
         size = min(2 * size, most or 2 * size) if failing is None else (fitting + failing) // 2
     release_memory()
     if fitting == 0:
+        first_line = next(iter(str(failure).splitlines()), "") or type(failure).__name__
         raise OutOfMemory(
-            f"a batch of one sample does not fit into memory: {_first_line(failure)}; free memory or make the sample "
+            f"a batch of one sample does not fit into memory: {first_line}; free memory or make the sample "
             "or the model smaller"
         ) from failure
     return fitting
@@ -162,9 +163,7 @@ def run_within_memory(
     return _run_parts(step, samples, size, known, undo)
 
 
-def _run_parts(
-    step: Step[R], samples: Samples, size: int, known: int, undo: Callable[[], object] | None
-) -> list[R]:
+def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Callable[[], object] | None) -> list[R]:
     """Run a step on parts of a batch; known: the size that is remembered, or that of the batch."""
     outer = sys.exception()
     takes_share = _takes_share(step)
@@ -226,10 +225,6 @@ def _empty_frames(error: BaseException, outer: BaseException | None) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
-
-
-def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _at_least_one(name: str, value: int) -> int:

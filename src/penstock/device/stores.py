@@ -39,12 +39,9 @@ class Rows:
         self.dtype = first.dtype
         self.shape = tuple(first.shape[1:])
         self.row_bytes = row_bytes(first)
+        unit = next(unit for unit in (8, 4, 2, 1) if self.row_bytes % unit == 0)
         #: The same memory in the largest units that a row consists of: (rows, row_bytes // unit).
-        self.words = torch.empty(
-            (sum(map(len, parts)), self.row_bytes // _unit(self.row_bytes)),
-            dtype=_WORDS[_unit(self.row_bytes)],
-            device=device,
-        )
+        self.words = torch.empty((sum(map(len, parts)), self.row_bytes // unit), dtype=_WORDS[unit], device=device)
         for part, place in zip(parts, torch.split(self.words, [len(part) for part in parts]), strict=True):
             if part.numel():
                 _upload(part, place)
@@ -59,10 +56,6 @@ class Rows:
 def row_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a row of a tensor."""
     return math.prod(tensor.shape[1:]) * tensor.element_size()
-
-
-def _unit(size: int) -> int:
-    return next(unit for unit in (8, 4, 2, 1) if size % unit == 0)
 
 
 def _upload(rows: torch.Tensor, place: torch.Tensor) -> None:
@@ -94,13 +87,12 @@ class Images:
     """
 
     def __init__(self, store: Rows, recipes: Sequence[_native.Recipe]) -> None:
-        device = store.words.device
+        self._device = device = store.words.device
         self._height, self._width, channels = store.shape
         self._recipes = recipes
         size = _native.map_size(recipes[0], self._width, self._height)
         assert size is not None
         self._size = size
-        self._device = device
         self._pixels = store.words.view(torch.uint8).view(-1, channels)
         self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
         self._dtype = torch_dtype(recipes[0].dtype)
@@ -157,18 +149,12 @@ class Images:
         rows, columns = maps[:, :height].unsqueeze(2), maps[:, height:].unsqueeze(1)
         first = (index * (self._height * self._width)).to(self._places).view(-1, 1, 1)
         places = (first + rows * self._width) + columns
-        if self._fills is None:
-            return self._finished(self._select(places), None, None)
-        outside = torch.minimum(rows, columns)  # -1 - k where fill k is shown: of two, the later operation's
-        inside = outside >= 0
-        return self._finished(self._select(places.mul_(inside)), outside, inside)
-
-    def _select(self, places: torch.Tensor) -> torch.Tensor:
-        return self._pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
-
-    def _finished(
-        self, pixels: torch.Tensor, outside: torch.Tensor | None, inside: torch.Tensor | None
-    ) -> torch.Tensor:
+        outside = inside = None
+        if self._fills is not None:
+            outside = torch.minimum(rows, columns)  # -1 - k where fill k is shown: of two, the later operation's
+            inside = outside >= 0
+            places.mul_(inside)
+        pixels = self._pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
         if self._elements is None:
             if outside is not None and inside is not None:
                 pixels = torch.where(inside.unsqueeze(-1), pixels, self._colours(outside))

@@ -26,7 +26,7 @@ from penstock.system.modes import outside_inference
 
 
 class Target(Observer):
-    """The device of a loader, and what is kept on it from pass to pass. Not picklable: a copy of a loader makes its own.
+    """The device of a loader, and what is kept on it from pass to pass. Not picklable: copies of a loader find theirs.
 
     Args:
         device: where batches go, resolved.
@@ -111,7 +111,8 @@ class Target(Observer):
         elif why is not None:
             yield f"decode   on the CPU: {why.why}; on the device with {why.remedy}"
         elif (decoder := self._decoding(feed, plan)) is not None:
-            yield f"decode   on the device, by {decoder.name}; crop, resize and flip there too, close to Pillow's pixels"
+            done = "crop, resize and flip there too, close to Pillow's pixels"
+            yield f"decode   on the device, by {decoder.name}; {done}"
         elif isinstance(self._decoder, InvalidOption):
             yield f"decode   on the CPU: {self._decoder}"
         else:
