@@ -233,11 +233,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batches = self._batches(settings, None)
             batches.observers = (*executors.observers, *followers)
             return batches
-        lane = target.lane()
-        with target.current(lane):
-            batches = self._batches(settings, target.prepare(feed, self._plan, lane), sends=sends)
+        stream = target.copy_stream()
+        with target.current(stream):
+            batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
-        feeding = self._device_feed.feeding(batches, feed, target, lane, settings, self._plan)
+        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan)
         waits = (DeviceWaits(executors.counters), target) if sends else (target,)
         feeding.observers = (*waits, *followers)
         return feeding

@@ -302,7 +302,7 @@ def test_orientation_is_not_applied(tmp_path):
 
 
 class Beside:
-    """A lane of the CPU that counts what is done on it."""
+    """A copy stream of the CPU that counts what is done on it."""
 
     device = CPU
 
@@ -334,15 +334,15 @@ def test_a_loaders_pass_goes_on_from_here(root):
     dataset = folder(root, v1.CenterCrop(50))
     table = planned(dataset).table
     assert table is not None
-    lane: Any = Beside()
-    source = GpuDecoding(planned(dataset), course(BATCHES), means(), OnHost(), CPU, lane)
+    stream: Any = Beside()
+    source = GpuDecoding(planned(dataset), course(BATCHES), means(), OnHost(), CPU, stream)
     arithmetic = partial(finish, Arithmetic(table))
-    batches = list(Feeding(source, Feed("cpu"), CPU, lane, finish=arithmetic, end_source=source.close))
+    batches = list(Feeding(source, Feed("cpu"), CPU, stream, finish=arithmetic, end_source=source.close))
     for (images, labels), numbers in zip(batches, BATCHES, strict=True):
         expected, expected_labels = default_collate([dataset[n] for n in numbers])
         assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
-    # Decoding and the rest of the way are on the lane; pixels that are on the device are not copied.
-    assert (lane.worked, lane.received) == (2 * len(BATCHES), len(BATCHES))
+    # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
+    assert (stream.worked, stream.received) == (2 * len(BATCHES), len(BATCHES))
     wait_until(lambda: not reading_threads())
 
 

@@ -1,7 +1,7 @@
 """One pass over image folders whose JPEG files are decoded on the device, where crop, resize and flip are done too.
 
 Python threads read files ahead, and leave to Pillow those that a GPU's decoder is not trusted with. The thread that
-asks for a batch begins its decoding and its operations, on the lane's stream, and waits for neither.
+asks for a batch begins its decoding and its operations, on the copy stream, and waits for neither.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
-from penstock.device.lane import Lane
-from penstock.device.operations import Pictures, Places, obstacle
+from penstock.device.operations import AxisIndices, DecodedImages, obstacle
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
@@ -47,8 +47,8 @@ class GpuDecoding(IndexedPass):
     """One pass over the data of a plan for which `refusal` gives None, that plan made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
-    height, width), with the same parameters drawn for each sample, and pixels close to those. It is for the lane's
-    stream; whoever hands it on does so as for a copy of that lane. Errors are those of the host's pass.
+    height, width), with the same parameters drawn for each sample, and pixels close to those. The batch is
+    handed over to another stream as a copy of the copy stream is. Errors are those of the host's pass.
 
     Args:
         plan: what is read.
@@ -56,8 +56,8 @@ class GpuDecoding(IndexedPass):
         means: how many threads read files, and from whom.
         decoder: of the device.
         device: where batches are made.
-        lane: whose stream they are made on; None: on the calling thread's current one.
-        substitutes: how bad samples are replaced; None raises their errors.
+        stream: batches are made on it; None: on the calling thread's current one.
+        substitutes: how bad samples are replaced; None: their errors are raised.
         eager: start reading now, not when the first batch is asked for.
     """
 
@@ -68,7 +68,7 @@ class GpuDecoding(IndexedPass):
         means: Means,
         decoder: Decoder,
         device: torch.device,
-        lane: Lane | None = None,
+        stream: CopyStream | None = None,
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
@@ -77,9 +77,9 @@ class GpuDecoding(IndexedPass):
         self._decoder = decoder
         self._device = device
         self._substitutes = substitutes
-        self.begin(plan, course, lane, eager=eager)
+        self.begin(plan, course, stream, eager=eager)
 
-    def begin(self, plan: NativePlan, course: Course, lane: Lane | None = None, *, eager: bool = False) -> None:
+    def begin(self, plan: NativePlan, course: Course, stream: CopyStream | None = None, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._crew = Readers(
             plan,
@@ -91,9 +91,9 @@ class GpuDecoding(IndexedPass):
         )
         self._hold(self._crew)
         self._plan = plan
-        self._lane = lane
-        self._working = contextlib.nullcontext if lane is None else lane.working
-        self._places = Places(self._device)
+        self._stream = stream
+        self._working = contextlib.nullcontext if stream is None else stream.working
+        self._places = AxisIndices(self._device)
         self._start(course, eager=eager)
 
     def _new_batch(self) -> Batch:
@@ -143,7 +143,7 @@ class GpuDecoding(IndexedPass):
             for leaf, positions in undone.items():
                 recipe = plan.leaves[leaf].recipe
                 assert recipe is not None
-                pictures = Pictures([rows[i] for i in positions], self._places)
+                pictures = DecodedImages([rows[i] for i in positions], self._places)
                 made = pictures.run(recipe, [batch.samples[i].drawn or [] for i in positions])
                 for i, row in zip(positions, made, strict=True):
                     rows[i] = row
@@ -171,7 +171,7 @@ class GpuDecoding(IndexedPass):
         for i, sample in enumerate(batch.samples):
             if isinstance(sample.content, torch.Tensor):
                 on_host = sample.content
-                pixels[i] = on_host.to(self._device) if self._lane is None else self._lane.copy(on_host)
+                pixels[i] = on_host.to(self._device) if self._stream is None else self._stream.copy(on_host)
         return [pixels[i] for i in range(len(pixels))]
 
     def _check(self, batch: Batch, rows: list[torch.Tensor]) -> None:
@@ -199,7 +199,7 @@ class DecodingExecutor:
 
     decoder: Decoder
     device: torch.device
-    lane: Lane
+    stream: CopyStream
     kind: type = GpuDecoding
 
     def accepts(self, job: Job) -> bool:
@@ -214,7 +214,7 @@ class DecodingExecutor:
             job.means,
             self.decoder,
             self.device,
-            self.lane,
+            self.stream,
             substitutes=job.substitutes,
             eager=job.eager,
         )
@@ -222,4 +222,4 @@ class DecodingExecutor:
     def restart(self, held: GpuDecoding, job: Job) -> None:
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None
-        held.begin(job.plan, job.course(), self.lane, eager=job.eager)
+        held.begin(job.plan, job.course(), self.stream, eager=job.eager)

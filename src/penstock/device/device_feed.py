@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.device.copy_stream import CopyStream
 from penstock.device.feed import Feed, explain_feed
 from penstock.device.feeding import Feeding, Sender
-from penstock.device.lane import Lane
 from penstock.device.target import Target
 from penstock.plan import Plan
 from penstock.settings import Settings
@@ -39,7 +39,7 @@ class DeviceFeed:
         return self._target if self._target is not None and self._target.device == device else Target(device)
 
     def feeding(
-        self, batches: Any, feed: Feed, target: Target, lane: Lane | None, settings: Settings, plan: Plan
+        self, batches: Any, feed: Feed, target: Target, stream: CopyStream | None, settings: Settings, plan: Plan
     ) -> Feeding[Any]:
         """Return the pass that brings batches to the device."""
         end = getattr(batches, "_shutdown_workers", None)
@@ -47,7 +47,7 @@ class DeviceFeed:
             batches,
             feed,
             target.device,
-            lane,
+            stream,
             finish=target.finish(plan),
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,

@@ -21,8 +21,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
+from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, Moved, Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
@@ -45,14 +45,14 @@ class ThreadSender:
 
     Args:
         source: gives the batches; used in the thread only.
-        lane: where they go.
+        stream: copies them.
         mover: begins their copies.
         depth: batches that are sent ahead of the one that is asked for.
     """
 
-    def __init__(self, source: Iterator[Any], lane: Lane, mover: Mover, depth: int) -> None:
+    def __init__(self, source: Iterator[Any], stream: CopyStream, mover: Mover, depth: int) -> None:
         self._source = source
-        self._lane = lane
+        self._stream = stream
         self._mover = mover
         self._room = threading.Semaphore(depth)
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -97,7 +97,7 @@ class ThreadSender:
 
     def _run(self) -> None:
         try:
-            with self._lane.current():
+            with self._stream.current():
                 self._send_all()
         except BaseException as error:  # of the device, not of a batch: nobody may wait for ever
             self._sent.put(error)
@@ -122,18 +122,18 @@ class ThreadSender:
 
 
 class InlineSender:
-    """Sends batches in the caller's thread: of sources that read there, and where there is no lane."""
+    """Sends batches in the caller's thread: of sources that read there, and where there is no copy stream."""
 
-    def __init__(self, source: Iterator[Any], lane: Lane | None, mover: Mover) -> None:
+    def __init__(self, source: Iterator[Any], stream: CopyStream | None, mover: Mover) -> None:
         self._source = source
-        self._lane = lane
+        self._stream = stream
         self._mover = mover
         self._sent: deque[Any] = deque()
         self._number = 0
 
     def next(self) -> Any:
         """Return what was sent next: a Moved, the error in its place, or _END."""
-        ahead = 0 if self._lane is None else 1
+        ahead = 0 if self._stream is None else 1
         while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
             self._sent.append(self._send_one())
         return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
@@ -150,10 +150,10 @@ class InlineSender:
 
     def _send_one(self) -> Any:
         try:
-            if self._lane is None:
+            if self._stream is None:
                 batch = next(self._source)
             else:  # it is made ahead, and may be taken in another mode
-                with self._lane.current(), outside_inference():
+                with self._stream.current(), outside_inference():
                     batch = next(self._source)
         except StopIteration:
             return _END
@@ -185,7 +185,7 @@ class Feeding(Generic[T]):
         source: an iterator of batches.
         feed: how they go to the device.
         device: where that is, resolved.
-        lane: the way there; None: plain copies in the caller's thread.
+        stream: copies to it; None: plain copies in the caller's thread.
         finish: what the loader's own plan left to the device.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
@@ -198,22 +198,22 @@ class Feeding(Generic[T]):
         source: Iterator[T],
         feed: Feed,
         device: torch.device,
-        lane: Lane | None,
+        stream: CopyStream | None,
         *,
         finish: Finish | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
     ) -> None:
         self.device = device
-        self._mover = Mover(feed, device, lane, finish)
+        self._mover = Mover(feed, device, stream, finish)
         self._number = 0
         self._open = True
         self._length = length(source)
         self.sender: Sender
-        if lane is not None and in_thread:
-            self.sender = ThreadSender(source, lane, self._mover, feed.depth)
+        if stream is not None and in_thread:
+            self.sender = ThreadSender(source, stream, self._mover, feed.depth)
         else:
-            self.sender = InlineSender(source, lane, self._mover)
+            self.sender = InlineSender(source, stream, self._mover)
         self._end = weakref.finalize(self, self.sender.close, end_source)
 
     def __iter__(self) -> Feeding[T]:
@@ -279,7 +279,7 @@ class Prefetch(Generic[T]):
             source,
             self.feed,
             device,
-            lane_to(device),
+            copy_stream_to(device),
             # A loader without workers reads, and draws random numbers, in the thread that asks it.
             in_thread=loader is None or loader.num_workers > 0,
             end_source=None if kept or source is self.batches else end,

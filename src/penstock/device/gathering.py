@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.device.lane import Lane
-from penstock.device.resident import Held
+from penstock.device.copy_stream import CopyStream
+from penstock.device.resident import ResidentPlan
 from penstock.device.stores import Images, sent
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.iterator import Course, Handed, IndexedPass, Means
@@ -52,19 +52,19 @@ class Gathering(IndexedPass):
         held: the plan and its arrays.
         course: the dataset indices of each batch; a list holds what a sampler gave that is none.
         means: workers are not started.
-        lane: on whose stream all is done; None: on the caller's.
+        stream: all is done on it; None: on the current one of the calling thread.
     """
 
-    def __init__(self, held: Held, course: Course, means: Means, lane: Lane | None = None) -> None:
+    def __init__(self, held: ResidentPlan, course: Course, means: Means, stream: CopyStream | None = None) -> None:
         super().__init__(means)
         self._most = _TOGETHER if means.workers and means.ahead else 1
         self._num_workers = 0  # for programs that ask for the workers
-        self.begin(held, course, lane)
+        self.begin(held, course, stream)
 
-    def begin(self, held: Held, course: Course, lane: Lane | None = None) -> None:
+    def begin(self, held: ResidentPlan, course: Course, stream: CopyStream | None = None) -> None:
         """Begin a pass."""
         self._held = held
-        self._working = contextlib.nullcontext if lane is None else lane.working
+        self._working = contextlib.nullcontext if stream is None else stream.working
         self._images: Images | None = None
         self._labels: torch.Tensor | None = None
         self._target = 1
@@ -158,8 +158,8 @@ class Gathering(IndexedPass):
 class ResidentExecutor:
     """Gathers batches from data that lives on the device."""
 
-    held: Held
-    lane: Lane
+    held: ResidentPlan
+    stream: CopyStream
     kind: type = Gathering
 
     def accepts(self, job: Job) -> bool:
@@ -167,11 +167,11 @@ class ResidentExecutor:
 
     def open(self, job: Job) -> Gathering:
         job.progress.arrivals = None  # batches come in order
-        return Gathering(self.held, job.course(), job.means, self.lane)
+        return Gathering(self.held, job.course(), job.means, self.stream)
 
     def restart(self, held: Gathering, job: Job) -> None:
         job.progress.arrivals = None
-        held.begin(self.held, job.course(), self.lane)
+        held.begin(self.held, job.course(), self.stream)
 
 
 def _by_itself(image: torch.Tensor) -> torch.Tensor:

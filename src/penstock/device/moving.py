@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from penstock.device.arithmetic import Arithmetic
+from penstock.device.copy_stream import CopyStream
 from penstock.device.feed import Feed
-from penstock.device.lane import Lane
 from penstock.device.structure import leaves, map_leaves
 
 #: Finishes a batch of the loader's own plan on the device, before all else.
@@ -45,25 +45,27 @@ class Mover:
     Args:
         feed: what is asked for.
         device: where to, resolved.
-        lane: the way there; None: `receive` does all, by plain copies.
+        stream: copies to it; None: `receive` does all, by plain copies.
         finish: of the loader's own batches.
     """
 
-    def __init__(self, feed: Feed, device: torch.device, lane: Lane | None, finish: Finish | None = None) -> None:
+    def __init__(
+        self, feed: Feed, device: torch.device, stream: CopyStream | None, finish: Finish | None = None
+    ) -> None:
         self._feed = feed
         self._device = device
-        self._lane = lane
+        self._stream = stream
         self._finish = finish
         self._idle = device.type == "cpu" and finish is None and feed.dtype is None and not feed.channels_last
 
     def send(self, batch: Any) -> Moved:
         """Begin to move a batch. Raises what its own types, the device or the transform raise."""
-        lane = self._lane
-        if lane is None or not _shows_its_tensors(batch):
+        stream = self._stream
+        if stream is None or not _shows_its_tensors(batch):
             return Moved(batch, late=True)
-        with lane.working():
-            moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, lane), _moves_itself))
-            return Moved(moved, lane.mark(), list(tensors_in(moved)))
+        with stream.working():
+            moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _moves_itself))
+            return Moved(moved, stream.mark(), list(tensors_in(moved)))
 
     def receive(self, moved: Moved) -> Any:
         """Return the batch for the calling thread's current stream."""
@@ -71,19 +73,19 @@ class Mover:
             if self._idle and self._feed.transform is None:
                 return moved.batch
             return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _moves_itself))
-        assert self._lane is not None
-        self._lane.receive(moved.mark, moved.tensors)
+        assert self._stream is not None
+        self._stream.receive(moved.mark, moved.tensors)
         return moved.batch
 
-    def _move(self, leaf: Any, lane: Lane | None) -> Any:
-        """Return a leaf on the device; lane: None for a plain copy."""
+    def _move(self, leaf: Any, stream: CopyStream | None) -> Any:
+        """Return a leaf on the device; stream: None for a plain copy."""
         if isinstance(leaf, torch.Tensor):
             if leaf.device == self._device:
                 return leaf
-            return leaf.to(self._device) if lane is None else lane.copy(leaf)
+            return leaf.to(self._device) if stream is None else stream.copy(leaf)
         if not _moves_itself(leaf):
             return leaf
-        return _move_itself(leaf if lane is None else lane.pin(leaf), self._device)
+        return _move_itself(leaf if stream is None else stream.pin(leaf), self._device)
 
     def _made(self, batch: Any) -> Any:
         """Return a batch on the device with what the recipe and the Feed want done to it there."""

@@ -38,8 +38,8 @@ def obstacle(recipe: Recipe) -> str | None:
     return None
 
 
-class Pictures:
-    """Pictures at one point of their recipe.
+class DecodedImages:
+    """DecodedImages at one point of their recipe.
 
     They lie apart until they are all of one shape: `whole` then holds them, (samples, channels, height, width), and
     `each` is its rows. After a resize they are float32, and rounded when it is needed.
@@ -49,7 +49,7 @@ class Pictures:
         places: of the same device and stream.
     """
 
-    def __init__(self, each: Sequence[torch.Tensor], places: Places) -> None:
+    def __init__(self, each: Sequence[torch.Tensor], places: AxisIndices) -> None:
         self.each = list(each)
         self.whole: torch.Tensor | None = None
         self._places = places
@@ -200,19 +200,19 @@ class Pictures:
         return picture
 
 
-_Operation = Callable[[Pictures, dict[str, Any], list[Any]], None]
+_Operation = Callable[[DecodedImages, dict[str, Any], list[Any]], None]
 _OPERATIONS: dict[str, _Operation] = {
-    "RandomResizedCrop": Pictures.random_resized_crop,
-    "Resize": Pictures.resize,
-    "CenterCrop": Pictures.center_crop,
-    "RandomCrop": Pictures.random_crop,
-    "Pad": Pictures.pad,
-    "RandomFlip": Pictures.flip,
-    "Grayscale": Pictures.grayscale,
+    "RandomResizedCrop": DecodedImages.random_resized_crop,
+    "Resize": DecodedImages.resize,
+    "CenterCrop": DecodedImages.center_crop,
+    "RandomCrop": DecodedImages.random_crop,
+    "Pad": DecodedImages.pad,
+    "RandomFlip": DecodedImages.flip,
+    "Grayscale": DecodedImages.grayscale,
 }
 
 
-class Places:
+class AxisIndices:
     """Which row or column of a picture each one of another is, on a device; kept, and used on one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:

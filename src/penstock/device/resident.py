@@ -24,7 +24,7 @@ _Kept = tuple[list[Watch], Rows]
 
 
 @dataclass(frozen=True)
-class Held:
+class ResidentPlan:
     """A plan whose arrays are on a device."""
 
     plan: NativePlan
@@ -79,7 +79,7 @@ class Resident:
         found = self._fit(plan, release=False)
         return found if isinstance(found, Refusal) else None
 
-    def hold(self, plan: NativePlan) -> Held | Refusal:
+    def hold(self, plan: NativePlan) -> ResidentPlan | Refusal:
         """Return the plan with its arrays on the device, or why its batches are made on the host."""
         current = self._fit(plan, release=True)
         self._kept = []
@@ -99,7 +99,7 @@ class Resident:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # from now on any stream may read them
         firsts = np.cumsum([0, *(leaf.size for leaf in plan.leaves)])[:-1].astype(np.int64)
-        return Held(plan, self.device, tuple(store for _, store in self._kept), firsts)
+        return ResidentPlan(plan, self.device, tuple(store for _, store in self._kept), firsts)
 
     def explain(self, plan: NativePlan) -> str:
         """Return where batches of a plan are made, for explain()."""

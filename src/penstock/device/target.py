@@ -11,13 +11,13 @@ import torch
 
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.bottleneck import Meter, Verdict
+from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import DecodingExecutor, refusal
 from penstock.device.feed import Feed
 from penstock.device.gathering import ResidentExecutor
-from penstock.device.lane import Lane, lane_to
 from penstock.device.moving import Finish, finish
-from penstock.device.resident import Held, Resident
+from penstock.device.resident import Resident, ResidentPlan
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.observe import Delivery, Observer
@@ -46,35 +46,35 @@ class Target(Observer):
         """Whether batches go there on a stream of their own."""
         return self.device.type not in ("cpu", "mps")
 
-    def lane(self) -> Lane | None:
+    def copy_stream(self) -> CopyStream | None:
         """Return a new way there."""
-        return lane_to(self.device)
+        return copy_stream_to(self.device)
 
-    def current(self, lane: Lane | None) -> AbstractContextManager[Any]:
-        """Return what makes the device the current one, where there is a lane to it."""
-        return nullcontext() if lane is None else lane.current()
+    def current(self, stream: CopyStream | None) -> AbstractContextManager[Any]:
+        """Return what makes the device the current one, where there is a copy stream to it."""
+        return nullcontext() if stream is None else stream.current()
 
     @outside_inference()  # what stays on the device outlives the mode
-    def prepare(self, feed: Feed, plan: Plan, lane: Lane | None) -> Executor | None:
+    def prepare(self, feed: Feed, plan: Plan, stream: CopyStream | None) -> Executor | None:
         """Return what makes the batches of the pass that begins on the device; None: the host makes them.
 
         Raises:
             InvalidOption: decode="gpu", and nothing is installed that can.
         """
-        if lane is None or not isinstance(plan, NativePlan):
+        if stream is None or not isinstance(plan, NativePlan):
             return None
         if feed.cache is not None:
             if self._resident is None:
                 self._resident = Resident(self.device)
             held = self._resident.hold(plan)
-            if isinstance(held, Held):
-                return ResidentExecutor(held, lane)
+            if isinstance(held, ResidentPlan):
+                return ResidentExecutor(held, stream)
         decoder = self._decoding(feed, plan)
         if decoder is None:
             undecided = feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
             self._meter, self._waited = Meter() if undecided else None, 0.0
             return None
-        return DecodingExecutor(decoder, self.device, lane)
+        return DecodingExecutor(decoder, self.device, stream)
 
     def delivered(self, delivery: Delivery) -> None:
         """Count what the loop waited for a batch of this pass."""
