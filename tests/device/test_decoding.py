@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from penstock.device.decoders import decoder_for, read_header
 from penstock.device.decoding import GpuDecoding, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.moving import finish
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import Course, Means
@@ -336,8 +334,7 @@ def test_a_loaders_pass_goes_on_from_here(root):
     assert table is not None
     stream: Any = Beside()
     source = GpuDecoding(planned(dataset), course(BATCHES), means(), OnHost(), CPU, stream)
-    arithmetic = partial(finish, Arithmetic(table))
-    batches = list(Feeding(source, Feed("cpu"), CPU, stream, finish=arithmetic, end_source=source.close))
+    batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
     for (images, labels), numbers in zip(batches, BATCHES, strict=True):
         expected, expected_labels = default_collate([dataset[n] for n in numbers])
         assert torch.equal(images, expected) and torch.equal(labels, expected_labels)

@@ -1,4 +1,4 @@
-"""Decoders of JPEG files on a device, and what of a file says that they can be trusted with it.
+"""Decoders of JPEG files on a device, and the headers of files, which say whether a decoder can be trusted with them.
 
 Their libraries are optional, and imported when a decoder is asked for.
 """

@@ -93,7 +93,7 @@ class GpuDecoding(IndexedPass):
         self._plan = plan
         self._stream = stream
         self._working = contextlib.nullcontext if stream is None else stream.working
-        self._places = AxisIndices(self._device)
+        self._axis_indices = AxisIndices(self._device)
         self._start(course, eager=eager)
 
     def _new_batch(self) -> Batch:
@@ -143,7 +143,7 @@ class GpuDecoding(IndexedPass):
             for leaf, positions in undone.items():
                 recipe = plan.leaves[leaf].recipe
                 assert recipe is not None
-                pictures = DecodedImages([rows[i] for i in positions], self._places)
+                pictures = DecodedImages([rows[i] for i in positions], self._axis_indices)
                 made = pictures.run(recipe, [batch.samples[i].drawn or [] for i in positions])
                 for i, row in zip(positions, made, strict=True):
                     rows[i] = row

@@ -48,7 +48,7 @@ class DeviceFeed:
             feed,
             target.device,
             stream,
-            finish=target.finish(plan),
+            arithmetic=target.arithmetic(plan),
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,
         )

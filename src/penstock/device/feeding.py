@@ -21,9 +21,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
+from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.moving import Finish, Moved, Mover
+from penstock.device.moving import Moved, Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
 from penstock.executors.workers.surroundings import with_surroundings
@@ -45,7 +46,7 @@ class ThreadSender:
 
     Args:
         source: gives the batches; used in the thread only.
-        stream: copies them.
+        stream: copies the batches.
         mover: begins their copies.
         depth: batches that are sent ahead of the one that is asked for.
     """
@@ -116,7 +117,7 @@ class ThreadSender:
             if self._closed:
                 return
             if sent is None:
-                sent = _sent(self._mover, batch, number)
+                sent = _send(self._mover, batch, number)
             self._sent.put(sent)
             del batch, sent  # nothing is held while the source is waited for
 
@@ -161,15 +162,15 @@ class InlineSender:
             return error
         self._number += 1
         with outside_inference():
-            return _sent(self._mover, batch, self._number - 1)
+            return _send(self._mover, batch, self._number - 1)
 
 
-def _sent(mover: Mover, batch: Any, number: int) -> Moved | Exception:
+def _send(mover: Mover, batch: Any, number: int) -> Moved | Exception:
     """Begin to move a batch, and return it, or the error in its place."""
     try:
         return mover.send(batch)
     except Exception as error:
-        return _noted(error, number)
+        return _with_note(error, number)
 
 
 Sender = ThreadSender | InlineSender
@@ -185,8 +186,8 @@ class Feeding(Generic[T]):
         source: an iterator of batches.
         feed: how they go to the device.
         device: where that is, resolved.
-        stream: copies to it; None: plain copies in the caller's thread.
-        finish: what the loader's own plan left to the device.
+        stream: copies to the device; None: plain copies in the caller's thread.
+        arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
     """
@@ -200,12 +201,12 @@ class Feeding(Generic[T]):
         device: torch.device,
         stream: CopyStream | None,
         *,
-        finish: Finish | None = None,
+        arithmetic: Arithmetic | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
     ) -> None:
         self.device = device
-        self._mover = Mover(feed, device, stream, finish)
+        self._mover = Mover(feed, device, stream, arithmetic)
         self._number = 0
         self._open = True
         self._length = length(source)
@@ -239,7 +240,7 @@ class Feeding(Generic[T]):
         try:
             batch = self._mover.receive(sent)
         except Exception as error:
-            raise _noted(error, number)  # noqa: B904  the same error
+            raise _with_note(error, number)  # noqa: B904  the same error
         return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
 
     def close(self) -> None:
@@ -331,7 +332,7 @@ def prefetch(
     return Prefetch(batches, replace(device if isinstance(device, Feed) else Feed(device), **given))
 
 
-def _noted(error: Exception, number: int) -> Exception:
+def _with_note(error: Exception, number: int) -> Exception:
     with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
         error.add_note(f"while batch {number} of this pass went to its device")
     return error

@@ -12,7 +12,7 @@ import torch
 
 from penstock.device.copy_stream import CopyStream
 from penstock.device.resident import ResidentPlan
-from penstock.device.stores import Images, sent
+from penstock.device.stores import Images, send
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.iterator import Course, Handed, IndexedPass, Means
 from penstock.executors.job import Job
@@ -52,7 +52,7 @@ class Gathering(IndexedPass):
         held: the plan and its arrays.
         course: the dataset indices of each batch; a list holds what a sampler gave that is none.
         means: workers are not started.
-        stream: all is done on it; None: on the current one of the calling thread.
+        stream: batches are made on it; None: on the calling thread's current one.
     """
 
     def __init__(self, held: ResidentPlan, course: Course, means: Means, stream: CopyStream | None = None) -> None:
@@ -122,7 +122,7 @@ class Gathering(IndexedPass):
         numbers = [len(batch.indices) for batch in ours]
         leaves = None if ours[0].leaves is None else np.concatenate([batch.leaves for batch in ours])
         rows = np.concatenate([batch.local for batch in ours])
-        places = sent(rows if leaves is None else rows + held.firsts[leaves], held.device)
+        places = send(rows if leaves is None else rows + held.firsts[leaves], held.device)
         if self._images is not None:
             samples = np.concatenate([batch.indices for batch in ours])
             positions = np.concatenate([as_array(batch.positions) for batch in ours])

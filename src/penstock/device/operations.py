@@ -1,4 +1,4 @@
-"""The operations of a recipe on decoded pictures, on their device: close to what native/recipe*.cc does on the host.
+"""The operations of a recipe on decoded pictures, on their device: close to what native/image does on the host.
 
 Resizes are torch's, in float32 and rounded at their end: Pillow rounds between its two passes as well, so that values
 differ by 1 here and there. All else is exact.
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from penstock.device.stores import sent
+from penstock.device.stores import send
 from penstock.recipe.reader import Recipe
 
 #: Bytes of float32 pictures that are resized at once.
@@ -39,20 +39,20 @@ def obstacle(recipe: Recipe) -> str | None:
 
 
 class DecodedImages:
-    """DecodedImages at one point of their recipe.
+    """Pictures at one point of their recipe.
 
     They lie apart until they are all of one shape: `whole` then holds them, (samples, channels, height, width), and
-    `each` is its rows. After a resize they are float32, and rounded when it is needed.
+    `each` is its rows. After a resize they are float32, and are rounded before the next operation that needs pixels.
 
     Args:
         each: pictures, uint8 (channels, height, width).
-        places: of the same device and stream.
+        axis_indices: of the same device and stream.
     """
 
-    def __init__(self, each: Sequence[torch.Tensor], places: AxisIndices) -> None:
+    def __init__(self, each: Sequence[torch.Tensor], axis_indices: AxisIndices) -> None:
         self.each = list(each)
         self.whole: torch.Tensor | None = None
-        self._places = places
+        self._axis_indices = axis_indices
         self._fills: Sequence[bytes] = ()
 
     def run(self, recipe: Recipe, drawn: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class DecodedImages:
         if self.whole is None:
             self._set([picture.flip(axis) if do else picture for picture, do in zip(self.each, drawn, strict=True)])
         else:
-            chosen = sent(np.array(drawn, dtype=bool), self.whole.device).view(-1, 1, 1, 1)
+            chosen = send(np.array(drawn, dtype=bool), self.whole.device).view(-1, 1, 1, 1)
             self._set_whole(torch.where(chosen, self.whole.flip(axis), self.whole))
 
     def grayscale(self, operation: dict[str, Any], _: list[Any]) -> None:
@@ -180,7 +180,7 @@ class DecodedImages:
     def _nearest(self, picture: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:
         for axis, to in zip((-2, -1), size, strict=True):
             if picture.shape[axis] != to:
-                picture = picture.index_select(axis, self._places.nearest(picture.shape[axis], to, kind))
+                picture = picture.index_select(axis, self._axis_indices.nearest(picture.shape[axis], to, kind))
         return picture
 
     def _padded(self, picture: torch.Tensor, margins: tuple[int, ...], mode: str, fill: bytes) -> torch.Tensor:
@@ -196,7 +196,7 @@ class DecodedImages:
             return padded
         for axis, before, size, after in ((-2, top, height, bottom), (-1, left, width, right)):
             if before or after:
-                picture = picture.index_select(axis, self._places.padding(size, before, after, mode))
+                picture = picture.index_select(axis, self._axis_indices.padding(size, before, after, mode))
         return picture
 
 
@@ -213,36 +213,39 @@ _OPERATIONS: dict[str, _Operation] = {
 
 
 class AxisIndices:
-    """Which row or column of a picture each one of another is, on a device; kept, and used on one stream at a time."""
+    """Which row or column of a picture each one of a padded or resized picture shows: indices on a device.
+
+    They are kept, and used on one stream at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def padding(self, size: int, before: int, after: int, mode: Any) -> torch.Tensor:
-        """Return them for numpy's padding of this mode."""
+        """Return the indices for numpy's padding of this mode."""
         return self._kept((size, before, after, mode), lambda: np.pad(np.arange(size), (before, after), mode=mode))
 
     def nearest(self, size: int, to: int, kind: str) -> torch.Tensor:
-        """Return them for a resize of a kind, as native/resize_tables.cc: 'pillow', 'nearest' or 'nearest-exact'."""
+        """Return the indices for a resize, as native/image/resize_tables.cc: 'pillow', 'nearest' or 'nearest-exact'."""
 
-        def places() -> NDArray[np.int64]:
+        def indices() -> NDArray[np.int64]:
             if kind == "pillow":  # its Geometry.c adds the step output by output, roundings and all
                 steps = np.full(to, size / to)
                 steps[0] /= 2
-                at = np.cumsum(steps)
+                found = np.cumsum(steps)
             else:
                 half = np.float32(0.5 if kind == "nearest-exact" else 0)
-                at = (np.arange(to, dtype=np.float32) + half) * (np.float32(size) / np.float32(to))
-            return np.minimum(at.astype(np.int64), size - 1)
+                found = (np.arange(to, dtype=np.float32) + half) * (np.float32(size) / np.float32(to))
+            return np.minimum(found.astype(np.int64), size - 1)
 
-        return self._kept((size, to, kind), places)
+        return self._kept((size, to, kind), indices)
 
     def _kept(self, key: tuple[Any, ...], make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
         if key not in self._known:
             if len(self._known) >= 256:  # pictures of many sizes
                 self._known.clear()
-            self._known[key] = sent(make(), self._device)
+            self._known[key] = send(make(), self._device)
         return self._known[key]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock import _native
-from penstock.device.stores import Images, Rows, row_bytes, sent
+from penstock.device.stores import Images, Rows, row_bytes, send
 from penstock.device.watch import Watch, key
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
@@ -30,9 +30,9 @@ class ResidentPlan:
     plan: NativePlan
     device: torch.device
     stores: tuple[Rows, ...]
-    """One a field."""
+    """One for each field."""
     firsts: Indices
-    """Of each leaf, the place of its first row in the stores."""
+    """Where the first row of each leaf is in the stores."""
 
     def images(self) -> Images | None:
         """Return what makes images of the only store's rows; None where rows are the fields."""
@@ -40,18 +40,17 @@ class ResidentPlan:
         return Images(self.stores[0], recipes) if recipes else None
 
     def labels(self) -> torch.Tensor | None:
-        """Return the labels of all rows on the device, as they are collated; None where each batch must ask for its."""
+        """Return the labels of all rows on the device, collated; None where they must be read batch by batch."""
         columns = []
         for leaf in self.plan.leaves:
             if leaf.labels is None or leaf.held is None or not leaf.held.settled:
                 return None
-            columns.append(leaf.labels(np.arange(leaf.size, dtype=np.int64)))
-        arrays = [column for column in columns if isinstance(column, np.ndarray)]
-        if len(arrays) < len(columns):
-            return None
-        if len(arrays) > 1 and any(array.dtype != np.int64 for array in arrays):
-            return None  # torch's collate looks at each batch: integers stay what they are in all
-        return sent(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), self.device)
+            column = leaf.labels(np.arange(leaf.size, dtype=np.int64))
+            # Of several leaves torch's collate looks at the labels in each batch; integers stay what they are in all.
+            if not isinstance(column, np.ndarray) or (len(self.plan.leaves) > 1 and column.dtype != np.int64):
+                return None
+            columns.append(column)
+        return send(np.concatenate(columns), self.device)
 
     def hand_to_current_stream(self) -> None:
         """Tell the allocator that the current stream uses the arrays, so that it outlasts them."""
@@ -65,8 +64,8 @@ class ResidentPlan:
 class Resident:
     """Keeps the arrays of one loader's dataset on a device, for as long as it lives itself.
 
-    Arrays that are other ones than in the pass before, or changed as far as a `Watch` can tell, are copied anew.
-    One thread at a time.
+    Arrays that are not those of the pass before, or have changed as far as a `Watch` can tell, are copied anew. One
+    thread at a time uses it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -155,7 +154,7 @@ def available(device: torch.device) -> int | None:
 
 
 def _unsuitable(plan: NativePlan) -> Refusal | None:
-    """Return why a device cannot make the batches of a plan."""
+    """Return why a device cannot make the batches of a plan, or None."""
     for leaf in plan.leaves:
         if leaf.held is None:
             return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")

@@ -71,7 +71,7 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type not in ("cpu", "mps"))
 
 
-def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+def send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return a copy of an array on a device."""
     given = torch.from_numpy(array)
     staged = host_memory(tuple(given.shape), given.dtype, device)
@@ -99,7 +99,7 @@ class Images:
         fills = [np.frombuffer(fill, np.uint8) for recipe in recipes for fill in recipe.fills]
         #: Of each leaf, the fills of those before it.
         self._before = np.cumsum([0, *(len(recipe.fills) for recipe in recipes)])[:-1]
-        self._fills = sent(np.stack(fills), device) if fills else None
+        self._fills = send(np.stack(fills), device) if fills else None
         self._elements: torch.Tensor | None = None
         table = recipes[0].table
         if table is not None:
@@ -108,8 +108,8 @@ class Images:
             given += [fill.reshape(channels, 1, -1) for fill in fills]
             elements = np.concatenate(given, axis=1)
             firsts = np.arange(channels, dtype=np.int32) * np.int32(elements.shape[1])
-            self._elements = sent(elements.reshape(-1), device).view(word)
-            self._firsts = sent(firsts, device).view(-1, 1, 1)
+            self._elements = send(elements.reshape(-1), device).view(word)
+            self._firsts = send(firsts, device).view(-1, 1, 1)
 
     def bytes_of(self, samples: int) -> int:
         """Return about how many bytes of the device take() needs for so many samples."""

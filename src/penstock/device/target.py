@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import DecodingExecutor, refusal
 from penstock.device.feed import Feed
 from penstock.device.gathering import ResidentExecutor
-from penstock.device.moving import Finish, finish
 from penstock.device.resident import Resident, ResidentPlan
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
@@ -85,14 +83,14 @@ class Target(Observer):
         if self._meter is not None:
             self._verdict, self._meter = self._meter.judge(self._waited), None
 
-    def finish(self, plan: Plan) -> Finish | None:
-        """Return what is left to the device of what the recipe does."""
+    def arithmetic(self, plan: Plan) -> Arithmetic | None:
+        """Return what is left to the device of what the plan's recipe does, or None."""
         table = plan.table if isinstance(plan, NativePlan) else None
         if table is None:
             return None
         if self._arithmetic is None or not self._arithmetic.made_from(table):
             self._arithmetic = Arithmetic(table)
-        return partial(finish, self._arithmetic)
+        return self._arithmetic
 
     def explain(self, feed: Feed, plan: Plan) -> Iterator[str]:
         """Yield what the device does of what the Feed asks, and why not the rest, for explain()."""
