@@ -1,4 +1,4 @@
-"""The last step of a recipe on the device: pixels become what the host's native code would have made of them."""
+"""The last step of a recipe on the device: pixels become the elements that the host's native code would make."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Operation = Callable[..., torch.Tensor]
 
-#: Bytes of intermediate results at a time.
+#: Bytes that intermediate results may take.
 _ROOM = 64 << 20
 #: How many representable numbers around a guess are tried: as in native/planes.cc.
 _REACH = 8
 
 
 class Arithmetic:
-    """Makes of pixels what a table says; on every device the same, bit for bit.
+    """Turns pixels into the elements that a table gives for them, bit for bit the same on every device.
 
-    It calculates in float32 where that gives the whole table: tried on the device itself, with its first batch. Else
-    it looks each element up. Any number of threads may call it, on any devices; it works on the current stream.
+    Elements are calculated in float32 where that gives the whole table, as a trial on the device itself shows; else
+    they are looked up. Any number of threads may call it, on any devices; it works on the current stream.
 
     Args:
         table: what each pixel value becomes: (channels, 256) of a floating-point dtype.
@@ -73,7 +73,7 @@ class Arithmetic:
         return self._conversions[key]
 
     def made_from(self, table: torch.Tensor) -> bool:
-        """Return whether another one, made from this table, would do the same: it is equal bit for bit."""
+        """Return whether this table is the one that it was made from, bit for bit."""
         mine = self.table
         return mine.dtype == table.dtype and torch.equal(mine.view(torch.uint8), table.cpu().view(torch.uint8))
 
@@ -103,7 +103,7 @@ class Formula:
 
 
 class Lookup:
-    """Elements by their place in a table, which is on the device."""
+    """Elements looked up in a table, which is on the device."""
 
     def __init__(self, table: torch.Tensor, device: torch.device) -> None:
         firsts = torch.arange(0, table.numel(), 256, dtype=torch.int32, device="cpu")

@@ -81,14 +81,8 @@ class GpuDecoding(IndexedPass):
 
     def begin(self, plan: NativePlan, course: Course, stream: CopyStream | None = None, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
-        self._crew = Readers(
-            plan,
-            course.seed,
-            course.epoch,
-            self._means.workers,
-            grey=self._decoder.grey,
-            substitutes=self._substitutes,
-        )
+        workers, grey = self._means.workers, self._decoder.grey
+        self._crew = Readers(plan, course, workers, grey=grey, substitutes=self._substitutes)
         self._hold(self._crew)
         self._plan = plan
         self._stream = stream

@@ -44,9 +44,9 @@ class Gathering(IndexedPass):
     """One pass over the data of a plan whose arrays are on a device: what `Filling` gives, and where they are.
 
     Several batches are gathered together, ahead of the one that is asked for, where the sampler may be asked ahead and
-    there are workers. Each batch has memory of its own; pixels that a table is yet to be applied to get it by that.
-    What is no column of numbers, such as labels by a target_transform, is left on the host, to be moved. An error is
-    raised at its batch, and the next call goes on with the next one. Nothing waits for the device.
+    there are workers. Each batch has memory of its own; pixels that a table is yet to convert get theirs by the
+    conversion. Labels that are no column of numbers, such as those of a target_transform, stay on the host, to be
+    moved. An error is raised at its batch, and the next call goes on with the next one. Nothing waits for the device.
 
     Args:
         held: the plan and its arrays.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import operator
@@ -12,6 +11,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -93,9 +93,11 @@ def find_batch_size(
     fitting, failing = 0, None  # the largest that fits, the smallest that does not
     failure: BaseException | None = None
     while fitting != most and (failing is None or failing - fitting > 1):
-        error = _try(step, samples, size)
-        if error is None and fitting == 0:
-            error = _try(step, samples, size)
+        for _ in range(2 if fitting == 0 else 1):
+            release_memory()
+            error = _try(step, partial(samples.repeated, size), 1.0, [])
+            if error is not None:
+                break
         if error is None:
             fitting = size
         else:
@@ -165,29 +167,21 @@ def run_within_memory(
 
 def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Callable[[], object] | None) -> list[R]:
     """Run a step on parts of a batch; known: the size that is remembered, or that of the batch."""
-    outer = sys.exception()
-    takes_share = _takes_share(step)
     results: list[R] = []
     done = 0
     while done < samples.number:
         end = min(done + size, samples.number)
-        try:
-            share = {"share": (end - done) / samples.number} if takes_share else {}
-            results.append(step(samples.part(done, end), **share))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if end - done == 1:
-                error.add_note(f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
-                raise
-            _empty_frames(error, outer)
-        else:
+        error = _try(step, partial(samples.part, done, end), (end - done) / samples.number, results)
+        if error is None:
             done = end
             if size != known:
                 known = size
                 _remember(step, size)
             continue
-        # Only here, after the except clause, nothing holds the error and what it held.
+        if end - done == 1:
+            error.add_note(f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
+            raise error
+        del error
         size = (end - done + 1) // 2
         if undo is not None:
             results.clear()
@@ -197,13 +191,12 @@ def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Cal
     return results
 
 
-def _try(step: Step[object], samples: Samples, size: int) -> BaseException | None:
-    """Return None when the step fits, else its out-of-memory error, which holds no tensors any more."""
-    release_memory()
+def _try(step: Step[R], batch: Callable[[], object], share: float, results: list[R]) -> BaseException | None:
+    """Add what a step gives for a batch to the results; return its out-of-memory error, which holds no tensors."""
     outer = sys.exception()
-    share = {"share": 1.0} if _takes_share(step) else {}
+    named = {"share": share} if _takes_share(step) else {}
     try:
-        step(samples.repeated(size), **share)
+        results.append(step(batch(), **named))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -265,7 +258,7 @@ def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
         part = pending.pop()
         if isinstance(part, types.MethodType):  # made anew each time that it is looked up
             pending += [part.__func__, part.__self__]
-        elif isinstance(part, functools.partial):
+        elif isinstance(part, partial):
             pending += [part.func, *part.args, *part.keywords, *part.keywords.values()]
         elif type(part) in (str, bytes, int, float, bool, types.NoneType):
             key += [type(part), part]

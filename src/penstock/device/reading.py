@@ -19,6 +19,7 @@ from penstock import _native
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
 from penstock.executors.batch import IndexedBatch
+from penstock.executors.iterator import Course
 from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -76,7 +77,7 @@ class Readers:
 
     Args:
         plan: what is read.
-        seed, epoch: the key of the random draws.
+        course: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
         grey: the decoder takes files of one channel.
         substitutes: how bad samples are replaced; None: their errors are kept.
@@ -85,8 +86,7 @@ class Readers:
     def __init__(
         self,
         plan: NativePlan,
-        seed: int,
-        epoch: int,
+        course: Course,
         threads: int,
         *,
         grey: bool,
@@ -94,7 +94,7 @@ class Readers:
     ) -> None:
         self.ended = threading.Event()
         self._plan = plan
-        self._seed, self._epoch = seed, epoch
+        self._seed, self._epoch = course.seed, course.epoch
         self._grey = grey
         self._substitutes = substitutes
         self._changed = threading.Condition()  # batches were submitted or finished, or the crew was closed
@@ -250,7 +250,7 @@ class Readers:
         path = leaf.identify(local)[1]
         assert path is not None
         try:
-            # A named pipe that nobody writes to is opened at once, and told by its kind.
+            # A named pipe that nobody writes to is opened at once, and then seen to be no file.
             with open(path, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
                 about = os.fstat(file.fileno())
                 if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""The checks; see penstock.testing."""
+"""The checks of a loader; penstock.testing says what they are for."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ def assert_resume_exact(
 ) -> None:
     """Assert that a pass which stops anywhere is gone on with exactly, by new loaders from a JSON copy of the state.
 
-    By as many ranks and other workers: the remaining batches are bitwise those of a pass that did not stop. By other
-    ranks, and other batch sizes: each remaining sample comes once, and is bitwise the one of a pass that did not stop.
+    As many ranks with other workers get batches that are bitwise those of a pass that did not stop. Other numbers of
+    ranks, and other batch sizes, get each remaining sample once, bitwise the one of a pass that did not stop.
 
     Args:
         make: returns the loader of one rank; see penstock.testing. With batch_sizes it takes batch_size= too.
-        stops: how many random places to stop at, in any of the epochs, or the numbers of batches to stop behind, each
-            in epoch 0, or at its end. Each has the next of the pairs of ranks and workers, in turn.
+        stops: how many random places to stop at, in any of the epochs; or the numbers of batches to stop behind, in
+            epoch 0, at its end at the latest. Each stop has the next of the pairs of ranks and workers, in turn.
         workers: numbers of workers.
         ranks: numbers of ranks.
-        batch_sizes: to go on with, beside the loader's own.
+        batch_sizes: those that passes go on with, beside the loader's own.
         epochs: how many there are to stop in.
         key: returns what tells the samples of a batch apart, in the batch's order. None: their contents, by rows of the
             batch's tensors.
