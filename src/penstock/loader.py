@@ -12,8 +12,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
-from penstock.device.device_feed import DeviceFeed
 from penstock.device.feed import Device, Feed, feed_of
+from penstock.device.target import DeviceFeed
 from penstock.errors import InvalidOption
 from penstock.executors.iterator import Course, Pass
 from penstock.executors.job import Executor

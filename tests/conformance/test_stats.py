@@ -123,5 +123,6 @@ def test_explain_counts_one_as_one() -> None:
         "bad      1 bad sample, a good one stands in for it",
         "so far   3 samples in 1 batch",
     ]
-    list(one := penstock.DataLoader([5]))
+    one: Any = penstock.DataLoader(Made(size=1))
+    list(one)
     assert "so far   1 sample in 1 batch;" in one.explain()

@@ -93,11 +93,9 @@ def find_batch_size(
     fitting, failing = 0, None  # the largest that fits, the smallest that does not
     failure: BaseException | None = None
     while fitting != most and (failing is None or failing - fitting > 1):
-        for _ in range(2 if fitting == 0 else 1):
-            release_memory()
-            error = _try(step, partial(samples.repeated, size), 1.0, [])
-            if error is not None:
-                break
+        error = _try_size(step, samples, size)
+        if error is None and fitting == 0:
+            error = _try_size(step, samples, size)
         if error is None:
             fitting = size
         else:
@@ -189,6 +187,11 @@ def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Cal
             undo()
         release_memory()
     return results
+
+
+def _try_size(step: Step[object], samples: Samples, size: int) -> BaseException | None:
+    release_memory()
+    return _try(step, partial(samples.repeated, size), 1.0, [])
 
 
 def _try(step: Step[R], batch: Callable[[], object], share: float, results: list[R]) -> BaseException | None:

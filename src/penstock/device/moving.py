@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,10 +30,8 @@ class Moved:
 
     batch: Any
     mark: Any = None
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    """All tensors of the batch."""
-    deferred: bool = False
-    """An object in it hides its tensors: the batch is moved when it is handed over, on the stream that uses it."""
+    tensors: list[torch.Tensor] | None = None
+    """All tensors of the batch. None: it is moved when it is handed over, on the stream that uses it."""
 
 
 class Mover:
@@ -60,14 +58,14 @@ class Mover:
         """Begin to move a batch. Raises what its own types, the device or the transform raise."""
         stream = self._stream
         if stream is None or not _shows_its_tensors(batch):
-            return Moved(batch, deferred=True)
+            return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
         with stream.working():
             moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
             return Moved(moved, stream.mark(), list(tensors_in(moved)))
 
     def receive(self, moved: Moved) -> Any:
         """Return the batch for the calling thread's current stream."""
-        if moved.deferred:
+        if moved.tensors is None:
             if self._idle:
                 return moved.batch
             return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _has_own_to))
