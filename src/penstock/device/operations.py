@@ -63,9 +63,8 @@ class DecodedImages:
             _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn])
         self._together()
         self._round()
-        if self.whole is not None:
-            return list(self.whole.to(torch.uint8).unbind())
-        return [picture.to(torch.uint8) for picture in self.each]
+        self._map(lambda picture: picture.to(torch.uint8))
+        return self.each
 
     # --- operations -------------------------------------------------------------------------------------------------
 

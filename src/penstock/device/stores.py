@@ -79,11 +79,11 @@ def send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class Images:
-    """Makes fields of the images of a store, as recipes that only crop, pad, flip and convert make them.
+    """Makes fields of the images of a store, by recipes that only crop, pad, flip and convert.
 
     Args:
         store: images of (height, width, channels) uint8.
-        recipes: of each leaf. Their tables are equal, and so are the sizes of their results.
+        recipes: one for each leaf, with equal tables and equal sizes of their results.
     """
 
     def __init__(self, store: Rows, recipes: Sequence[_native.Recipe]) -> None:

@@ -46,7 +46,7 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] = _no_other) -> Iterator[A
 
 def _parts(value: Any) -> list[Any] | None:
     """Return what a container holds, or None for all else."""
-    if isinstance(value, torch.Tensor | str | bytes):  # most leaves: asked no further
+    if isinstance(value, torch.Tensor | str | bytes):  # most leaves are: no further question
         return None
     if isinstance(value, tuple | list):
         return list(value)
