@@ -8,7 +8,6 @@ caller's thread stay in it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
 import threading
@@ -24,7 +23,7 @@ import torch.utils.data
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.moving import Moved, Mover
+from penstock.device.moving import Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
 from penstock.executors.workers.surroundings import with_surroundings
@@ -63,7 +62,7 @@ class ThreadSender:
         self._thread.start()
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, the error in its place, or _END."""
+        """Return what was sent next: a Moved, the source's error in its place, or _END."""
         if os.getpid() != self._pid:
             raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
         sent = self._sent.get()
@@ -105,7 +104,7 @@ class ThreadSender:
         self._sent.put(_END)
 
     def _send_all(self) -> None:
-        for number in itertools.count():
+        while not self._closed:
             try:
                 sent: Any = None
                 batch = next(self._source)
@@ -117,7 +116,7 @@ class ThreadSender:
             if self._closed:
                 return
             if sent is None:
-                sent = _send(self._mover, batch, number)
+                sent = self._mover.send(batch)
             self._sent.put(sent)
             del batch, sent  # nothing is held while the source is waited for
 
@@ -130,10 +129,9 @@ class InlineSender:
         self._stream = stream
         self._mover = mover
         self._sent: deque[Any] = deque()
-        self._number = 0
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, the error in its place, or _END."""
+        """Return what was sent next: a Moved, the source's error in its place, or _END."""
         ahead = 0 if self._stream is None else 1
         while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
             self._sent.append(self._send_one())
@@ -160,17 +158,8 @@ class InlineSender:
             return _END
         except Exception as error:
             return error
-        self._number += 1
         with outside_inference():
-            return _send(self._mover, batch, self._number - 1)
-
-
-def _send(mover: Mover, batch: Any, number: int) -> Moved | Exception:
-    """Begin to move a batch, and return it, or the error in its place."""
-    try:
-        return mover.send(batch)
-    except Exception as error:
-        return _with_note(error, number)
+            return self._mover.send(batch)
 
 
 Sender = ThreadSender | InlineSender
@@ -240,7 +229,9 @@ class Feeding(Generic[T]):
         try:
             batch = self._mover.receive(sent)
         except Exception as error:
-            raise _with_note(error, number)  # noqa: B904  the same error
+            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
+                error.add_note(f"while batch {number} of this pass went to its device")
+            raise
         return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
 
     def close(self) -> None:
@@ -330,9 +321,3 @@ def prefetch(
     options = {"transform": transform, "dtype": dtype, "channels_last": channels_last or None, "depth": depth}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     return Prefetch(batches, replace(device if isinstance(device, Feed) else Feed(device), **given))
-
-
-def _with_note(error: Exception, number: int) -> Exception:
-    with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-        error.add_note(f"while batch {number} of this pass went to its device")
-    return error

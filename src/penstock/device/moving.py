@@ -32,6 +32,8 @@ class Moved:
     mark: Any = None
     tensors: list[torch.Tensor] | None = None
     """All tensors of the batch. None: it is moved when it is handed over, on the stream that uses it."""
+    error: Exception | None = None
+    """What was raised instead."""
 
 
 class Mover:
@@ -55,16 +57,25 @@ class Mover:
         self._idle = device.type == "cpu" and not converts and feed.transform is None
 
     def send(self, batch: Any) -> Moved:
-        """Begin to move a batch. Raises what its own types, the device or the transform raise."""
+        """Begin to move a batch. What its own types, the device or the transform raise is raised by `receive`."""
         stream = self._stream
-        if stream is None or not _shows_its_tensors(batch):
-            return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
-        with stream.working():
-            moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
-            return Moved(moved, stream.mark(), list(tensors_in(moved)))
+        try:
+            if stream is None or not _shows_its_tensors(batch):
+                return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
+            with stream.working():
+                moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
+                return Moved(moved, stream.mark(), list(tensors_in(moved)))
+        except Exception as error:
+            return Moved(None, error=error)
 
     def receive(self, moved: Moved) -> Any:
-        """Return the batch for the calling thread's current stream."""
+        """Return the batch for the calling thread's current stream. Raises what moving it raised."""
+        error, moved.error = moved.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
         if moved.tensors is None:
             if self._idle:
                 return moved.batch
