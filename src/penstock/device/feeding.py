@@ -36,7 +36,6 @@ T = TypeVar("T")
 #: How long closing waits for a thread that waits for a batch of the source, in seconds.
 JOIN_SECONDS = 2.0
 
-
 _END = object()
 
 

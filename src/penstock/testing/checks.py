@@ -49,22 +49,21 @@ def assert_each_sample_once(
         InvalidOption: the loader draws samples by weight or by share; without a key: its order is not a function of
             (seed, epoch), so that IDs cannot be known.
     """
-    for world, count in product(ranks, workers):
-        for epoch in range(epochs):
-            team = Ranks(make, world, workers=count, epoch=epoch)
-            loader = team.loaders[0]
-            if isinstance(loader.sampler, KeyedSampler):
-                raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
-            tally = Tally(f"epoch {epoch}, {_team(world, count)}")
-            names, due = _of_dataset(loader, key), _due(team)
-            tally.expect(names, {one: due[name] for one, name in names.items() if name in due}, names)
-            for step, batches in enumerate(team):
-                for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
-                    found = _named(team, step, rank, batch) if key is None else list(key(batch))
-                    tally.add(found[: len(found) - padding], f"step {step}, rank {rank}")
-            size = len(loader.dataset)
-            full = (loader.batch_size or 1) * world
-            tally.check(size // full * full if loader.drop_last else size)
+    for world, count, epoch in product(ranks, workers, range(epochs)):
+        team = Ranks(make, world, workers=count, epoch=epoch)
+        loader = team.loaders[0]
+        if isinstance(loader.sampler, KeyedSampler):
+            raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
+        tally = Tally(f"epoch {epoch}, {_team(world, count)}")
+        names, due = _of_dataset(loader, key), _due(team)
+        tally.expect(names, {one: due[name] for one, name in names.items() if name in due}, names)
+        for step, batches in enumerate(team):
+            for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
+                found = _named(team, step, rank, batch) if key is None else list(key(batch))
+                tally.add(found[: len(found) - padding], f"step {step}, rank {rank}")
+        size = len(loader.dataset)
+        full = (loader.batch_size or 1) * world
+        tally.check(size // full * full if loader.drop_last else size)
 
 
 def assert_worker_invariant(make: Make, workers: Sequence[int] = (0, 1, 2, 8), epochs: int = 1) -> None:
