@@ -173,7 +173,8 @@ def _so_far(stats: Stats) -> list[str]:
     if not stats.samples:
         return []
     return [
-        f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
+        f"so far   {stats.samples:,} sample{'s' * (stats.samples != 1)} in "
+        f"{stats.batches:,} batch{'es' * (stats.batches != 1)}; "
         f"your loop waited {stats.wait_seconds:.2f} s for them"
     ]
 

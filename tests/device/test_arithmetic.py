@@ -77,7 +77,7 @@ def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> N
         assert_same_bits(made, elements)
         assert torch.equal(labels, wanted_labels)
     if by is not None:
-        assert type(convert.way(CPU)) is by
+        assert type(convert.conversion(CPU)) is by
     return sent
 
 
@@ -341,7 +341,7 @@ def test_every_dtype_and_layout(
         strided = pixels.to(memory_format=torch.channels_last)
         assert_same_bits(convert(strided, dtype), wanted)
     calculates = table.dtype == torch.float32 and dtype != torch.int16 and not forced
-    assert type(convert.way(CPU, dtype)) is (Formula if calculates else Lookup)
+    assert type(convert.conversion(CPU, dtype)) is (Formula if calculates else Lookup)
 
 
 def test_a_formula_that_the_device_gives_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_a_formula_that_the_device_gives_otherwise_is_not_used(monkeypatch: pyte
     convert = Arithmetic(table)
     pixels = noise(2, 3)
     assert_same_bits(convert(pixels), looked_up(table, pixels))
-    assert type(convert.way(CPU)) is Lookup
+    assert type(convert.conversion(CPU)) is Lookup
 
 
 def test_formulas_of_many_statistics() -> None:
@@ -366,7 +366,7 @@ def test_formulas_of_many_statistics() -> None:
     for _ in range(40):
         mean, std = rng.uniform(-1, 1.5, 3).tolist(), rng.uniform(0.01, 3, 3).tolist()
         table = table_of(v2.ToImage(), SCALED, v2.Normalize(mean, std))
-        assert type(Arithmetic(table).way(CPU)) is Formula
+        assert type(Arithmetic(table).conversion(CPU)) is Formula
 
 
 def test_what_cannot_be_converted_is_refused() -> None:
@@ -383,7 +383,7 @@ def test_it_is_pickled_without_what_it_chose() -> None:
     pixels = noise(3, 3)
     wanted = convert(pixels, torch.bfloat16, True)
     again = pickle.loads(pickle.dumps(convert))
-    assert again._ways == {}
+    assert again._conversions == {}
     assert "3 channels" in repr(again)
     assert again.made_from(TABLES["float32"])
     assert not any(again.made_from(TABLES[name]) for name in ("scaled", "grey", "float64"))

@@ -12,11 +12,11 @@ from PIL import Image
 
 import penstock
 from penstock.device import decoders
+from penstock.device.copy_stream import copy_stream_to
 from penstock.device.decoders import decoder_for
 from penstock.device.decoding import GpuDecoding
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.lane import lane_to
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import Course, Means
@@ -65,7 +65,7 @@ def dataset_of(root, *transform):
     return penstock.ImageFolder(root, vision.Compose([*transform, vision.ToTensor()]))
 
 
-def passes(dataset, batches, decoder, lane=None):
+def passes(dataset, batches, decoder, stream=None):
     found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
     assert isinstance(found, NativePlan)
 
@@ -75,7 +75,7 @@ def passes(dataset, batches, decoder, lane=None):
     def means():
         return Means(4, None, Buffers(pinned=False, keep=8))
 
-    return GpuDecoding(found, course(), means(), decoder, DEVICE, lane), Filling(found, course(), means())
+    return GpuDecoding(found, course(), means(), decoder, DEVICE, stream), Filling(found, course(), means())
 
 
 def test_pixels_are_near_the_hosts(root, decoder):
@@ -95,8 +95,8 @@ def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
     vision = torchvision().transforms
     dataset = dataset_of(root, vision.Resize(80), vision.CenterCrop(64))
     batches = [[n, (n + 5) % 24, (n + 11) % 24] for n in range(24)] * 3
-    lane = lane_to(DEVICE)
-    ours, _ = passes(dataset, batches, decoder, lane)
+    stream = copy_stream_to(DEVICE)
+    ours, _ = passes(dataset, batches, decoder, stream)
     calm, _ = passes(dataset, batches, decoder)
     expected = [pixels.cpu() for pixels, _ in calm]
 
@@ -105,7 +105,7 @@ def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
         return batch
 
     got = []
-    for pixels, _ in Feeding(ours, Feed("cuda", transform=slowly), DEVICE, lane, end_source=ours.close):
+    for pixels, _ in Feeding(ours, Feed("cuda", transform=slowly), DEVICE, stream, end_source=ours.close):
         got.append(pixels.clone())
         del pixels
     for pixels, wanted in zip(got, expected, strict=True):

@@ -155,7 +155,8 @@ class Checkpoint:
         if settings.iterable and state["batches"] and not says:
             warn_user(
                 f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
-                f"call: {state['batches']:,} batches will be read and dropped to go on behind them"
+                f"call: {state['batches']:,} batch{'es' * (state['batches'] != 1)} will be read and dropped to go on "
+                "behind them"
             )
         self.epochs.number = state["epoch"]
         self.resume, self._rest, self.progress, self.record = state, rest, None, None

@@ -127,7 +127,12 @@ class Register(Observer):
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        return f"bad      {known:,} bad samples, good ones stand in for them; more than {limit:,} end the run"
+        bad = (
+            "1 bad sample, a good one stands in for it"
+            if known == 1
+            else f"{known:,} bad samples, good ones stand in for them"
+        )
+        return f"bad      {bad}; more than {limit:,} end the run"
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
