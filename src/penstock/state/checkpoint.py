@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
@@ -18,41 +19,16 @@ from penstock.order.rest import Rest
 from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
-from penstock.sources.naming import id_of
+from penstock.sources.naming import ids_of
 from penstock.state.changes import differences, remaining
 from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
-from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, Recording, checked_state
+from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
+from penstock.state.recording import Recorder
 from penstock.state.sampler_states import SamplerStates
 from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 
 OnChange = Literal["raise", "continue"]
-
-
-class Fingerprint:
-    """What distinguishes a loader's dataset from others: made once for each dataset object."""
-
-    def __init__(self) -> None:
-        self._made: tuple[object, dict[str, Any]] | None = None
-
-    def of(self, settings: Settings) -> dict[str, Any]:
-        """Return it; nothing for an iterable dataset."""
-        if settings.iterable:
-            return {}
-        if not self.is_made(settings):
-            self.make(settings)
-        assert self._made is not None
-        return self._made[1]
-
-    def is_made(self, settings: Settings) -> bool:
-        """Return whether it needs no look at the dataset."""
-        return settings.iterable or (self._made is not None and self._made[0] is settings.dataset)
-
-    def make(self, settings: Settings) -> Catalogue:
-        """Return the dataset's catalogue, which is kept in the user's cache folder."""
-        found = catalogue(settings.dataset)
-        found.keep()
-        self._made = (settings.dataset, found.fingerprint)
-        return found
 
 
 class Checkpoint:
@@ -67,25 +43,19 @@ class Checkpoint:
         self.epochs = Epochs(seed)
         self.progress: Progress | None = None
         """Of the pass that began last."""
-        self.record: Recording | None = None
+        self.record: Recorder | None = None
         """Writes that pass to the ledger; it holds the progress, which must not hold it."""
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
         self._rest: Rest | None = None  # of that state
         self._was_alone = False  # shard="auto" found no other ranks in the latest pass
-        self.fingerprint = Fingerprint()
+        self._fingerprint: tuple[object, dict[str, Any]] | None = None  # a dataset, and its fingerprint
 
     def copied(self, in_threads: Callable[[Settings], bool]) -> Checkpoint:
         """Return the checkpoint of a copy of the loader, which counts on by itself."""
-        twin = Checkpoint(self.epochs.seed, in_threads)
-        twin.epochs = self.epochs.copy()
-        twin.progress, twin.resume, twin._rest, twin._was_alone = (
-            self.progress,
-            self.resume,
-            self._rest,
-            self._was_alone,
-        )
+        twin = copy(self)
+        twin.epochs, twin._in_threads = self.epochs.copy(), in_threads
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,6 +81,20 @@ class Checkpoint:
             return 0
         return progress.schedule.part(progress.latest).padding
 
+    def fingerprint(self, settings: Settings) -> dict[str, Any]:
+        """Return what distinguishes a loader's dataset from others; nothing for an iterable one."""
+        self._catalogue(settings)
+        return {} if settings.iterable or self._fingerprint is None else self._fingerprint[1]
+
+    def _catalogue(self, settings: Settings) -> Catalogue | None:
+        """Return the dataset's catalogue, kept in the user's cache folder; None where its fingerprint is known."""
+        if settings.iterable or (self._fingerprint is not None and self._fingerprint[0] is settings.dataset):
+            return None
+        made = catalogue(settings.dataset)
+        made.keep()
+        self._fingerprint = settings.dataset, made.fingerprint
+        return made
+
     def _own(self, settings: Settings) -> OwnStates:
         return OwnStates(BatchOrder(settings), lambda: self._in_threads(settings))
 
@@ -122,14 +106,11 @@ class Checkpoint:
         if self.resume is not None:
             return _with_leaves(self.resume)
         progress, own_states = self.progress, self._own(settings)
-        between = progress is None or progress.done
-        now = (
-            Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
-            if progress is None or progress.done
-            else progress
-        )
-        ahead = now.handed_ahead()
-        own = own_states.of_pass(progress, between, now, ahead)
+        if progress is None or progress.done:
+            now = Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
+        else:
+            now = progress
+        own = own_states.of_pass(progress, now)
         state: dict[str, Any] = {
             "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": settings.seed,
@@ -138,7 +119,7 @@ class Checkpoint:
             "position": now.position,
             "batches": -(-now.given // now.unit),
             "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
-            "data": self.fingerprint.of(settings),
+            "data": self.fingerprint(settings),
             "past": [] if now.rest is None else list(now.rest.past),
             "ledger": None,
             "dataset": own,
@@ -151,11 +132,11 @@ class Checkpoint:
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
         """Do what DataLoader.load_state_dict() does."""
         state, rest = self._checked(settings, state, on_change)
-        says = self._own(settings).says(state.get("dataset") or {})
-        if settings.iterable and state["batches"] and not says:
+        restored = self._own(settings).can_restore(state.get("dataset") or {})
+        if settings.iterable and state["batches"] and not restored:
             warn_user(
                 f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
-                f"call: {state['batches']:,} batches will be read and dropped to go on behind them"
+                f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to go on behind them"
             )
         self.epochs.number = state["epoch"]
         self.resume, self._rest, self.progress, self.record = state, rest, None, None
@@ -168,36 +149,36 @@ class Checkpoint:
         if state.get("seed") != settings.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
         state["past"], state["data"] = list(state["past"]), dict(state["data"])
-        now = (
-            None if self.fingerprint.is_made(settings) else self.fingerprint.make(settings)
-        )  # made once, for what needs it below
-        if now is None and (state["past"] or state["data"] not in ({}, self.fingerprint.of(settings))):
+        now = self._catalogue(settings)
+        if now is None and (state["past"] or state["data"] not in ({}, self.fingerprint(settings))):
             now = catalogue(settings.dataset)
-        told = self._changes(settings, state, now)
-        if told is not None:
+        changes = self._changes(settings, state, now)
+        if changes is not None:
             if on_change == "raise":
                 raise DatasetChanged(
-                    f"{told}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
+                    f"{changes}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
                 )
             self._refuse_to_continue(settings, state)
-            if state["position"] and not _draws_independently(settings) and not self._same_ids(settings, state["data"]):
-                state["past"].append({"data": state["data"], "to": state["position"]})
+            then, now_is = state["data"], self.fingerprint(settings)
+            same_ids = all(then.get(what) == now_is.get(what) for what in ("size", "ids"))
+            if state["position"] and not _draws_independently(settings) and not same_ids:
+                state["past"].append({"data": then, "to": state["position"]})
         rest = self._rest_of(settings, state, now) if state["past"] and now is not None else None
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
             end = BatchOrder(settings).size() if rest is None else rest.end
             if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
-                raise InvalidOption(f"a state at position {state['position']:,} of an epoch of {end:,} samples")
-        state["data"], state["order"] = self.fingerprint.of(settings), BatchOrder(settings).kind()
+                raise InvalidOption(
+                    f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
+                )
+        state["data"], state["order"] = self.fingerprint(settings), BatchOrder(settings).kind()
         return state, rest
 
     def ids(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
     ) -> list[str]:
         """Return what DataLoader.ids() returns."""
-        return [
-            id_of(settings.dataset, index) for index in self.replayed(settings, epoch, step, rank, state)[0].tolist()
-        ]
+        return ids_of(settings.dataset, self.replayed(settings, epoch, step, rank, state)[0].tolist())
 
     def replayed(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
@@ -212,18 +193,17 @@ class Checkpoint:
 
     def _changes(self, settings: Settings, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
         """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
-        order, before = BatchOrder(settings).kind(), str(state.get("order"))
-        told = None
+        order, before, changes = BatchOrder(settings).kind(), str(state.get("order")), None
         if now is not None and state["data"] not in ({}, now.fingerprint):
             found = differences(state["data"], kept(state["data"]), now)
-            told = None if found is None else f"the dataset is not what it was when the state was taken: {found}"
+            if found is not None:
+                changes = f"the dataset is not what it was when the state was taken: {found}"
         if before != order:
             kind = order.partition(" ")[0]
             if not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
                 raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
-            if told is None:
-                told = f"{kind} is not what it was when the state was taken: it draws otherwise"
-        return told
+            changes = changes or f"{kind} is not what it was when the state was taken: it draws otherwise"
+        return changes
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where what is left of an epoch cannot be told."""
@@ -242,9 +222,6 @@ class Checkpoint:
                 f"on_change='continue': what {type(settings.sampler).__name__} had still to draw depends on what the "
                 f"dataset and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
             )
-
-    def _same_ids(self, settings: Settings, then: Mapping[str, Any]) -> bool:
-        return all(then.get(what) == self.fingerprint.of(settings)[what] for what in ("size", "ids"))
 
     def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Rest:
         """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""

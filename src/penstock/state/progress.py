@@ -14,16 +14,6 @@ from penstock.order.schedule import Schedule
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
-
-class Recording(Observer):
-    """Records what is handed out."""
-
-    @property
-    def chain(self) -> str:
-        """Return what stands for all that was recorded."""
-        raise NotImplementedError
-
-
 #: Of states that an earlier version reads too.
 FORMAT = 1
 #: Of those that hold what it would pass over: batches handed out ahead, states of samplers and of map-style datasets.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
 from penstock.state.quarantine import Quarantine, Replace
 from penstock.system.randomness import digest, sample_number
+from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 
 #: How many samples are tried in the place of a bad one, before its error is raised.
 TRIES = 100
@@ -108,7 +111,9 @@ class Register:
                 "share of its samples is bad cannot be told"
             ) from None
         self.quarantine = Quarantine(how, size)
-        bad = places(dataset, self.quarantine.entries())
+        bad = indices_of_entries(dataset, self.quarantine.entries)
+        if self.quarantine.manifest is not None:
+            _warn_of_other_dataset(self.quarantine.manifest.path, self.quarantine.entries, dataset, bad)
         self.quarantine.take_up(bad.values())
         self.substitutes = Substitutes(dataset, bad)
 
@@ -125,7 +130,8 @@ class Register:
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        return f"bad      {known:,} bad samples, good ones stand in for them; more than {limit:,} end the run"
+        stands_in = "a good one stands in for it" if known == 1 else "good ones stand in for them"
+        return f"bad      {counted(known, 'bad sample')}, {stands_in}; more than {limit:,} end the run"
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
@@ -156,7 +162,7 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
     return range(min(size, len(source)))  # a sampler of fewer must not be given what it never draws
 
 
-def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
+def indices_of_entries(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
     """Return index and ID of those samples of a dataset that a manifest names.
 
     Where the manifest's own indices do not hold any more, the whole dataset is gone through.
@@ -169,6 +175,24 @@ def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
         named = zip(whole, names_of(dataset, whole), strict=True)
         found |= {index: name for index, (name, _) in named if name in entries}
     return found
+
+
+def _warn_of_other_dataset(
+    manifest: str, entries: Mapping[str, BadSample], dataset: Any, bad: Mapping[int, str]
+) -> None:
+    """Warn of a manifest that names no sample of the dataset, or whose samples of the same IDs are other files."""
+    differs = f"none of its {counted(len(entries), 'bad sample')} is in this dataset" if entries and not bad else None
+    files = {name: os.path.abspath(path) for name, path in names_of(dataset, bad) if path is not None}
+    listed = {name: path for name in files if (path := entries[name].path) is not None}
+    if listed and not listed.items() & files.items():
+        name = next((name for name in listed if os.path.exists(listed[name])), None)
+        if name is not None:  # else the dataset was moved
+            differs = f"its sample {name!r} is the file {listed[name]!r}, and in this dataset {files[name]!r}"
+    if differs is not None:
+        warn_user(
+            f"the manifest {manifest!r} seems to belong to another dataset: {differs}. A manifest belongs to one "
+            "dataset, and samples with the IDs that it holds are replaced: name another file in Replace(manifest=)"
+        )
 
 
 def _whole(index: Any) -> int | None:
