@@ -549,7 +549,7 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
     for epoch, step in ((1, 17), (0, 0), (1, 25), (0, 3)):
         assert_same(other.batch_at(epoch, step), epochs[epoch][step])
         assert other.ids(epoch, step) == [str(number) for number in epochs[epoch][step][0].tolist()]
-    with pytest.raises(IndexError, match="^there is no step 26: the pass has 26 steps, counted from 0$"):
+    with pytest.raises(IndexError, match=r"^there is no step 26: the pass has 26 steps, counted from 0$"):
         other.batch_at(0, 26)
     ranks = loader(dataset, shard=(0, 3))
     assert_same(ranks.batch_at(1, 2, rank=2), list(loader_at(dataset, (2, 3), epoch=1))[2])

@@ -12,18 +12,10 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def lock_file(descriptor: int, path: str, operation: int, seconds: float, *, required: bool) -> None:
-    """Lock an open file.
+    """Lock an open file; path: for messages, operation: fcntl.LOCK_SH or LOCK_EX.
 
-    Args:
-        descriptor: of the file.
-        path: of the file, for messages.
-        operation: fcntl.LOCK_SH or LOCK_EX.
-        seconds: how long to wait for another process.
-        required: a file system without locks is an error.
-
-    Raises:
-        TimeoutError: another process holds the lock for longer.
-        OSError: the file system has no locks.
+    Raises TimeoutError where another process holds the lock for longer than so many seconds, and OSError where the file
+    system has no locks and one is required.
     """
     deadline, pause = time.monotonic() + seconds, 0.001
     while True:
