@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-#: Indices and other values are told up to so many characters.
+#: Characters of an index or another value in a note.
 _TEXT = 100
-#: Samples of a batch that are told by their indices.
-_TOLD = 8
+#: Samples of a batch that a note names by their indices.
+_LISTED = 8
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -40,8 +40,8 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             add_note(error, f"in the batch of {_short(given)}")
             return
-        told = ", ".join(_short(index) for index in given[:_TOLD])
-        more = f" and {len(given) - _TOLD:,} more" if len(given) > _TOLD else ""
+        listed = ", ".join(map(_short, given[:_LISTED]))
+        more = f" and {len(given) - _LISTED:,} more" if len(given) > _LISTED else ""
         differing = ""
         if isinstance(samples, Sequence) and len(samples) == len(given):
             for index, sample in zip(given, samples, strict=True):
@@ -49,13 +49,13 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
                     place, first, other = found
                     differing = f": sample {_short(index)} {other}{place}, sample {_short(given[0])} {first}"
                     break
-        add_note(error, f"in a batch of samples [{told}]{more}{differing}")
+        add_note(error, f"in a batch of samples [{listed}]{more}{differing}")
 
 
 def one_by_one(read: Callable[[Any], Any], given: Any) -> list[Any]:
     """Return what is read of each index. An error gets a note of its sample."""
     indices = given if isinstance(given, list) else list(given)
-    left = iter(indices)  # a list's iterator knows how far it is, at no cost
+    left = iter(indices)  # the length hint of a list's iterator gives the position, at no cost
     try:
         return [read(index) for index in left]
     except Exception as error:
@@ -74,9 +74,9 @@ def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
 
 def fetched(dataset: Any, given: Any) -> Any:
     """Return the samples of a batch as torch's fetcher gets them."""
-    if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+    if whole := getattr(dataset, "__getitems__", None):
         try:
-            return dataset.__getitems__(given)
+            return whole(given)
         except Exception as error:
             note_batch(error, given)
             raise
@@ -85,9 +85,7 @@ def fetched(dataset: Any, given: Any) -> Any:
 
 def as_torch_would(dataset: Any, given: Any) -> Any:
     """Return the batch of what a sampler gave that is no indices."""
-    whole = getattr(dataset, "__getitems__", None)  # as torch's fetcher asks
-    samples = whole(given) if whole else one_by_one(partial(operator.getitem, dataset), given)
-    return collated(default_collate, given, samples)
+    return collated(default_collate, given, fetched(dataset, given))
 
 
 def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:

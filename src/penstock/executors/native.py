@@ -126,7 +126,7 @@ class Filling(IndexedPass):
 
         give_up: Python reads the rest of the pass, whatever the plan.
         """
-        found = self._plan.again()
+        found = self._plan.replan()
         queue = self._queue
         for batch in queue:
             batch.unsettle()
