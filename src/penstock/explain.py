@@ -24,7 +24,7 @@ from penstock.system.words import counted
 
 @dataclass(frozen=True)
 class Explained:
-    """What is explained: a loader as it is now. Nothing of it is changed."""
+    """A loader as it is now, to be explained. Nothing of it is changed."""
 
     settings: Settings
     plan: Plan

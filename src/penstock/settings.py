@@ -95,7 +95,7 @@ class Settings:
     batched: bool
     """The loader makes batches."""
     noted_length: int | None
-    """What len() of an iterable dataset said when the loader was asked for its own."""
+    """What len() of an iterable dataset was when len() of the loader was called."""
     method: Method | None
     own_order: bool
     prefetch_given: bool

@@ -1,4 +1,4 @@
-"""Stopping and going on: the state of a loader, for checkpoints."""
+"""The state of a loader: taken, checked, and gone on from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OnChange = Literal["raise", "continue"]
 
 
 class Checkpoint:
-    """Where a loader's passes are: the epoch, what the latest pass has handed out, the state to go on from.
+    """What a loader's state is made of: the epoch, what the latest pass has handed out, the state to go on from.
 
     Args:
         seed: of the loader.
@@ -70,7 +70,7 @@ class Checkpoint:
 
     @property
     def rest(self) -> Rest | None:
-        """What is left of the epoch under way, or to go on with, whose dataset has changed; None: it has not."""
+        """What is left of the present epoch, whose dataset has changed; None: it has not."""
         return self._rest if self.progress is None or self.progress.done else self.progress.rest
 
     @property
@@ -206,7 +206,7 @@ class Checkpoint:
         return changes
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where what is left of an epoch cannot be told."""
+        """Raise InvalidOption where the samples that are left of an epoch are not known."""
         if ahead_of(state).ranges:
             raise InvalidOption(
                 "on_change='continue' needs a state whose batches came in order: this one was taken with "
@@ -310,20 +310,16 @@ def _draws_independently(settings: Settings) -> bool:
 
 
 def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that has the same keys as any other: torch.distributed.checkpoint reads those of a new loader's.
+    """Return a state whose values have no keys of their own: torch.distributed.checkpoint reads a new loader's keys.
 
-    It takes dictionaries apart, and lists that hold some, into a key for each value; texts and tuples it keeps whole.
+    It takes dictionaries apart, and lists of them, into a key for each value; texts and tuples it keeps whole.
     """
     own = state["dataset"]
-    return {
-        **state,
-        "past": [json.dumps(one) for one in state["past"]],
-        "dataset": None if own is None else (own,),
-    }
+    return {**state, "past": list(map(json.dumps, state["past"])), "dataset": None if own is None else (own,)}
 
 
 def _without_leaves(state: Any) -> Any:
-    """Return a state as it was before _with_leaves(), of whatever checked_state() will make an error of."""
+    """Return a state as it was before _with_leaves(); checked_state() refuses what is no state."""
     if not isinstance(state, Mapping):
         return state
     past, own = state.get("past"), state.get("dataset")

@@ -1,4 +1,4 @@
-"""What a loader's state holds beside its numbers: where datasets and samplers say they are, and what came early."""
+"""What a loader's state holds beside its numbers: states of the dataset and the sampler, and what came early."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class OwnStates:
         return own or None
 
     def _streams_now(self, progress: Progress | None) -> dict[str, Any] | None:
-        """Return where the dataset is in each worker, None where nobody says."""
+        """Return the dataset's state in each worker, None where it has none."""
         settings = self._settings
         if progress is not None and progress.streams is not None:
             return progress.streams.as_state()
@@ -86,7 +86,7 @@ class OwnStates:
         return None
 
     def _sampler_now(self, progress: Progress | None, *, between: bool) -> dict[str, Any] | None:
-        """Return where a user's sampler is, None where it does not say."""
+        """Return the state of a user's sampler, None where it has none."""
         settings = self._settings
         if settings.iterable or self.order.draws_itself():
             return None
@@ -112,16 +112,16 @@ class OwnStates:
         settings = self._settings
         if settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
             return {}
-        base = {} if held is None else held.drawn
+        kept_base = None if held is None else held.drawn.get("base")
         draws_order = self.order.draws_itself() and type(settings.sampler) is not SequentialSampler
         generator = settings.sampler.generator if draws_order else None
-        drawn = foretell(settings.generator, generator, base_first="base" not in base)
+        drawn = foretell(settings.generator, generator, base_first=kept_base is None)
         if not draws_order:
             del drawn["order"]
-        return {**drawn, **({"base": base["base"]} if "base" in base else {})}
+        return drawn if kept_base is None else {**drawn, "base": kept_base}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where what a state holds beside its numbers is of another cut, or is no such thing."""
+        """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
         settings = self._settings
         own = state.get("dataset")
         if own is None:

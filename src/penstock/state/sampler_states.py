@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from penstock.order.permutations import Positions
@@ -22,10 +22,10 @@ def is_stateful(of: Any) -> bool:
 
 
 class SamplerStates:
-    """The states of a sampler behind each batch of a pass. Read by one thread, handed out by another.
+    """The states of a sampler behind each batch of a pass. One thread takes batches, another hands them out.
 
     Args:
-        given: what as_state() returned, of the state that the pass goes on from.
+        given: of as_state(), in the state that the pass goes on from.
     """
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
@@ -36,19 +36,19 @@ class SamplerStates:
         self._first = 0  # batches that lie before the first that is noted
         self.samples = 0 if given is None or given.get("between") else int(given.get("samples", 0))
         """How many samples the sampler has given in this epoch."""
-        self._over = _Over()
+        self._ended = False
         self.pending: dict[str, Any] | None = None
         """The sampler's state for the next pass, where this one goes on behind its last sample."""
 
     @property
     def resumes(self) -> bool:
-        """Whether the sampler goes on by its own state."""
+        """Whether the sampler goes on from a state of its own."""
         return self._given is not None
 
     def begin(self, sampler: Any) -> Iterator[Any]:
         """Return what a sampler gives from the beginning of the pass on. Its state is noted, where it has any."""
         given, self._sampler = self._given, sampler
-        self._noted.clear()  # torch's iterators begin twice as they are made
+        self._noted.clear()  # torch's iterators call iter() twice while they are made
         self._first = 0
         if given is not None and given.get("ended") and not given.get("between"):
             self.pending = {**given, "between": True}
@@ -58,8 +58,12 @@ class SamplerStates:
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._note(between=given is None or bool(given.get("between")))
         items = self._anew() if given is not None and given.get("between") else _following(self._iterator)
-        self._over = _Over()
-        return chain(items, self._over) if self._noted else items
+        self._ended = False
+        return self._until_end(items) if self._noted else items
+
+    def _until_end(self, items: Iterator[Any]) -> Iterator[Any]:
+        yield from items
+        self._ended = True
 
     def begun_later(self, sampler: Any) -> Iterator[Any]:
         """Yield what begin() returns; iter() of the sampler is called with the first item."""
@@ -67,7 +71,7 @@ class SamplerStates:
         yield from self.begin(sampler)
 
     def _anew(self) -> Iterator[Any]:
-        """Yield what a sampler gives in a pass whose state was taken between two: it may be of the end of the first."""
+        """Yield what a sampler gives after a state that was taken between two passes: the first may be at its end."""
         first = list(islice(_following(self._iterator), 1))
         if not first:
             self._iterator = iter(self._sampler)
@@ -85,7 +89,7 @@ class SamplerStates:
             self._note(between=True)
 
     def _note(self, *, between: bool) -> None:
-        now: dict[str, Any] = {"between": between, "ended": self._over.reached, "samples": self.samples}
+        now: dict[str, Any] = {"between": between, "ended": self._ended, "samples": self.samples}
         for name, each in (("sampler", self._sampler), ("iterator", self._iterator)):
             if is_stateful(each) and not (name == "iterator" and each is self._sampler):
                 now[name] = deepcopy(each.state_dict())
@@ -103,17 +107,6 @@ class SamplerStates:
             given = self._given if self._iterator is None else None
             return dict(given) if given is not None else between_passes(self._sampler)
         return {**self._noted[-1], "between": True} if done else dict(self._noted[0])
-
-
-class _Over(Iterator[Any]):
-    """An empty iterator at the end of a chain: it is reached when all before it has ended."""
-
-    def __init__(self) -> None:
-        self.reached = False
-
-    def __next__(self) -> Any:
-        self.reached = True
-        raise StopIteration
 
 
 def _following(iterator: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Bad samples and those that stand in for them: what a worker needs to know, wherever it works."""
+"""Bad samples and those that stand in for them, in the loader's process and in its workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Substitutes:
         return bool(self._bad) and _key(index) in self._bad
 
     def learn(self, bad: BadSample) -> None:
-        """Take note of what was found by another copy of this."""
+        """Take note of a bad sample that a copy in another process found."""
         if bad.index is not None:
             with self._lock:
                 self._bad.add(bad.index)
@@ -97,7 +97,7 @@ class Substitutes:
 
 
 class Register:
-    """What a loader knows of its bad samples: the quarantine that counts and keeps them, and what stands in.
+    """The bad samples of a loader: the quarantine that counts and keeps them, and the samples that stand in.
 
     Raises (when made) what Quarantine raises.
     """
@@ -147,7 +147,7 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
 
 
 def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | None:
-    """Return the indices that a loader's sampler draws from, as far as it is torch's or ours; None: only it knows."""
+    """Return the indices that a sampler of torch's or Penstock's draws from; None: a sampler of another class."""
     if type(batch_sampler) is BatchSampler:
         sampler = batch_sampler.sampler
     elif batch_sampler is not None:
