@@ -72,7 +72,7 @@ def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
         raise
 
 
-def fetched(dataset: Any, given: Any) -> Any:
+def fetch_samples(dataset: Any, given: Any) -> Any:
     """Return the samples of a batch as torch's fetcher gets them."""
     if whole := getattr(dataset, "__getitems__", None):
         try:
@@ -83,9 +83,9 @@ def fetched(dataset: Any, given: Any) -> Any:
     return one_by_one(partial(operator.getitem, dataset), given)
 
 
-def as_torch_would(dataset: Any, given: Any) -> Any:
+def torch_batch(dataset: Any, given: Any) -> Any:
     """Return the batch that torch would make where a sampler gave something else than indices."""
-    return collated(default_collate, given, fetched(dataset, given))
+    return collated(default_collate, given, fetch_samples(dataset, given))
 
 
 def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:

@@ -21,7 +21,7 @@ from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
-from penstock.sample_notes import as_torch_would
+from penstock.sample_notes import torch_batch
 from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
@@ -130,7 +130,7 @@ class GpuDecoding(IndexedPass):
 
     def _made(self, batch: Batch) -> Any:
         if batch.other is not None:
-            return as_torch_would(self._plan.dataset, batch.other)
+            return torch_batch(self._plan.dataset, batch.other)
         with torch.no_grad(), self._working():
             pixels = self._decoded(batch)
             rows: dict[int, torch.Tensor] = {}

@@ -17,9 +17,9 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from penstock.executors.job import Job, TorchView
 from penstock.observe import Delivery, Observers, observed
 from penstock.recipe.compose_hook import natively
-from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
-from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
+from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
 
 
@@ -56,7 +56,7 @@ class Inline(_SingleProcessDataLoaderIter):
             self._sampler_iter = self._batches
         fetcher = self._dataset_fetcher
         if given is not None and batches is None:
-            go_on(fetcher, given)
+            restore_fetcher(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
             streams.now = partial(_state_now, loader.dataset, fetcher)
@@ -71,8 +71,8 @@ class Inline(_SingleProcessDataLoaderIter):
         self._base = drawn
         if self._given is not None:
             if self._batches is not None and self._mid_epoch:
-                self._batches = begun(self._batches)
-            tell_dataset(self._dataset, self._given)
+                self._batches = with_first_drawn(self._batches)
+            restore_dataset(self._dataset, self._given)
 
     def __next__(self) -> Any:
         return observed(self.observers, self._delivery)
@@ -118,7 +118,7 @@ class _Noting(_MapDatasetFetcher):
     def fetch(self, given: Any) -> Any:
         """Return the batch of what a sampler gave."""
         if self.auto_collation:
-            samples = fetched(self.dataset, given)
+            samples = fetch_samples(self.dataset, given)
         else:
             (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
         return collated(self.collate_fn, given, samples)

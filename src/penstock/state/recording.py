@@ -60,7 +60,7 @@ class Recorder(Observer):
         return self.ledger.chain.hex()
 
 
-class LedgerOfLoader:
+class LoaderLedger:
     """The ledger of a loader, opened when its first pass begins. Not picklable."""
 
     def __init__(self) -> None:

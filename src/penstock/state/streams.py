@@ -1,9 +1,9 @@
 """The states of datasets, and of their iterators, that have a state_dict() and a load_state_dict().
 
-A worker process adds the dataset's state to each batch that it makes (`Stating`), so that a loader's state holds the
-one behind the batch that was handed out last, however far the workers have read ahead. The rules are torchdata's: the
-iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass goes on, the dataset's state
-is loaded first, then iter() is called, then the iterator's state is loaded.
+A worker process adds the dataset's state to each batch that it makes (`StatefulStream`), so that a loader's state
+holds the one behind the batch that was handed out last, however far the workers have read ahead. The rules are
+torchdata's: the iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass goes on,
+the dataset's state is loaded first, then iter() is called, then the iterator's state is loaded.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Streams:
         """Return the state of each worker, None at the start."""
         return list(self._states)
 
-    def tell_between(self, dataset: Any) -> None:
+    def restore_between_passes(self, dataset: Any) -> None:
         """Load a state of the caller's thread that was taken between two passes, before the pass that begins draws."""
         given = self._states[0]
         if given is not None and given.get("between") and "dataset" in given:
-            tell_dataset(dataset, given)
+            restore_dataset(dataset, given)
             self._states[0] = {name: value for name, value in given.items() if name != "dataset"}
 
     def begin_with(self, state: Entry | None) -> None:
@@ -171,7 +171,7 @@ def _alike(states: list[Any]) -> bool:
         return False
 
 
-def tell_dataset(dataset: Any, given: Entry | None) -> None:
+def restore_dataset(dataset: Any, given: Entry | None) -> None:
     """Load the state of a dataset, before iter() is called."""
     if given is None:
         return
@@ -185,7 +185,7 @@ def tell_dataset(dataset: Any, given: Entry | None) -> None:
             _load(dataset, given["state"])
 
 
-def go_on(fetcher: Any, given: Entry) -> None:
+def restore_fetcher(fetcher: Any, given: Entry) -> None:
     """Let torch's fetcher of an iterable dataset go on from a state."""
     iterator = _restored(fetcher.dataset, fetcher.dataset_iter, given)
     fetcher.ended = _has_ended(given)
@@ -228,7 +228,7 @@ def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict
     return state or None
 
 
-class Stating(IterableDataset[Any]):
+class StatefulStream(IterableDataset[Any]):
     """An iterable dataset in a worker process, whose batches come with the dataset's state.
 
     Args:
@@ -248,7 +248,7 @@ class Stating(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
-        tell_dataset(self.dataset, given)
+        restore_dataset(self.dataset, given)
         samples = iterator = iter(self.dataset)
         if given is not None:
             samples = _restored(self.dataset, iterator, given)
@@ -306,6 +306,6 @@ class _Samples(Iterator[Any]):
         return state_of(self._dataset, self._iterator, ended=ended)
 
 
-def begun(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
+def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return a sampler's batches in the middle of an epoch: it draws the first before the dataset's state is loaded."""
     return chain(list(islice(batches, 1)), batches)

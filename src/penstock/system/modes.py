@@ -23,7 +23,7 @@ def outside_inference() -> Iterator[None]:
         yield
 
 
-def as_taken(batch: Any) -> Any:
+def in_callers_mode(batch: Any) -> Any:
     """Return a batch that was made outside of inference mode as the calling thread's mode has it.
 
     Tensors in tuples, lists and dicts are taken over by new ones on the same memory; all else stays as it is.
@@ -35,9 +35,9 @@ def as_taken(batch: Any) -> Any:
         plain = batch.layout is torch.strided and not batch.requires_grad and not batch.is_inference()
         return torch.empty(0, dtype=batch.dtype, device=batch.device).set_(batch) if plain else batch
     if kind in (list, tuple):
-        return kind(map(as_taken, batch))
+        return kind(map(in_callers_mode, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return batch._make(map(as_taken, batch))
+        return batch._make(map(in_callers_mode, batch))
     if kind is dict:
-        return {key: as_taken(value) for key, value in batch.items()}
+        return {key: in_callers_mode(value) for key, value in batch.items()}
     return batch

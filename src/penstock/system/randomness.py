@@ -53,15 +53,15 @@ def torch_seed(key: bytes) -> int:
 States = tuple[Any, Any, torch.Tensor]
 
 
-def states() -> States:
+def generator_states() -> States:
     """Return the states of the global generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were."""
-    before = states()
+    before = generator_states()
     try:
         yield
     finally:
@@ -70,9 +70,9 @@ def kept() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def drawn_from(before: States) -> tuple[str, ...]:
+def generators_drawn_from(before: States) -> tuple[str, ...]:
     """Return the names of the global generators whose states are not those from before."""
-    now = states()
+    now = generator_states()
     unchanged = {
         "random": now[0] == before[0],
         "numpy.random": now[1][2:] == before[1][2:] and np.array_equal(now[1][1], before[1][1]),

@@ -35,7 +35,7 @@ from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_thi
 from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
-from penstock.state.streams import go_on, state_of
+from penstock.state.streams import restore_fetcher, state_of
 from penstock.system.modes import outside_inference
 from penstock.system.randomness import Generators
 
@@ -414,7 +414,7 @@ class Threads:
                 fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, self._drop_last)
                 given = None if self._states is None or batch.owner is None else self._states[batch.owner]
                 if given is not None:
-                    go_on(fetcher, given)
+                    restore_fetcher(fetcher, given)
                 if self._own.shared and fetcher.dataset_iter is fetch.dataset and len(self._threads) > 1:
                     raise InvalidOption(
                         f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "

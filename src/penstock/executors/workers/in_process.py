@@ -12,7 +12,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, Stage
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import Stating, state_of, tell_dataset
+from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
 
 class Tasked:
@@ -33,7 +33,7 @@ class Tasked:
     def go_on(self, worker: int) -> None:
         """Let the dataset of a worker go on where a state says."""
         if self._states is not None:
-            tell_dataset(self.dataset, self._states[worker])
+            restore_dataset(self.dataset, self._states[worker])
             self._states = []
 
     def __getitem__(self, task: Task) -> Any:
@@ -72,9 +72,9 @@ class Start:
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
         if isinstance(tasked, Tasked):
             tasked.begin = tasked.fetch.note = begin
-        if isinstance(tasked, Stating):
+        if isinstance(tasked, StatefulStream):
             tasked.worker = worker
-        if isinstance(tasked, Tasked | Stating):
+        if isinstance(tasked, Tasked | StatefulStream):
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
