@@ -602,7 +602,7 @@ def test_nothing_bad() -> None:
     kept = Quarantine(Replace(), 10)
     kept.take_up(["a"])
     assert not kept.entries and not kept.known
-    assert kept and repr(kept) == "Quarantine(0 of 10 bad, 1 allowed)"
+    assert repr(kept) == "Quarantine(0 of 10 bad, 1 allowed)"
 
 
 def test_manifest_that_goes_bad_does_not_end_the_run(path: Path) -> None:
