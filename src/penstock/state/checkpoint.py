@@ -82,18 +82,14 @@ class Checkpoint:
         return progress.schedule.part(progress.latest).padding
 
     def fingerprint(self, settings: Settings) -> dict[str, Any]:
-        """Return what distinguishes a loader's dataset from others; nothing for an iterable one."""
-        self._catalogue(settings)
-        return {} if settings.iterable or self._fingerprint is None else self._fingerprint[1]
-
-    def _catalogue(self, settings: Settings) -> Catalogue | None:
-        """Return the dataset's catalogue, kept in the user's cache folder; None where its fingerprint is known."""
-        if settings.iterable or (self._fingerprint is not None and self._fingerprint[0] is settings.dataset):
-            return None
-        made = catalogue(settings.dataset)
-        made.keep()
-        self._fingerprint = settings.dataset, made.fingerprint
-        return made
+        """Return what distinguishes a loader's dataset from others, once an object; nothing for an iterable dataset."""
+        if settings.iterable:
+            return {}
+        if self._fingerprint is None or self._fingerprint[0] is not settings.dataset:
+            found = catalogue(settings.dataset)
+            found.keep()
+            self._fingerprint = settings.dataset, found.fingerprint
+        return self._fingerprint[1]
 
     def _own(self, settings: Settings) -> OwnStates:
         return OwnStates(BatchOrder(settings), lambda: self._in_threads(settings))
@@ -148,19 +144,17 @@ class Checkpoint:
         state = dict(checked_state(_without_leaves(state)))
         if state.get("seed") != settings.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
-        state["past"], state["data"] = list(state["past"]), dict(state["data"])
-        now = self._catalogue(settings)
-        if now is None and (state["past"] or state["data"] not in ({}, self.fingerprint(settings))):
-            now = catalogue(settings.dataset)
-        changes = self._changes(settings, state, now)
+        then, fingerprint = dict(state["data"]), self.fingerprint(settings)
+        state["past"], state["data"] = list(state["past"]), fingerprint
+        now = catalogue(settings.dataset) if state["past"] or then not in ({}, fingerprint) else None
+        changes = self._changes(settings, str(state.get("order")), then, now)
         if changes is not None:
             if on_change == "raise":
                 raise DatasetChanged(
                     f"{changes}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
                 )
             self._refuse_to_continue(settings, state)
-            then, now_is = state["data"], self.fingerprint(settings)
-            same_ids = all(then.get(what) == now_is.get(what) for what in ("size", "ids"))
+            same_ids = all(then.get(what) == fingerprint.get(what) for what in ("size", "ids"))
             if state["position"] and not _draws_independently(settings) and not same_ids:
                 state["past"].append({"data": then, "to": state["position"]})
         rest = self._rest_of(settings, state, now) if state["past"] and now is not None else None
@@ -171,7 +165,7 @@ class Checkpoint:
                 raise InvalidOption(
                     f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
                 )
-        state["data"], state["order"] = self.fingerprint(settings), BatchOrder(settings).kind()
+        state["order"] = BatchOrder(settings).kind()
         return state, rest
 
     def ids(
@@ -191,13 +185,18 @@ class Checkpoint:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
         return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
 
-    def _changes(self, settings: Settings, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
-        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
-        order, before, changes = BatchOrder(settings).kind(), str(state.get("order")), None
-        if now is not None and state["data"] not in ({}, now.fingerprint):
-            found = differences(state["data"], kept(state["data"]), now)
-            if found is not None:
-                changes = f"the dataset is not what it was when the state was taken: {found}"
+    def _changes(self, settings: Settings, before: str, then: dict[str, Any], now: Catalogue | None) -> str | None:
+        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption.
+
+        Args:
+            settings: of the loader.
+            before: the order of the state.
+            then: its fingerprint.
+            now: the dataset's catalogue where the fingerprint may differ.
+        """
+        order, changes = BatchOrder(settings).kind(), None
+        if now is not None and then not in ({}, now.fingerprint) and (found := differences(then, kept(then), now)):
+            changes = f"the dataset is not what it was when the state was taken: {found}"
         if before != order:
             kind = order.partition(" ")[0]
             if not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
