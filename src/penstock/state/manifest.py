@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import BinaryIO
+from typing import BinaryIO, get_type_hints
 
 from penstock.errors import InvalidOption
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
@@ -40,7 +40,7 @@ class BadSample:
     id: str
     """The ID, or the path or index where the dataset has no IDs."""
     path: str | None
-    """The file; None when the sample lies in memory, or nobody knows."""
+    """The file; None when the sample lies in memory, or its file is not known."""
     error: str
     """The error's type and the first line of its message: "TypeName: message"."""
     size: int | None
@@ -69,14 +69,7 @@ class BadSample:
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "path": (str, type(None)),
-    "error": (str,),
-    "size": (int, type(None)),
-    "time": (str,),
-    "index": (int, type(None)),
-}
+_KINDS = get_type_hints(BadSample)
 
 
 def _describe(error: BaseException) -> str:
@@ -96,7 +89,7 @@ def _size(path: str | None) -> int | None:
 
 
 def _parse(line: bytes) -> BadSample | str | None:
-    """Return the entry of a line, None for a blank one, else in words why it is none."""
+    """Return the entry of a line, None for a blank one, else what is wrong with the line."""
     if not line.strip():
         return None
     try:
@@ -106,10 +99,10 @@ def _parse(line: bytes) -> BadSample | str | None:
     if not isinstance(values, dict):
         return "no JSON object"
     values.setdefault("index", None)
-    for key, kinds in _KINDS.items():
+    for key, kind in _KINDS.items():
         if key not in values:
             return f"no {key!r}"
-        if not isinstance(values[key], kinds) or isinstance(values[key], bool):
+        if not isinstance(values[key], kind) or isinstance(values[key], bool):
             return f"{key!r} is of type {type(values[key]).__name__}"
     return BadSample(**{key: values[key] for key in _KINDS})
 
@@ -133,7 +126,7 @@ def _lines(file: BinaryIO, number: int = 1) -> Iterator[tuple[int, bytes, BadSam
 
 @dataclass
 class _Seen:
-    """How far a manifest was read. Changed only by who holds the file's lock."""
+    """How far a manifest was read. Only the thread that holds the file's lock changes it."""
 
     ids: set[str] = field(default_factory=set)
     inode: tuple[int, int] = (-1, -1)
@@ -193,7 +186,7 @@ class Manifest:
     def remove(self, ids: Iterable[str]) -> int:
         """Take the entries with these IDs out, all in one step; return how many. Raises OSError.
 
-        All other lines stay as they are, damaged ones too. The folder of the file must be writable.
+        All other lines stay, damaged ones too. The folder of the file must be writable.
         """
         unwanted = frozenset(ids)
         removed: set[str] = set()

@@ -1,4 +1,4 @@
-"""At which step two runs parted."""
+"""The first step at which two runs parted."""
 
 from __future__ import annotations
 

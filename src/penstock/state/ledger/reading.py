@@ -57,7 +57,7 @@ class Record(NamedTuple):
     epoch: int
     step: int
     samples: int
-    """How many."""
+    """The number of samples."""
     chain: bytes
     """8 bytes; a function of the IDs of this step and all before it."""
 
@@ -214,7 +214,7 @@ def _sound(data: bytes, check: int) -> int:
 
 
 def _is_torn(rest: bytes) -> bool:
-    """Whether what follows the last sound record is what a loss of power leaves: zeros, or half a record and zeros."""
+    """Return whether a loss of power left what follows the last sound record: zeros, or half a record and zeros."""
     written = len(rest.rstrip(b"\0"))
     return written == 0 or (written <= _RECORD.itemsize and len(rest) >= 2 * _RECORD.itemsize)
 

@@ -198,7 +198,7 @@ class Ledger:
         return self._descriptor
 
     def _forget(self) -> None:
-        """In a forked child: close the descriptor, which would keep the parent's lock after its death."""
+        """Close the descriptor in a forked child, where it would keep the parent's lock after the parent's death."""
         if self._descriptor >= 0:
             self._release.detach()
             os.close(self._descriptor)
