@@ -33,12 +33,12 @@ def is_stateful_dataset(dataset: Any) -> bool:
 
 
 class Streams:
-    """The states of a dataset's workers behind what was handed out. Read by one thread, handed out by another.
+    """The states of a dataset's workers behind what was handed out. One thread takes batches, another hands them out.
 
     Args:
         workers: how many; 0: the caller's thread.
-        given: what as_state() returned, of the state that the pass goes on from.
-        resumed: it goes on from one, be it of the start.
+        given: of as_state(), in the state that the pass goes on from.
+        resumed: a state was loaded, be it of the start.
         before: of the pass before, whose workers this one keeps.
         kept: the next pass has the same workers, with the dataset as they leave it.
     """
@@ -46,11 +46,11 @@ class Streams:
     def __init__(
         self,
         workers: int,
-        given: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None,
         *,
-        resumed: bool = False,
-        before: Streams | None = None,
-        kept: bool = True,
+        resumed: bool,
+        before: Streams | None,
+        kept: bool,
     ) -> None:
         count = max(1, workers)
         self.resumed = resumed
