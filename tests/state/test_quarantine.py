@@ -551,7 +551,8 @@ def test_limit_is_exact(share: float, size: int, allowed: int) -> None:
         kept.report(bad(f"id-{i}"))  # the same one counts once
     if allowed <= 50:
         with pytest.raises(
-            TooManyBadSamples, match=f"^{allowed + 1} of {size:,} samples {'are' if allowed else 'is'} bad"
+            TooManyBadSamples,
+            match=f"^{allowed + 1} of {size:,} sample{'s' * (size != 1)} {'are' if allowed else 'is'} bad",
         ):
             kept.report(bad("one-more"))
         assert len(kept.known) == allowed + 1
