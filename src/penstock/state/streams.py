@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset, IterDataPipe
 from penstock.errors import InvalidOption
 from penstock.state.delivery import Delivered
 from penstock.state.sampler_states import is_stateful
-from penstock.system.words import counted
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "state": of a version that knew of the dataset
@@ -154,10 +153,11 @@ def check_streams(given: Any, workers: int) -> None:
     if not isinstance(states, list) or type(given.get("next")) is not int or not 0 <= given["next"] < len(states):
         raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
     if len(states) != max(1, workers) and not _alike(states):
-        readers = f"{counted(len(states), 'worker')} {'has' if len(states) == 1 else 'have'}"
+        readers, remedy = f"{len(states)} workers have read, each at a place of its own,", f"num_workers={len(states)}"
+        if len(states) == 1:
+            readers, remedy = "1 worker has read", "num_workers=1 or 0"
         raise InvalidOption(
-            f"a state of a dataset that {readers} read, each at a place of its own, cannot go on with "
-            f"num_workers={workers}: give num_workers={len(states)}{' or 0' if len(states) == 1 else ''}"
+            f"a state of a dataset that {readers} cannot go on with num_workers={workers}: give {remedy}"
         )
 
 
