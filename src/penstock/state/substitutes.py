@@ -181,7 +181,9 @@ def _warn_of_other_dataset(
     manifest: str, entries: Mapping[str, BadSample], dataset: Any, bad: Mapping[int, str]
 ) -> None:
     """Warn of a manifest that names no sample of the dataset, or whose samples of the same IDs are other files."""
-    differs = f"none of its {counted(len(entries), 'bad sample')} is in this dataset" if entries and not bad else None
+    differs = None
+    if entries and not bad:
+        differs = f"it names {counted(len(entries), 'bad sample')}, and none is in this dataset"
     files = {name: os.path.abspath(path) for name, path in names_of(dataset, bad) if path is not None}
     listed = {name: path for name in files if (path := entries[name].path) is not None}
     if listed and not listed.items() & files.items():
