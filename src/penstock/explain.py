@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
@@ -49,8 +49,7 @@ class Explained:
             yield f"{step.who:<8} {step.what}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
-        yield from self._bad_samples()
-        yield from self.device
+        yield from self._bad_samples_and_device()
         yield from _so_far(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice()
@@ -77,8 +76,7 @@ class Explained:
         if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
-        yield from self._bad_samples()
-        yield from self.device
+        yield from self._bad_samples_and_device()
 
     def _of_python(self, plan: PythonPlan, *, threads: bool) -> Iterator[str]:
         settings, executors = self.settings, self.executors
@@ -116,9 +114,10 @@ class Explained:
             remedies.append(by_itself.reason.remedy)
         return ", and ".join(remedies)
 
-    def _bad_samples(self) -> Iterable[str]:
-        register = self.executors.register
-        return () if register is None else (register.explain(),)
+    def _bad_samples_and_device(self) -> Iterator[str]:
+        if self.executors.register is not None:
+            yield self.executors.register.explain()
+        yield from self.device
 
     def _advice(self) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""

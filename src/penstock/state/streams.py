@@ -43,13 +43,7 @@ class Streams:
     """
 
     def __init__(
-        self,
-        workers: int,
-        given: Mapping[str, Any] | None,
-        *,
-        resumed: bool,
-        before: Streams | None,
-        kept: bool,
+        self, workers: int, given: Mapping[str, Any] | None, *, resumed: bool, before: Streams | None, kept: bool
     ) -> None:
         count = max(1, workers)
         self.resumed = resumed
