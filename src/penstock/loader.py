@@ -32,7 +32,7 @@ from penstock.settings import Given, Method, Settings, method_of, settings_of, s
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
-from penstock.state.recording import LedgerOfLoader
+from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import DeviceWaits, Stats
 from penstock.system.arguments import check_numbers, naming_empty
@@ -159,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self._executors = Executors(register, SeedWarnings())
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
-        self._device_feed, self._recording = DeviceFeed(), LedgerOfLoader()
+        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -206,7 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.__dict__.update(state)
         self._executors = self._executors.copied()
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
-        self._device_feed, self._recording = DeviceFeed(), LedgerOfLoader()
+        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._offer_set_epoch()
         self._plan = planned(self._settings())
         self._choose_workers()

@@ -22,7 +22,7 @@ from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
-from penstock.sample_notes import as_torch_would
+from penstock.sample_notes import torch_batch
 from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
@@ -124,7 +124,7 @@ class GpuDecoding(IndexedPass):
     def _assemble(self, batch: Batch) -> Any:
         plan = self._plan
         if batch.other is not None:
-            return as_torch_would(plan.dataset, batch.other)
+            return torch_batch(plan.dataset, batch.other)
         with torch.no_grad(), self._working():
             rows = self._decoded(batch)
             undone: defaultdict[int, list[int]] = defaultdict(list)  # by leaf, the positions that a recipe is for

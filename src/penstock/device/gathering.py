@@ -18,7 +18,7 @@ from penstock.executors.iterator import Course, Handed, IndexedPass, Means
 from penstock.executors.job import Job
 from penstock.observe import Delivery
 from penstock.order.batches import as_array
-from penstock.sample_notes import as_torch_would
+from penstock.sample_notes import torch_batch
 
 #: Batches that are gathered together: operations of a device cost the same for few samples and for many.
 _TOGETHER = 16
@@ -138,7 +138,7 @@ class Gathering(IndexedPass):
     def _assemble(self, batch: _Batch) -> Any:
         plan = self._held.plan
         if batch.other is not None:
-            return as_torch_would(plan.dataset, batch.other)
+            return torch_batch(plan.dataset, batch.other)
         assert batch.places is not None
         if batch.image is not None:
             fields: list[Any] = [batch.image if plan.table is not None else _by_itself(batch.image)]

@@ -22,7 +22,7 @@ from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
-from penstock.system.randomness import digest, kept, sample_number, seed_globals
+from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
 
 
 class Note(Protocol):
@@ -120,7 +120,7 @@ class Fetch:
     @contextmanager
     def as_guest(self) -> Iterator[None]:
         """Work in a thread that is not ours: its global generators are left as they were."""
-        generators = kept() if self._seeded else nullcontext()
+        generators = generators_kept() if self._seeded else nullcontext()
         with generators, drawing.given_back(), natively() if self.composes else nullcontext():
             yield
 

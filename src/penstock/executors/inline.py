@@ -18,9 +18,9 @@ from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
-from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
-from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
+from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
 
 
@@ -59,7 +59,7 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
             self._sampler_iter = self._batches
         fetcher = self._dataset_fetcher
         if given is not None and batches is None:
-            go_on(fetcher, given)
+            restore_fetcher(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
             streams.now = partial(_state_now, loader.dataset, fetcher)
@@ -74,8 +74,8 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
         self._base = drawn
         if self._given is not None:
             if self._batches is not None and self._mid_epoch:
-                self._batches = begun(self._batches)
-            tell_dataset(self._dataset, self._given)
+                self._batches = with_first_drawn(self._batches)
+            restore_dataset(self._dataset, self._given)
 
     def _next_index(self) -> Any:
         self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class _Noting(_MapDatasetFetcher):
         """Return the batch of what a sampler gave."""
         began = time.perf_counter()
         if self.auto_collation:
-            samples = fetched(self.dataset, given)
+            samples = fetch_samples(self.dataset, given)
         else:
             (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
         fetched_at = time.perf_counter()

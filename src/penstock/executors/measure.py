@@ -25,7 +25,7 @@ from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.processes import Processes
 from penstock.order.batches import with_sample_numbers
 from penstock.state.delivery import Task
-from penstock.system.randomness import drawn_from, kept, states
+from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept
 
 #: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
 BUDGET_SECONDS = 0.2
@@ -81,10 +81,10 @@ class Measurement:
 
 def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
     """Return which global generators one sample draws from; they are given back as they were."""
-    with kept():
-        before = states()
+    with generators_kept():
+        before = generator_states()
         fetch.sample(task, index)
-        return drawn_from(before)
+        return generators_drawn_from(before)
 
 
 def try_both(trial: Trial) -> Iterator[Measurement]:
@@ -97,7 +97,7 @@ def try_both(trial: Trial) -> Iterator[Measurement]:
     task = Task(None, 0, 0)
     draws = draws_of(trial.fetch, task, next(indices))  # the first one also opens and imports what later ones need not
     began = time.perf_counter()
-    with kept():
+    with generators_kept():
         trial.fetch.sample(task, next(indices))
     seconds = time.perf_counter() - began
     yield Measurement(draws, seconds)

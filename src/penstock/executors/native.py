@@ -31,11 +31,11 @@ from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
-from penstock.sample_notes import as_torch_would, note_batch
+from penstock.sample_notes import note_batch, torch_batch
 from penstock.sources.tree import same_table
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
-from penstock.system.modes import as_taken
+from penstock.system.modes import in_callers_mode
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
@@ -126,7 +126,7 @@ class Filling(IndexedPass):
 
         give_up: Python reads the rest of the pass, whatever the plan.
         """
-        found = self._plan.again()
+        found = self._plan.replan()
         queue = self._queue
         for batch in queue:
             batch.unsettle()
@@ -296,7 +296,7 @@ class Filling(IndexedPass):
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
-        fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
+        fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
             labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
         except Exception as error:
@@ -309,7 +309,7 @@ class Filling(IndexedPass):
     def _by_python(self, batch: NativeBatch) -> Any:
         """Return the batch that the dataset itself gives."""
         if self._fetch is None:
-            out = as_torch_would(self._plan.dataset, batch.other)
+            out = torch_batch(self._plan.dataset, batch.other)
         else:
             with self._fetch.as_guest():
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))

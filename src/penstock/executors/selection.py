@@ -112,7 +112,7 @@ class Executors:
             held._shutdown_workers()
             held = None
         if not settings.num_workers and streams is not None:
-            streams.tell_between(settings.dataset)
+            streams.restore_between_passes(settings.dataset)
         if held is not None:
             executor.restart(held, job)
             return held

@@ -22,9 +22,9 @@ from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan
 from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Task
-from penstock.state.streams import Streams, begun, state_of, tell_dataset
+from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
-from penstock.system.modes import as_taken
+from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import sample_number
 
 
@@ -91,8 +91,8 @@ class Fetching(Pass):
         self._streams = streams
         if streams is not None and not self._iterable:
             if any(streams.counts):
-                course = replace(course, batches=begun(course.batches))
-            tell_dataset(fetch.dataset, streams.states()[0])
+                course = replace(course, batches=with_first_drawn(course.batches))
+            restore_dataset(fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(fetch.dataset))
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         if self._owners is not None and streams is not None and streams.given:
@@ -188,7 +188,7 @@ class Fetching(Pass):
     def _assemble(self, batch: FetchedBatch) -> Any:
         out = batch.result
         if self._num_workers or batch.in_place:  # else it was made here
-            out = as_taken(out)
+            out = in_callers_mode(out)
         return pinned(out) if self._means.buffers.pinned else out
 
     def _delivery(self, batch: FetchedBatch, out: Any, waited: float) -> Delivery:

@@ -17,7 +17,7 @@ from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
 from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
 from penstock.settings import Settings
-from penstock.system.wording import there_are
+from penstock.system.words import there_are
 
 #: The kind of an order that comes from a sampler of the user's.
 BY_SAMPLER = "by a sampler"

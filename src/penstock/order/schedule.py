@@ -17,6 +17,7 @@ import torch.distributed
 from penstock.errors import InvalidOption
 from penstock.order.permutations import Indices, Order
 from penstock.system.launched import launched_as
+from penstock.system.words import counted
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Schedule:
     def part(self, step: int) -> Part:
         """Return this rank's part of a step. Raises IndexError where there is no such step."""
         if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of {self.steps}")
+            raise IndexError(f"there is no step {step}: the pass has {counted(self.steps, 'step')}, counted from 0")
         rank, world = self.share.rank, self.share.world
         start = self.start + step * self.step_size
         left = self.size - start

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.system.randomness import drawn_from, states
+from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.system.warn_user import warn_user
 
 #: How many objects of a dataset are searched, and how deep in one another.
@@ -63,9 +63,9 @@ class SeedWarnings:
             yield from batches
             return
         self._warned.add("sampler")
-        before = states()
+        before = generator_states()
         first = next(batches, _END)
-        if drawn := drawn_from(before):
+        if drawn := generators_drawn_from(before):
             warn_user(
                 f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
                 f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "

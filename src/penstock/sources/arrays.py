@@ -20,7 +20,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.integrity import truncated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source
-from penstock.system.wording import counted
+from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 

@@ -19,7 +19,7 @@ from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
 from penstock.sources.premises import all_of, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
-from penstock.system.wording import counted
+from penstock.system.words import counted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 

@@ -21,7 +21,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
-from penstock.system.wording import counted
+from penstock.system.words import counted
 
 
 def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:

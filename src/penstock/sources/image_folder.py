@@ -21,7 +21,7 @@ from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.scan_cache import Scan, scan
 from penstock.sources.source import NativeSource, Source
-from penstock.system.wording import counted, there_are
+from penstock.system.words import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from penstock import _native
-from penstock.system.wording import counted
+from penstock.system.words import counted
 
 _ZIP = b"PK\x03\x04"
 _NPY = b"\x93NUMPY"

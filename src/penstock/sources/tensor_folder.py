@@ -24,7 +24,7 @@ from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, Source, label_step
-from penstock.system.wording import counted
+from penstock.system.words import counted
 
 
 class IDs(Sequence[str]):

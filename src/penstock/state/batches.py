@@ -1,4 +1,4 @@
-"""What the sampler of a pass gives for each batch, from where the pass begins on."""
+"""What the sampler of a pass gives for each batch, from the beginning of the pass on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.state.progress import Progress
 from penstock.state.sampler_states import SamplerStates
 
 Batches = Iterator[tuple[Any, Positions]]
-"""What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
+"""What the sampler gives for each batch, and the positions of its samples in the order of the epoch."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class PassBatches:
     Indices are arrays for the native core, and what torch's samplers give, lists and numbers, for Python.
 
     Args:
-        order: of the loader. The loader itself is not held: it may hold the iterator that holds this.
-        progress: of the pass; what it says of the beginning is followed, and what comes is noted in it.
+        order: of the loader. The loader itself is not held: it may hold the iterator that holds these batches.
+        progress: of the pass: where it begins; schedule and sampler's state are noted in it.
         reach: warns of samplers that the seed does not reach.
         native: the native core reads.
     """
@@ -42,14 +42,17 @@ class PassBatches:
 
     def __call__(self, seed: int, epoch: int) -> Batches:
         """Return the batches of the pass."""
-        if self.native:
-            if self.order.cuts_itself():
-                return self._cut(seed, epoch)
-            return ((as_indices(batch), positions) for batch, positions in self.sampled(seed, epoch))
         if self.order.cuts_itself():
-            return ((as_list(indices), positions) for indices, positions in self._cut(seed, epoch))
+            cut = self._cut(seed, epoch)
+            return cut if self.native else ((as_list(indices), positions) for indices, positions in cut)
+        if self.native:
+            return ((as_indices(batch), positions) for batch, positions in self.sampled(seed, epoch))
         if self.order.one_by_one():
-            return _singly(self._cut(seed, epoch))
+            return (
+                (index, range(position, position + 1))
+                for indices, positions in self._cut(seed, epoch)
+                for index, position in zip(as_list(indices), positions, strict=True)
+            )
         return self.sampled(seed, epoch)
 
     def drawn_first(self) -> bool:
@@ -58,7 +61,7 @@ class PassBatches:
         return self.order.settings.seed is None and not self.native and not ours
 
     def sampled(self, seed: int = 0, epoch: int = 0) -> Batches:
-        """Return what a user's sampler gives. seed, epoch: of the pass, where the loader has a seed."""
+        """Return what a user's sampler gives; seed, epoch: used where the loader has a seed."""
         order, settings, progress = self.order, self.order.settings, self.progress
         inner = order.innermost()
         if order.share() is not None and not isinstance(inner, DistributedSampler):
@@ -100,10 +103,3 @@ class PassBatches:
         if not progress.ahead.ranges:
             return batches
         return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
-
-
-def _singly(batches: Iterator[tuple[Indices, Positions]]) -> Iterator[tuple[int, range]]:
-    """Yield the samples of batches one by one."""
-    for indices, positions in batches:
-        for index, position in zip(as_list(indices), positions, strict=True):
-            yield index, range(position, position + 1)

@@ -15,7 +15,7 @@ from penstock.loader import DataLoader
 from penstock.order.keyed import KeyedSampler
 from penstock.order.permutations import KeyedShuffle
 from penstock.sources.naming import id_of
-from penstock.system.randomness import kept
+from penstock.system.randomness import generators_kept
 from penstock.testing.bitwise import difference, digest, rows
 from penstock.testing.ranks import Make, Ranks
 from penstock.testing.tally import Tally, fail
@@ -240,7 +240,7 @@ def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]
         name = id_of(dataset, index)
         keys: list[Hashable] = [name]
         if key is not None:
-            with kept():
+            with generators_kept():
                 sample = dataset[index]
                 keys = list(key(loader.collate_fn([sample] if loader.batch_sampler is not None else sample)))
         if len(keys) != 1:

@@ -12,7 +12,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import Stating, state_of, tell_dataset
+from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
 
 class TaskDataset:
@@ -33,7 +33,7 @@ class TaskDataset:
     def go_on(self, worker: int) -> None:
         """Let the dataset of a worker go on where a state says."""
         if self._states is not None:
-            tell_dataset(self.dataset, self._states[worker])
+            restore_dataset(self.dataset, self._states[worker])
             self._states = []
 
     def __getitem__(self, task: Task) -> Any:
@@ -72,9 +72,9 @@ class WorkerStart:
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
         if isinstance(tasked, TaskDataset):
             tasked.begin = tasked.fetch.note = begin
-        if isinstance(tasked, Stating):
+        if isinstance(tasked, StatefulStream):
             tasked.worker = worker
-        if isinstance(tasked, TaskDataset | Stating):
+        if isinstance(tasked, TaskDataset | StatefulStream):
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)

@@ -39,7 +39,7 @@ from penstock.order.ahead import Arrivals
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import End, Stating, Streams
+from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in
 
 Key = Callable[[], tuple[int | None, int]]
@@ -126,7 +126,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
             keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
-            stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
+            stating = StatefulStream(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
         replaced["worker_init_fn"] = WorkerStart(self._board, init, composes)
         return LoaderView(loader, **replaced)
