@@ -410,7 +410,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # --- for frameworks ---------------------------------------------------------------------------------------------
 
-    def again(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
+    def with_samples(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
         """Return a loader of other samples (dataset, batch_size, sampler, batch_sampler, drop_last), else as this one.
 
         It counts its epochs on from this one's.

@@ -20,8 +20,8 @@ from penstock.device import arithmetic
 from penstock.device.arithmetic import Arithmetic, Formula, Lookup
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.executors.native import Filling
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.native import NativePass
 from penstock.executors.selection import Executors
 from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
@@ -48,9 +48,9 @@ def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     indices = np.random.default_rng(5).permutation(made.root.size)
     asked = with_sample_numbers(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
-    course = Course(asked, None, seed=11, epoch=2)
-    means = Means(workers, None, Buffers(pinned=False, keep=8))
-    return list(Filling(made, course, means))
+    pass_input = PassInput(asked, None, seed=11, epoch=2)
+    resources = PassResources(workers, None, Buffers(pinned=False, keep=8))
+    return list(NativePass(made, pass_input, resources))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,12 +21,12 @@ from penstock import _native
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed
-from penstock.device.gathering import Gathering
+from penstock.device.gathering import ResidentPass
 from penstock.device.moving import finish
 from penstock.device.resident import Resident, ResidentPlan
 from penstock.device.watch import Watch
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
+from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
@@ -68,9 +68,9 @@ def refusal(dataset: Any) -> str:
 
 def gathering(
     held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2
-) -> Gathering:
-    means = Means(workers, None, Buffers(pinned=False, keep=1))
-    return Gathering(held, Course(with_sample_numbers(batches, 0, batched=True), None, seed, epoch), means)
+) -> ResidentPass:
+    resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
+    return ResidentPass(held, PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch), resources)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -531,7 +531,7 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    made.begin(held, Course(iter([(np.arange(3), range(3))]), 1, 0, 0))
+    made.begin(held, PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0))
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import penstock
-from penstock.device.gathering import Gathering
+from penstock.device.gathering import ResidentPass
 from penstock.device.resident import Resident, ResidentPlan
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
+from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
 from tests.datasets import Made
@@ -157,7 +157,7 @@ def test_an_interrupt_at_any_line_of_a_pass_over_data_on_a_device() -> None:
             return batches
 
     list(Loader(penstock.Arrays(np.arange(12) ** 2), 3, num_workers=1, device=feed))
-    if made != [Gathering]:
+    if made != [ResidentPass]:
         pytest.skip("without an accelerator nothing is gathered")
 
 
@@ -169,9 +169,9 @@ def test_an_interrupt_at_any_line_of_batches_that_are_gathered(workers: int) -> 
     assert isinstance(held, ResidentPlan)
     rows = np.arange(30).reshape(10, 3)
 
-    def make() -> Gathering:
-        means = Means(workers, None, Buffers(pinned=False, keep=1))
-        return Gathering(held, Course(with_sample_numbers(iter(rows), 0, batched=True), 10, 7, 0), means)
+    def make() -> ResidentPass:
+        resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
+        return ResidentPass(held, PassInput(with_sample_numbers(iter(rows), 0, batched=True), 10, 7, 0), resources)
 
     for where, got in interrupted_everywhere(make, step=3):
         assert list(map(numbers, got)) == (rows**2).tolist(), where

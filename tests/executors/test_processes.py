@@ -29,7 +29,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.system.cgroup import Memory, memory
 from tests.waiting import wait_until
@@ -89,10 +89,10 @@ def identify(index: Any) -> tuple[str, str | None]:
     return f"id-{index}", f"data/{index}.pt"
 
 
-def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> Processes:
+def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> ProcessPass:
     mapped = loader._dataset_kind == 0
     fetch = Fetch(loader.dataset, batched=loader._auto_collation, collate_fn=loader.collate_fn)
-    return Processes(loader, fetch if mapped else None, key=key, identify=identify, **options)
+    return ProcessPass(loader, fetch if mapped else None, key=key, identify=identify, **options)
 
 
 def loader_of(dataset: Any, **options: Any) -> tud.DataLoader[Any]:
@@ -103,13 +103,13 @@ def first_column(batches: Any) -> list[list[int]]:
     return [batch[:, 0].tolist() for batch in batches]
 
 
-def died(iterator: Processes) -> str:
+def died(iterator: ProcessPass) -> str:
     with pytest.raises(WorkerDied) as caught:
         list(iterator)
     return str(caught.value)
 
 
-def stuck(iterator: Processes, got: list[Any]) -> str:
+def stuck(iterator: ProcessPass, got: list[Any]) -> str:
     with pytest.raises(WorkerStuck) as caught:
         got.extend(iterator)
     assert isinstance(caught.value, RuntimeError)
@@ -160,7 +160,7 @@ def test_tasks_carry_seed_and_epoch() -> None:
     passes = iter([(5, 0), (None, 1)])
     loader = loader_of(Numbers(), persistent_workers=True)
     fetch = TaskFetch(loader.dataset, batched=True, collate_fn=None)  # type: ignore[arg-type]
-    iterator = Processes(loader, fetch, key=lambda: next(passes))
+    iterator = ProcessPass(loader, fetch, key=lambda: next(passes))
     assert {(task.seed, task.epoch) for task in iterator} == {(5, 0)}
     iterator._reset(loader)
     tasks = list(iterator)
@@ -270,7 +270,7 @@ def test_persistent_workers_after_an_early_break() -> None:
     assert iterator.reusable
 
 
-def done_since(iterator: Processes) -> float:
+def done_since(iterator: ProcessPass) -> float:
     """Return for how many seconds worker 0 has been done with what it was given."""
     progress = iterator._board.progress(0)
     return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
@@ -389,10 +389,10 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool) -> None:
 SCRIPT = """
 import sys, torch, torch.utils.data as tud
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.processes import ProcessPass
 loader = tud.DataLoader(torch.arange(10**6), batch_size=1000, num_workers=2)
 fetch = Fetch(loader.dataset, batched=True, collate_fn=loader.collate_fn)
-iterator = Processes(loader, fetch, key=lambda: (None, 0))
+iterator = ProcessPass(loader, fetch, key=lambda: (None, 0))
 next(iterator)
 print(*(process.pid for process in iterator._workers))
 """

@@ -14,13 +14,13 @@ import penstock
 from penstock.device import decoders
 from penstock.device.copy_stream import copy_stream_to
 from penstock.device.decoders import decoder_for
-from penstock.device.decoding import GpuDecoding
+from penstock.device.decoding import DecodingPass
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.executors.native import Filling
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.native import NativePass
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from tests.gpu.on_device import DEVICE, sleep, torchvision
@@ -69,13 +69,15 @@ def passes(dataset, batches, decoder, stream=None):
     found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
     assert isinstance(found, NativePlan)
 
-    def course():
-        return Course(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
+    def pass_input():
+        return PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
-    def means():
-        return Means(4, None, Buffers(pinned=False, keep=8))
+    def resources():
+        return PassResources(4, None, Buffers(pinned=False, keep=8))
 
-    return GpuDecoding(found, course(), means(), decoder, DEVICE, stream), Filling(found, course(), means())
+    return DecodingPass(found, pass_input(), resources(), decoder, DEVICE, stream), NativePass(
+        found, pass_input(), resources()
+    )
 
 
 def test_pixels_are_near_the_hosts(root, decoder):

@@ -18,7 +18,7 @@ from penstock.device.decoders import Decoder
 from penstock.device.operations import AxisIndices, DecodedImages, obstacle
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
+from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
@@ -43,7 +43,7 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-class GpuDecoding(IndexedPass):
+class DecodingPass(IndexedPass):
     """One pass over the data of a plan for which `refusal` gives None, that plan made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
@@ -52,8 +52,8 @@ class GpuDecoding(IndexedPass):
 
     Args:
         plan: what is read.
-        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        means: how many threads read files, and from whom.
+        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        resources: how many threads read files, and from whom.
         decoder: of the device.
         device: where batches are made.
         stream: batches are made on it; None: on the calling thread's current one.
@@ -64,8 +64,8 @@ class GpuDecoding(IndexedPass):
     def __init__(
         self,
         plan: NativePlan,
-        course: Course,
-        means: Means,
+        pass_input: PassInput,
+        resources: PassResources,
         decoder: Decoder,
         device: torch.device,
         stream: CopyStream | None = None,
@@ -73,22 +73,24 @@ class GpuDecoding(IndexedPass):
         substitutes: Substitutes | None = None,
         eager: bool = False,
     ) -> None:
-        super().__init__(means)
+        super().__init__(resources)
         self._decoder = decoder
         self._device = device
         self._substitutes = substitutes
-        self.begin(plan, course, stream, eager=eager)
+        self.begin(plan, pass_input, stream, eager=eager)
 
-    def begin(self, plan: NativePlan, course: Course, stream: CopyStream | None = None, *, eager: bool = False) -> None:
+    def begin(
+        self, plan: NativePlan, pass_input: PassInput, stream: CopyStream | None = None, *, eager: bool = False
+    ) -> None:
         """Begin a pass, with threads of its own."""
-        workers, grey = self._means.workers, self._decoder.grey
-        self._crew = Readers(plan, course, workers, grey=grey, substitutes=self._substitutes)
+        workers, grey = self._resources.workers, self._decoder.grey
+        self._crew = Readers(plan, pass_input, workers, grey=grey, substitutes=self._substitutes)
         self._hold(self._crew)
         self._plan = plan
         self._stream = stream
         self._working = contextlib.nullcontext if stream is None else stream.working
         self._axis_indices = AxisIndices(self._device)
-        self._start(course, eager=eager)
+        self._start(pass_input, eager=eager)
 
     def _new_batch(self) -> Batch:
         return Batch()
@@ -96,7 +98,7 @@ class GpuDecoding(IndexedPass):
     def _depth(self, queue: deque[Batch]) -> int:
         if not self._reads_ahead:
             return 1
-        return AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
+        return AHEAD if self._resources.in_flight is None else max(1, min(self._resources.in_flight, IN_FLIGHT))
 
     def _ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
@@ -110,7 +112,7 @@ class GpuDecoding(IndexedPass):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return (
-            f"<GpuDecoding: {state}, to {self._device} by {self._decoder.name}, {self._num_workers} threads, "
+            f"<DecodingPass: {state}, to {self._device} by {self._decoder.name}, {self._num_workers} threads, "
             f"{len(self._queue)} batches in flight>"
         )
 
@@ -191,18 +193,18 @@ class DecodingExecutor:
     decoder: Decoder
     device: torch.device
     stream: CopyStream
-    kind: type = GpuDecoding
+    kind: type = DecodingPass
 
     def accepts(self, job: Job) -> bool:
         return True
 
-    def open(self, job: Job) -> GpuDecoding:
+    def open(self, job: Job) -> DecodingPass:
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None  # batches come in order
-        return GpuDecoding(
+        return DecodingPass(
             job.plan,
-            job.course(),
-            job.means,
+            job.pass_input(),
+            job.resources,
             self.decoder,
             self.device,
             self.stream,
@@ -210,7 +212,7 @@ class DecodingExecutor:
             eager=job.eager,
         )
 
-    def restart(self, held: GpuDecoding, job: Job) -> None:
+    def restart(self, held: DecodingPass, job: Job) -> None:
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None
-        held.begin(job.plan, job.course(), self.stream, eager=job.eager)
+        held.begin(job.plan, job.pass_input(), self.stream, eager=job.eager)

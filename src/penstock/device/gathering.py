@@ -14,7 +14,7 @@ from penstock.device.copy_stream import CopyStream
 from penstock.device.resident import ResidentPlan
 from penstock.device.stores import Images, send
 from penstock.executors.batch import IndexedBatch
-from penstock.executors.iterator import Course, Handed, IndexedPass, Means
+from penstock.executors.iterator import Handed, IndexedPass, PassInput, PassResources
 from penstock.executors.job import Job
 from penstock.observe import Delivery
 from penstock.order.batches import as_array
@@ -40,8 +40,8 @@ class _Batch(IndexedBatch):
         return self.places is not None or self.other is not None or self.error is not None
 
 
-class Gathering(IndexedPass):
-    """One pass over the data of a plan whose arrays are on a device: what `Filling` gives, and where they are.
+class ResidentPass(IndexedPass):
+    """One pass over the data of a plan whose arrays are on a device: what `NativePass` gives, and where they are.
 
     Several batches are gathered together, ahead of the one that is asked for, where the sampler may be asked ahead and
     there are workers. Each batch has memory of its own; pixels that a table is yet to convert get theirs by the
@@ -50,18 +50,20 @@ class Gathering(IndexedPass):
 
     Args:
         held: the plan and its arrays.
-        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        means: workers are not started.
+        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        resources: workers are not started.
         stream: batches are made on it; None: on the calling thread's current one.
     """
 
-    def __init__(self, held: ResidentPlan, course: Course, means: Means, stream: CopyStream | None = None) -> None:
-        super().__init__(means)
-        self._most = _TOGETHER if means.workers and means.ahead else 1
+    def __init__(
+        self, held: ResidentPlan, pass_input: PassInput, resources: PassResources, stream: CopyStream | None = None
+    ) -> None:
+        super().__init__(resources)
+        self._most = _TOGETHER if resources.workers and resources.ahead else 1
         self._num_workers = 0  # for programs that ask for the workers
-        self.begin(held, course, stream)
+        self.begin(held, pass_input, stream)
 
-    def begin(self, held: ResidentPlan, course: Course, stream: CopyStream | None = None) -> None:
+    def begin(self, held: ResidentPlan, pass_input: PassInput, stream: CopyStream | None = None) -> None:
         """Begin a pass."""
         self._held = held
         self._working = contextlib.nullcontext if stream is None else stream.working
@@ -69,10 +71,10 @@ class Gathering(IndexedPass):
         self._labels: torch.Tensor | None = None
         self._target = 1
         self._prepared = False
-        self._start(course, eager=False)
+        self._start(pass_input, eager=False)
 
     def __repr__(self) -> str:
-        return f"<Gathering: {'open' if self._open else 'closed'}, on {self._held.device}>"
+        return f"<ResidentPass: {'open' if self._open else 'closed'}, on {self._held.device}>"
 
     def _hand_out(self, handed: Handed) -> Delivery:
         with self._working():
@@ -118,7 +120,7 @@ class Gathering(IndexedPass):
             self._images, self._labels = self._held.images(), self._held.labels()
             self._prepared = True
         ours = [batch for batch in group if not batch.gathered]
-        held, course = self._held, self._course
+        held, pass_input = self._held, self._input
         numbers = [len(batch.indices) for batch in ours]
         leaves = None if ours[0].leaves is None else np.concatenate([batch.leaves for batch in ours])
         rows = np.concatenate([batch.local for batch in ours])
@@ -126,7 +128,7 @@ class Gathering(IndexedPass):
         if self._images is not None:
             samples = np.concatenate([batch.indices for batch in ours])
             positions = np.concatenate([as_array(batch.positions) for batch in ours])
-            maps = self._images.maps(course.seed & 0xFFFFFFFFFFFFFFFF, course.epoch, leaves, samples, positions)
+            maps = self._images.maps(pass_input.seed & 0xFFFFFFFFFFFFFFFF, pass_input.epoch, leaves, samples, positions)
             made = self._images.take(places, maps)
             for batch, image in zip(ours, torch.split(made, numbers), strict=True):
                 batch.image = image
@@ -157,18 +159,18 @@ class ResidentExecutor:
 
     held: ResidentPlan
     stream: CopyStream
-    kind: type = Gathering
+    kind: type = ResidentPass
 
     def accepts(self, job: Job) -> bool:
         return True
 
-    def open(self, job: Job) -> Gathering:
+    def open(self, job: Job) -> ResidentPass:
         job.progress.arrivals = None  # batches come in order
-        return Gathering(self.held, job.course(), job.means, self.stream)
+        return ResidentPass(self.held, job.pass_input(), job.resources, self.stream)
 
-    def restart(self, held: Gathering, job: Job) -> None:
+    def restart(self, held: ResidentPass, job: Job) -> None:
         job.progress.arrivals = None
-        held.begin(self.held, job.course(), self.stream)
+        held.begin(self.held, job.pass_input(), self.stream)
 
 
 def _by_itself(image: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from penstock import _native
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
 from penstock.executors.batch import IndexedBatch
-from penstock.executors.iterator import Course
+from penstock.executors.iterator import PassInput
 from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -77,7 +77,7 @@ class Readers:
 
     Args:
         plan: what is read.
-        course: of the pass, for the key of its random draws.
+        pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
         grey: the decoder takes files of one channel.
         substitutes: how bad samples are replaced; None: their errors are kept.
@@ -86,7 +86,7 @@ class Readers:
     def __init__(
         self,
         plan: NativePlan,
-        course: Course,
+        pass_input: PassInput,
         threads: int,
         *,
         grey: bool,
@@ -94,7 +94,7 @@ class Readers:
     ) -> None:
         self.ended = threading.Event()
         self._plan = plan
-        self._seed, self._epoch = course.seed, course.epoch
+        self._seed, self._epoch = pass_input.seed, pass_input.epoch
         self._grey = grey
         self._substitutes = substitutes
         self._changed = threading.Condition()  # batches were submitted or finished, or the crew was closed

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.order.permutations import Positions
 
 #: What a sampler gave for a batch, and the positions of its samples in the order of the epoch.
-Given = tuple[Any, Positions]
+BatchRequest = tuple[Any, Positions]
 
 
 class SamplerCursor:
@@ -24,14 +24,14 @@ class SamplerCursor:
         count: batches that the sampler has given.
     """
 
-    def __init__(self, batches: Iterator[Given], length: int | None) -> None:
+    def __init__(self, batches: Iterator[BatchRequest], length: int | None) -> None:
         self._batches = batches
         self._length = length
-        self._given: deque[Given] = deque()  # what is not in flight: at most one
+        self._given: deque[BatchRequest] = deque()  # what is not in flight: at most one
         self._cut = False  # an interrupt came from within the sampler
         self.count = 0
 
-    def take(self) -> Given | None:
+    def take(self) -> BatchRequest | None:
         """Return what the sampler gives next, the same until `taken` is called. None: the end.
 
         Raises what the sampler raises, and RuntimeError where an interrupt has ended it.
@@ -52,7 +52,7 @@ class SamplerCursor:
             self.count += 1
         return self._given[0]
 
-    def taken(self, given: Given) -> None:
+    def taken(self, given: BatchRequest) -> None:
         """Take note that what `take` returned is in flight."""
         if self._given and self._given[0] is given:
             self._given.clear()

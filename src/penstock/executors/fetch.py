@@ -1,4 +1,4 @@
-"""Fetching in Python: the only place that calls a user's dataset and collate_fn.
+"""ThreadPass in Python: the only place that calls a user's dataset and collate_fn.
 
 `Fetch.load` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
 torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.

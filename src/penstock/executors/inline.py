@@ -24,7 +24,7 @@ from penstock.state.streams import Streams, restore_dataset, restore_fetcher, st
 from penstock.stats import samples_given, samples_in
 
 
-class Inline(TorchPass, _SingleProcessDataLoaderIter):
+class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
     Args:
@@ -138,27 +138,27 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 class InlineExecutor:
     """Torch's own iterator: for what no other executor accepts."""
 
-    kind = Inline
+    kind = InlinePass
 
     def accepts(self, job: Job) -> bool:
         """Return True."""
         return True
 
-    def open(self, job: Job) -> Inline:
+    def open(self, job: Job) -> InlinePass:
         """Return an iterator of the batches."""
         settings = job.settings
         job.epochs.next(counted=True)
-        made = Inline(
+        made = InlinePass(
             view_of(job),
             None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.means.meter,
+            meter=job.resources.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made
 
-    def restart(self, held: Inline, job: Job) -> None:
+    def restart(self, held: InlinePass, job: Job) -> None:
         """Raise RuntimeError: torch keeps no iterator without workers."""
         raise RuntimeError("an iterator of the caller's thread makes one pass")

@@ -38,7 +38,7 @@ def batches_that_fit(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
+class PassInput:
     """What a pass goes through, and the key of its random draws."""
 
     batches: Iterator[tuple[Any, Positions]]
@@ -54,7 +54,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Means:
+class PassResources:
     """What a pass works with, from its loader."""
 
     workers: int
@@ -96,16 +96,16 @@ class Pass(_BaseDataLoaderIter):
     flight until it is handed out, and one that did not reach its caller comes with the next call.
     """
 
-    def __init__(self, means: Means) -> None:  # not torch's: this draws and starts other things
-        self._means = means
-        self._num_workers = means.workers
-        self._persistent_workers = means.persistent
-        self._timeout = means.timeout
+    def __init__(self, resources: PassResources) -> None:  # not torch's: this draws and starts other things
+        self._resources = resources
+        self._num_workers = resources.workers
+        self._persistent_workers = resources.persistent
+        self._timeout = resources.timeout
         self._num_yielded = 0
-        self._begin_with(Course(iter(()), None, 0, 0))
+        self._begin_with(PassInput(iter(()), None, 0, 0))
         self._open = False
         self._exhausted = False
-        self._reads_ahead = bool(means.workers) and means.ahead
+        self._reads_ahead = bool(resources.workers) and resources.ahead
         """Batches are begun before the user calls next() for them."""
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
@@ -232,19 +232,19 @@ class Pass(_BaseDataLoaderIter):
         self._ended = crew.ended
         self._end = weakref.finalize(self, crew.close)
 
-    def _start(self, course: Course, *, eager: bool) -> None:
+    def _start(self, pass_input: PassInput, *, eager: bool) -> None:
         """Begin a pass. eager: batches are begun now, not at the first next()."""
-        self._begin_with(course)
+        self._begin_with(pass_input)
         self._exhausted = False
         self._num_yielded = 0
         self._open = True
         if eager:
             self._refill(self._queue)
 
-    def _begin_with(self, course: Course) -> None:
+    def _begin_with(self, pass_input: PassInput) -> None:
         """Forget the batches in flight and those that did not reach their caller."""
         self._queue: deque[Any] = deque()
-        self._course, self._cursor = course, SamplerCursor(course.batches, course.length)
+        self._input, self._cursor = pass_input, SamplerCursor(pass_input.batches, pass_input.length)
         self._back: deque[Delivery] = deque()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Pass(_BaseDataLoaderIter):
         if self._end is not None:
             self._end()
         self._open = False
-        self._begin_with(self._course)
+        self._begin_with(self._input)
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
         self.close()
@@ -286,14 +286,14 @@ class Pass(_BaseDataLoaderIter):
             else:
                 delivery = self._hand_out(handed)
             self._num_yielded += 1
-            if self._course.promised is not None and self._num_yielded > self._course.promised:
-                self._warn_of_more(self._course.promised)
+            if self._input.promised is not None and self._num_yielded > self._input.promised:
+                self._warn_of_more(self._input.promised)
             return delivery
 
     def _warn_of_more(self, promised: int) -> None:
         """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
         text = (
-            f"Length of IterableDataset {self._course.dataset} was reported to be {promised}"
+            f"Length of IterableDataset {self._input.dataset} was reported to be {promised}"
             f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
         )
         if self._num_workers:
@@ -305,9 +305,9 @@ class Pass(_BaseDataLoaderIter):
         warn_user(text)
 
     def __len__(self) -> int:
-        if self._course.length is None:
+        if self._input.length is None:
             raise TypeError("the batch sampler of this loader has no length")
-        return self._course.length
+        return self._input.length
 
     @property
     def _workers(self) -> list[ThreadWorker]:

@@ -19,10 +19,10 @@ import torch.utils.data
 
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IN_FLIGHT, Course, Means
-from penstock.executors.threads import Fetching
+from penstock.executors.iterator import IN_FLIGHT, PassInput, PassResources
+from penstock.executors.threads import ThreadPass
 from penstock.executors.workers.own_fetch import Init, OwnFetches
-from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.processes import ProcessPass
 from penstock.order.batches import with_sample_numbers
 from penstock.state.delivery import Task
 from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept
@@ -191,7 +191,7 @@ class _InThreads(_Run):
         super().__init__(batches)
         self._trial = trial
         self._own = own
-        self._means = Means(
+        self._resources = PassResources(
             workers=trial.workers,
             in_flight=trial.in_flight,
             buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
@@ -200,11 +200,13 @@ class _InThreads(_Run):
 
     def begin(self) -> Iterator[Any]:
         given = with_sample_numbers(iter(self.batches), 0, batched=self._trial.fetch.batched)
-        course = Course(given, None, 0, 0)
+        pass_input = PassInput(given, None, 0, 0)
         if self.iterator is None:
-            self.iterator = Fetching(self._trial.fetch, course, self._means, init=self._trial.init, own=self._own)
+            self.iterator = ThreadPass(
+                self._trial.fetch, pass_input, self._resources, init=self._trial.init, own=self._own
+            )
         else:
-            self.iterator.begin(self._trial.fetch, course)
+            self.iterator.begin(self._trial.fetch, pass_input)
         return self.iterator  # type: ignore[no-any-return]
 
 
@@ -236,7 +238,7 @@ class _Loader(torch.utils.data.DataLoader[Any]):
     fetch: Fetch
 
     def _get_iterator(self) -> Any:
-        return Processes(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
+        return ProcessPass(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

@@ -1,6 +1,6 @@
 """One pass over the data: batches filled ahead of the user, and handed out in order.
 
-`Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
+`NativePass` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
 
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
@@ -25,7 +25,7 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Course, IndexedPass, Means, batches_that_fit, pinned
+from penstock.executors.iterator import IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.order.batches import as_array
@@ -43,13 +43,13 @@ _UNKNOWN = Field(_native.Spec("uint8", [0]))
 _TIMES = 8
 
 
-class Filling(IndexedPass):
+class NativePass(IndexedPass):
     """One pass over the data of a native plan.
 
     Args:
         plan: what fills the batches.
-        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        means: the threads are native ones.
+        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
@@ -62,35 +62,35 @@ class Filling(IndexedPass):
     def __init__(
         self,
         plan: NativePlan,
-        course: Course,
-        means: Means,
+        pass_input: PassInput,
+        resources: PassResources,
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
         live: bool = False,
         fetch: Callable[..., Fetch] | None = None,
     ) -> None:
-        super().__init__(means)
+        super().__init__(resources)
         self._live = live
         self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
-        self._threads = means.workers
-        self._buffers = means.buffers
+        self._threads = resources.workers
+        self._buffers = resources.buffers
         self._substitutes = substitutes
-        self.begin(plan, course, eager=eager)
+        self.begin(plan, pass_input, eager=eager)
 
-    def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
+    def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._fetch: Fetch | None = None  # reads the rest of the pass
         self._adopt(plan)
         self._table = plan.table
-        self._start(course, eager=eager)
+        self._start(pass_input, eager=eager)
 
     def _prepare(self) -> None:
         if self._looks_first and not self._plan.still():
             self._plan_anew()
 
     def _new_batch(self) -> NativeBatch:
-        return NativeBatch(key=(self._course.seed, self._course.epoch))
+        return NativeBatch(key=(self._input.seed, self._input.epoch))
 
     def _depth(self, queue: deque[NativeBatch]) -> int:
         return self._target
@@ -103,19 +103,19 @@ class Filling(IndexedPass):
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
-        return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
+        return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
     # --- changes of the dataset -----------------------------------------------------------------------------
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = NativeCrew(plan, self._threads, self._means.meter)
+        self._crew = NativeCrew(plan, self._threads, self._resources.meter)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-        self._reads_ahead = bool(self._threads) and self._means.ahead and not (self._live and plan.in_memory)
+        self._reads_ahead = bool(self._threads) and self._resources.ahead and not (self._live and plan.in_memory)
         #: The plan is looked at when a batch is asked for; else when it is handed out.
         self._looks_first = self._live and not self._reads_ahead
         #: Whether a batch that was filled is what the user asked for. Costs microseconds.
@@ -173,8 +173,8 @@ class Filling(IndexedPass):
         known = [field for field in self._fields if field is not None]
         if not self._reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
-        if self._means.in_flight is not None:
-            return max(1, self._means.in_flight)
+        if self._resources.in_flight is not None:
+            return max(1, self._resources.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
     def _begin_indices(self, batch: NativeBatch) -> None:
@@ -206,14 +206,14 @@ class Filling(IndexedPass):
             batch.fields.append(field)
             batch.rows.append(rows)
             fields.append((*rows, field.spec))
-        course = self._course
+        pass_input = self._input
         numbers = self._crew.numbers
         with self._crew.lock:
             following = numbers[-1] + 1 if numbers else 0
             self._crew.batches[following] = batch
             arguments = (
-                course.seed & 0xFFFFFFFFFFFFFFFF,
-                course.epoch,
+                pass_input.seed & 0xFFFFFFFFFFFFFFFF,
+                pass_input.epoch,
                 batch.local,
                 batch.indices,
                 as_array(batch.positions),
@@ -352,7 +352,7 @@ class Filling(IndexedPass):
     def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:
         """Draw a sample that is not known as bad for each of these positions; False: none is left for one of them."""
         assert self._substitutes is not None
-        task = Task(batch.wanted, self._course.seed, self._course.epoch)
+        task = Task(batch.wanted, self._input.seed, self._input.epoch)
         indices = batch.indices.copy()
         for position in positions:
             candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
@@ -372,19 +372,19 @@ def _was_interrupted(batch: NativeBatch) -> bool:
 class NativeExecutor:
     """Native threads, for a dataset that the native core reads."""
 
-    kind = Filling
+    kind = NativePass
 
     def accepts(self, job: Job) -> bool:
         """Return whether the plan is native."""
         return isinstance(job.plan, NativePlan)
 
-    def open(self, job: Job) -> Filling:
+    def open(self, job: Job) -> NativePass:
         """Return an iterator of the batches."""
         assert isinstance(job.plan, NativePlan)
-        made = Filling(
+        made = NativePass(
             job.plan,
-            job.course(),
-            job.means,
+            job.pass_input(),
+            job.resources,
             substitutes=job.substitutes,
             eager=job.eager,
             live=not job.eager,
@@ -393,8 +393,8 @@ class NativeExecutor:
         job.progress.arrivals = None  # batches come in order
         return made
 
-    def restart(self, held: Filling, job: Job) -> None:
+    def restart(self, held: NativePass, job: Job) -> None:
         """Make another pass with the same iterator."""
         assert isinstance(job.plan, NativePlan)
-        held.begin(job.plan, job.course(), eager=job.eager)
+        held.begin(job.plan, job.pass_input(), eager=job.eager)
         job.progress.arrivals = None

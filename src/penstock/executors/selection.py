@@ -13,13 +13,13 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
-from penstock.executors.iterator import IN_FLIGHT, Course, Means, Pass
+from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
 from penstock.executors.job import Executor, Job, fetcher
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
-from penstock.executors.native import Filling, NativeExecutor
+from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
-from penstock.executors.threads import Fetching, ThreadExecutor
+from penstock.executors.threads import ThreadExecutor, ThreadPass
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import settled_at_start
@@ -90,7 +90,7 @@ class Executors:
             PassBatches(BatchOrder(settings), progress, self.reach, native),
             epochs,
             lambda: self._key(settings, progress, epochs),
-            self.means(settings, chosen, sends=sends),
+            self.resources(settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
             not native and self.in_threads(settings, chosen),
@@ -129,14 +129,14 @@ class Executors:
         chosen, seed = planned(settings), settings.seed
         assert seed is not None
         self.pins(settings)  # which warns
-        means = replace(self.means(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
+        resources = replace(self.resources(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
         made: Pass
         if isinstance(chosen, NativePlan):
-            course = Course(iter([(indices, positions)]), 1, seed, epoch)
-            made = Filling(chosen, course, means, substitutes=self.substitutes(settings))
+            pass_input = PassInput(iter([(indices, positions)]), 1, seed, epoch)
+            made = NativePass(chosen, pass_input, resources, substitutes=self.substitutes(settings))
         else:
-            course = Course(iter([(indices.tolist(), positions)]), 1, seed, epoch)
-            made = Fetching(self.fetch(settings, chosen, here=True), course, means, eager=False)
+            pass_input = PassInput(iter([(indices.tolist(), positions)]), 1, seed, epoch)
+            made = ThreadPass(self.fetch(settings, chosen, here=True), pass_input, resources, eager=False)
         if self.register is not None:
             made.observers = (self.register,)
         return next(made)
@@ -149,13 +149,13 @@ class Executors:
         self.register.substitutes.population = drawn_from
         return self.register.substitutes
 
-    def means(self, settings: Settings, chosen: Plan, *, sends: bool) -> Means:
+    def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
         """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
         if settings.num_workers == 0 and settings.timeout:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
                 "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
             )
-        return Means(
+        return PassResources(
             workers=settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),

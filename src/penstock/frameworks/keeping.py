@@ -177,9 +177,9 @@ def _can_hold_ours(made: Any) -> bool:
 def _twin(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> DataLoader[Any]:
     """Return a penstock loader of the samples that a torch loader reads."""
     if base.batch_size is None and base.batch_sampler is not None:
-        return loader.again(base.dataset, batch_sampler=base.batch_sampler)
+        return loader.with_samples(base.dataset, batch_sampler=base.batch_sampler)
     sampler = None if isinstance(base.dataset, IterableDataset) else base.sampler
-    return loader.again(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
+    return loader.with_samples(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
 
 
 # Without importing Accelerate, and without being imported by the loader.

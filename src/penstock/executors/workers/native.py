@@ -86,7 +86,7 @@ class NativeBatch(IndexedBatch):
 class NativeCrew:
     """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
 
-    They hold the pool and the plan, never the Filling, so that an abandoned iterator can be collected.
+    They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
     """
 
     def __init__(self, plan: NativePlan, threads: int, meter: Meter) -> None:

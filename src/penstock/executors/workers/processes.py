@@ -49,7 +49,7 @@ _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thr
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
-class Processes(TorchPass, _MultiProcessingDataLoaderIter):
+class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
