@@ -590,5 +590,5 @@ def test_a_forked_child_is_told(late: list[LateStream]) -> None:
 
 def test_lightning_and_accelerate_find_the_device_among_the_arguments() -> None:
     loader = penstock.DataLoader(DATA, batch_size=4, device=Feed("cpu", depth=3))
-    again: Any = loader.again(DATA, batch_size=2)
+    again: Any = loader.with_samples(DATA, batch_size=2)
     assert again.device == Feed("cpu", depth=3)
