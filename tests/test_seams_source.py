@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
 from penstock.sources.catalogue import catalogue

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal

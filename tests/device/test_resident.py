@@ -17,7 +17,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed

@@ -21,7 +21,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.datasets import Numbers

@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import compose_hook as composed
 from tests.same import assert_same
 

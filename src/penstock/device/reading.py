@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
 from penstock.executors.batch import IndexedBatch

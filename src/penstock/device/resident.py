@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock import _native
+import penstock._native as _native
 from penstock.device.stores import Images, Rows, row_bytes, send
 from penstock.device.watch import Watch, key
 from penstock.order.permutations import Indices

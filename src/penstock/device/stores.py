@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.executors.buffers import torch_dtype
 from penstock.order.permutations import Indices
 from penstock.sources.tree import LeafNumbers

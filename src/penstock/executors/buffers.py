@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.system.modes import outside_inference
 
 _HUGE_PAGE = 2 << 20

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock import _native
+import penstock._native as _native
 from penstock.executors.buffers import Buffers, Field, Rows
 from penstock.sample_notes import collated, note_batch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import ShapeMismatch
 from penstock.executors.workers.native import NativeBatch
 from penstock.plan import NativePlan

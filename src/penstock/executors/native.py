@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import error_of, identify

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 
 #: Positions of samples in an epoch's order: a range, unless some positions within it were handed out before.
 Positions: TypeAlias = range | list[int]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidOption
 from penstock.order.keyed import KeyedSampler, check_positions, checked_count
 from penstock.order.permutations import Indices, Order

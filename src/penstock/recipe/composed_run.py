@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.prefix import picture
 from penstock.recipe.reader import Reader

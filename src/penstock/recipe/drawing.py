@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import V1, V2
 

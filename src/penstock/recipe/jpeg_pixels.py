@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 
 #: Sides of the images, in pixels: not whole numbers of blocks, and rows enough that most of them can be skipped.
 _WIDTH, _HEIGHT = 51, 73

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.originals import replaced_in_transforms
 from penstock.recipe.reader import DRAWING, Reader, handlers, unknown
 from penstock.recipe.steps import Refusal, Step

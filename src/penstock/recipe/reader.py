@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
 from penstock.recipe.resampling import sampling_of

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.torchvision import is_v1, names_interpolations, refuse
 
 # PIL.Image.Resampling, which both generations of transforms accept as plain integers.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, TensorDataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.integrity import truncated

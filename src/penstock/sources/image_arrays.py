@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.order.permutations import Indices
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step

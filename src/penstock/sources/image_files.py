@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import Pipeline
 from penstock.recipe.jpeg_pixels import decoded_alike

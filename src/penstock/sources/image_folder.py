@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import transformed

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from penstock import _native
+import penstock._native as _native
 from penstock.system.words import counted
 
 _ZIP = b"PK\x03\x04"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal

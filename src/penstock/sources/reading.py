@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import (
     CorruptSample,
     ImageTooLarge,

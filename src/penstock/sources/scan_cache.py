@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.system import cache_folder
 
 # A folder that was changed this shortly before the scan, or since, could change once more without a new mtime: time

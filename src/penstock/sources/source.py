@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse

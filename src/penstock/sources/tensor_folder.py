@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption, MissingLabel
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal

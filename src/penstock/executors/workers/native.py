@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
