@@ -169,7 +169,7 @@ def test_tasks_carry_seed_and_epoch() -> None:
 
 
 class TaskFetch(Fetch):
-    def load(self, task: Any) -> Any:
+    def load(self, task: Any, collate: Any = None) -> Any:
         return task
 
 

@@ -107,15 +107,15 @@ class Fetch:
         """Whether a batch's samples are fetched by one call each."""
         return self._read is not None or _whole_batches(self.dataset) is None
 
-    def load(self, task: Task) -> Any:
-        """Return the batch of a task."""
+    def load(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
+        """Return the batch of a task. collate: in the place of this object's own method."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
             task = replace(task, given=list(task.given))  # it is gone through more than once
         if self.batched:
             samples: Any = self.samples(task)
         else:
             (samples,) = one_by_one(partial(self.sample, task), [task.given])
-        return self.collate(task, samples)
+        return (collate or self.collate)(task, samples)
 
     @contextmanager
     def as_guest(self) -> Iterator[None]:

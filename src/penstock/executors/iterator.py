@@ -20,6 +20,7 @@ from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.cursor import SamplerCursor
 from penstock.executors.workers.native import ThreadWorker
+from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Positions
 from penstock.sources.tree import Unresolved
@@ -64,6 +65,8 @@ class PassResources:
     buffers: Buffers
     meter: Meter = field(default_factory=Meter)
     """Adds up what the workers spend in each stage."""
+    shared: SharedBuffers | None = None
+    """Batch memory that worker processes fill; None: each batch comes in memory of its own, as torch's does."""
     timeout: float = 0
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True

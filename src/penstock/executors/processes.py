@@ -35,6 +35,7 @@ class ProcessExecutor:
             base_seed=job.progress.drawn.get("base"),
             identify=partial(name_of, settings.dataset),
             meter=job.resources.meter,
+            shared=job.resources.shared,
         )
         return self._follow(made, job)
 

@@ -20,6 +20,7 @@ from penstock.executors.method import Choice, draws_in_threads, not_copied, try_
 from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor, ThreadPass
+from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import settled_at_start
@@ -55,6 +56,7 @@ class Executors:
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
+        self.shared = SharedBuffers()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
@@ -71,7 +73,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "observers", "buffers", "_base_seed")
+        anew = ("counters", "observers", "buffers", "shared", "_base_seed")
         return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -160,6 +162,7 @@ class Executors:
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
+            shared=self.shared,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
             persistent=settings.persistent_workers,

@@ -20,6 +20,8 @@ class Task:
     epoch: int
     positions: Positions = range(0)
     """The positions of its samples in the order of the epoch."""
+    blocks: tuple[Any, ...] = ()
+    """Names of the shared memory that a worker process builds the batch in."""
 
     @property
     def first(self) -> int:
@@ -34,6 +36,8 @@ class Delivered:
     batch: Any
     bad: list[BadSample] = field(default_factory=list)
     state: Any = None
+    field_bytes: tuple[int, ...] = ()
+    """Bytes of a sample in each field of the batch, where the worker was given no shared memory for it."""
 
     def pin_memory(self) -> Delivered:
         """Pin the batch: torch's pinning thread calls this."""

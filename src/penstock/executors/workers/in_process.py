@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
+from penstock.executors.workers.shared_memory import WorkerBatches
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
@@ -21,13 +23,15 @@ class TaskDataset:
     Args:
         fetch: makes them.
         dataset: the user's.
-        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
+        states: of the dataset in each worker as the pass begins; None: it has no state_dict().
+        in_place: batches are built in shared memory.
     """
 
-    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
+    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None, *, in_place: bool = False) -> None:
         self.fetch = fetch
         self.dataset = dataset
         self._states = states
+        self._builder = WorkerBatches() if in_place else None
         self.begin: Callable[[str, Any], None]  # in a worker
 
     def go_on(self, worker: int) -> None:
@@ -38,15 +42,16 @@ class TaskDataset:
 
     def __getitem__(self, task: Task) -> Any:
         try:
-            batch = self.fetch.load(task)
+            batch = self.fetch.load(task, None if self._builder is None else partial(self._builder.collate, self.fetch))
         except Exception:  # which torch sends; what else is raised ends the process here
             self.begin(WorkerStage.DONE, None)
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        if self._states is None and not bad:
+        field_bytes = () if self._builder is None or task.blocks else self._builder.field_bytes
+        if self._states is None and not bad and not field_bytes:
             return batch
-        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset))
+        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset), field_bytes)
 
     __getitems__ = __getitem__
 
