@@ -585,7 +585,7 @@ def test_dead_before_the_pinning_thread(collate_fn: Any) -> None:
 
 @pytest.mark.usefixtures("pinning")
 def test_stuck_before_the_pinning_thread() -> None:
-    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=0.3))
+    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=2))
     with pytest.raises(WorkerStuck, match=f"sample 'id-{BAD}'"):
         list(iterator)
 
