@@ -27,6 +27,7 @@ from penstock.executors.workers.pace import Pace
 from tests.datasets import Made, Stream
 from tests.same import assert_same
 from tests.samples import SAMPLES, image
+from tests.waiting import wait_until
 
 
 def get_worker_info() -> Any:
