@@ -111,6 +111,17 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
     assert descriptors() <= held
 
 
+def grown(index: int) -> torch.Tensor:
+    return torch.full((LARGE * (1 + (index >= SIZE // 2)),), float(index))
+
+
+def test_samples_that_grow_get_memory_of_their_size() -> None:
+    ours = loader(grown, persistent_workers=True)
+    for _ in range(2):
+        assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+    assert ours._executors.shared.field_bytes in ((4 * LARGE,), (8 * LARGE,))
+
+
 def keep(batch: torch.Tensor) -> Any:
     return batch
 

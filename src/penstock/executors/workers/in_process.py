@@ -48,7 +48,7 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        field_bytes = () if self._builder is None or task.blocks else self._builder.field_bytes
+        field_bytes = () if self._builder is None else self._builder.unplaced
         if self._states is None and not bad and not field_bytes:
             return batch
         return Delivered(batch, bad, None if self._states is None else state_of(self.dataset), field_bytes)

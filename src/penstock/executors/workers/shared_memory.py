@@ -161,6 +161,11 @@ class WorkerBuffers:
         self._free = list(names)
         self._used = {}
 
+    @property
+    def placed(self) -> int:
+        """How many fields of the batch lie in blocks."""
+        return len(self._used)
+
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a field of a batch. Raises OSError, RuntimeError."""
         nbytes = samples * field.nbytes
@@ -228,16 +233,16 @@ class WorkerBatches:
     """Builds the batches of a worker process in place.
 
     Attributes:
-        field_bytes: of a sample of the latest batch, in each field; empty where its samples differed.
+        unplaced: bytes of a sample in each field of the latest batch, where a field had no block of its size.
     """
 
     def __init__(self) -> None:
         self._buffers = WorkerBuffers()
-        self.field_bytes: tuple[int, ...] = ()
+        self.unplaced: tuple[int, ...] = ()
 
     def collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
         """Return what default_collate gives for the samples, as it is sent."""
-        self.field_bytes = ()
+        self.unplaced = ()
         if type(samples) not in (list, tuple) or not samples:  # of a __getitems__: default_collate has the word
             return fetch.collate(task, samples)
         fetch.note("collate", None, len(samples))
@@ -246,8 +251,9 @@ class WorkerBatches:
         build = Build(layout, len(samples), self._buffers)
         build.take(samples, 0)
         batch = build.finish(task.given)
-        if build.agrees:
-            self.field_bytes = tuple(field.nbytes for field in layout.fields)
+        sizes = tuple(field.nbytes for field in layout.fields)
+        if build.agrees and self._buffers.placed < sum(size * len(samples) >= SHARED_BYTES for size in sizes):
+            self.unplaced = sizes
         return self._buffers.packed(batch)
 
 
