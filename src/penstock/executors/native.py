@@ -59,6 +59,8 @@ class NativePass(IndexedPass):
             dataset ceased to be native.
     """
 
+    # Over 15 attributes: the pass, and the plan, crew and layout that a changed dataset exchanges in its middle.
+
     def __init__(
         self,
         plan: NativePlan,

@@ -80,6 +80,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
 
+    # Over 15 attributes: they are set before torch's __init__, which starts the workers and calls half of the methods.
+
     def __init__(
         self,
         loader: Any,
