@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.device.decoders import decoder_for
-from penstock.device.decoding import GpuDecoding
+from penstock.device.decoders import decoded_by_pillow
+from penstock.device.decoding import DecodingPass
 from penstock.device.feed import Feed
 from penstock.device.resident import Resident
 
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda", 0)
 GARBAGE = -99
 
 
-class LateLane:
+class LateStream:
     """A device that begins a copy only when somebody waits for it: what is read too early is garbage."""
 
     device = DEVICE
@@ -58,37 +58,49 @@ class LateLane:
         self.handed_over.append(list(tensors))
 
 
-class PromptLane(LateLane):
+class PromptStream(LateStream):
     """A device that copies at once: for what is done to a batch after its copy."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
 
-def replaced_by_late_lanes(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
-    """Make cuda:0 a LateLane, of which each pass makes a new one, and return those that are made."""
-    lanes: list[LateLane] = []
+class OnHost:
+    """A decoder in the place of a GPU's: Pillow's pixels."""
 
-    def lane_to(device: torch.device) -> LateLane:
-        lanes.append(LateLane())
-        return lanes[-1]
+    name = "Pillow, in place of a GPU"
+    grey = False
+
+    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return [decoded_by_pillow(data.numpy().tobytes()) for data in encoded]
+
+
+def replaced_by_late_streams(monkeypatch: pytest.MonkeyPatch) -> list[LateStream]:
+    """Make cuda:0 a LateStream, of which each pass makes a new one, and return those that are made."""
+    streams: list[LateStream] = []
+
+    def copy_stream_to(device: torch.device) -> LateStream:
+        streams.append(LateStream())
+        return streams[-1]
 
     monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
-    for module in ("penstock.device.feeding", "penstock.device.station"):
-        monkeypatch.setattr(f"{module}.lane_to", lane_to)
+    for module in ("penstock.device.feeding", "penstock.device.target"):
+        monkeypatch.setattr(f"{module}.copy_stream_to", copy_stream_to)
     for module in ("executors.selection", "explain"):
         monkeypatch.setattr(f"penstock.{module}.can_pin", lambda settings, *, sends: False)
-    return lanes
+    return streams
 
 
 def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make of cuda:0 a device that copies at once, holds arrays, and decodes JPEG files with Pillow."""
-    replaced_by_late_lanes(monkeypatch)
+    replaced_by_late_streams(monkeypatch)
 
-    def decoding(plan: Any, course: Any, means: Any, decoder: Any, device: Any, lane: Any, **named: Any) -> GpuDecoding:
-        return GpuDecoding(plan, course, means, decoder, torch.device("cpu"), lane, **named)
+    def decoding(
+        plan: Any, course: Any, means: Any, decoder: Any, device: Any, stream: Any, **named: Any
+    ) -> DecodingPass:
+        return DecodingPass(plan, course, means, decoder, torch.device("cpu"), stream, **named)
 
-    monkeypatch.setattr("penstock.device.station.GpuDecoding", decoding)
-    monkeypatch.setattr("penstock.device.station.decoder_for", lambda device: decoder_for(torch.device("cpu")))
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: PromptLane())
-    monkeypatch.setattr("penstock.device.station.Resident", lambda device: Resident(CPU))
+    monkeypatch.setattr("penstock.device.decoding.DecodingPass", decoding)
+    monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
+    monkeypatch.setattr("penstock.device.target.Resident", lambda device: Resident(CPU))

@@ -28,7 +28,7 @@ def signature(function: Any) -> str:
     if inspect.isclass(function):
         function = function.__init__
     parameters = list(inspect.signature(function).parameters.values())
-    if parameters[0].name == "self":
+    if parameters and parameters[0].name == "self":
         parameters = parameters[1:]
     bare = [one.replace(annotation=inspect.Parameter.empty) for one in parameters]
     return str(inspect.Signature(bare))

@@ -33,11 +33,11 @@ class Computing(Pass):
     """Computes whole batches at once."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job.means)
+        super().__init__(job.resources)
         self.restart(job)
 
     def restart(self, job: Job) -> None:
-        self._start(job.course(), eager=job.eager)
+        self._start(job.pass_input(), eager=job.eager)
 
     def _new_batch(self) -> Batch:
         return Batch()

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
 from penstock.sources.catalogue import catalogue
-from penstock.sources.premises import attributes
+from penstock.sources.premises import same_attributes
 from penstock.sources.source import Field, NativeSource, Source
 
 
@@ -50,7 +50,7 @@ class RecordsSource(Source):
             identify=self.name,
             rescue=lambda position: torch.from_numpy(records[position]),
             apply=lambda position: torch.from_numpy(records[position]),
-            still=attributes(self.dataset, "records"),
+            still=same_attributes(self.dataset, "records"),
         )
 
 

@@ -5,6 +5,7 @@ what is done to the bytes. The plan decides who does each step. Workers fill eac
 The loader wires these together.
 """
 
+import penstock.data  # noqa: F401  an attribute of the package
 from penstock.device.feed import Feed
 from penstock.device.feeding import prefetch
 from penstock.device.memory import find_batch_size, run_within_memory
@@ -27,6 +28,7 @@ from penstock.errors import (
     WorkerStuck,
 )
 from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
+from penstock.frameworks.installing import install, uninstall
 from penstock.loader import DataLoader
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
@@ -63,6 +65,8 @@ __all__ = [
     "WorkerDied",
     "WorkerStuck",
     "find_batch_size",
+    "install",
     "prefetch",
     "run_within_memory",
+    "uninstall",
 ]

@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 
 def forgo_openat2(table: _native.PathTable) -> None:
     """Make a table that has opened nothing yet open its names as on kernels without openat2."""

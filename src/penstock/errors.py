@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+from functools import partial
 from typing import Any, TypeVar
 
 
@@ -87,11 +88,7 @@ class SampleError(PenstockError):
     def __reduce__(self) -> tuple[object, ...]:
         fields = {name: getattr(self, name, None) for name in _fields(type(self))}
         state = {**vars(self), **{name: value for name, value in fields.items() if value is not None}}
-        return _rebuild, (type(self), str(self), self.sample_id, self.path), state
-
-
-def _rebuild(kind: type[SampleError], message: str, sample_id: str, path: str | None) -> SampleError:
-    return kind(message, sample_id=sample_id, path=path)
+        return partial(type(self), sample_id=self.sample_id, path=self.path), (str(self),), state
 
 
 P = TypeVar("P", bound=PenstockError)

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
 from penstock.executors.method import and_join
 from penstock.executors.selection import Executors, can_pin, reads_ahead
-from penstock.executors.workers.own_fetch import copies_told
+from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
 from penstock.settings import Method, Settings
-from penstock.sources.compose_places import composes_in
+from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
+from penstock.system.words import counted
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What is explained: a loader as it is now. Nothing of it is changed."""
+    """A loader as it is now, to be explained. Nothing of it is changed."""
 
     settings: Settings
     plan: Plan
     executors: Executors
-    rest: Rest | None
+    rest: Remainder | None
     """What is left of an epoch whose dataset has changed."""
     device: tuple[str, ...]
     """What is done on the device, a line each."""
@@ -48,37 +49,34 @@ class Explained:
             yield f"{step.who:<8} {step.what}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
-        yield from self._bad_samples()
-        yield from self.device
+        yield from self._bad_samples_and_device()
         yield from _so_far(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice()
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
-        who = "the caller's thread fills"
-        if settings.num_workers:
-            who = f"{_count(settings.num_workers, 'native thread')} fill{'s' * (settings.num_workers == 1)}"
+        who = counted(settings.num_workers, "native thread") if settings.num_workers else "the caller's thread"
+        fill = "fill" if settings.num_workers > 1 else "fills"
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
-        yield f"plan     {who} {size} in place, in order"
-        yield f"order    {self._order()}"
+        yield f"plan     {who} {fill} {size} in place, in order"
+        yield f"order    {self._order_name()}{self._rest_name()}{self._share_name()}"
         for number, leaf in enumerate(plan.leaves):
             if len(plan.leaves) > 1:
                 yield f"part {number + 1} of {len(plan.leaves)}"
             for step in leaf.steps:
                 yield f"{step.who:<8} {step.what}"
         pinned = can_pin(settings, sends=self.sends)
-        yield "buffers  " + (
-            "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
-        )
+        memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
+        yield f"buffers  {memory}"
         yield from _so_far(stats)
-        yield from _by_python(stats.read_by_python)
+        for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
+            yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
         recipes = [leaf.recipe for leaf in plan.leaves]
         if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
-        yield from self._bad_samples()
-        yield from self.device
+        yield from self._bad_samples_and_device()
 
     def _of_python(self, plan: PythonPlan, *, threads: bool) -> Iterator[str]:
         settings, executors = self.settings, self.executors
@@ -90,7 +88,9 @@ class Explained:
                 "transforms are known: same elements, same draws"
             )
         if threads:
-            yield copies_told(executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset)
+            yield describe_copies(
+                executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset
+            )
         seeded = settings.seed is not None and not settings.iterable
         if seeded:
             yield (
@@ -116,9 +116,10 @@ class Explained:
             remedies.append(by_itself.reason.remedy)
         return ", and ".join(remedies)
 
-    def _bad_samples(self) -> Iterable[str]:
-        register = self.executors.register
-        return () if register is None else (register.explain(),)
+    def _bad_samples_and_device(self) -> Iterator[str]:
+        if self.executors.register is not None:
+            yield self.executors.register.explain()
+        yield from self.device
 
     def _advice(self) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""
@@ -126,16 +127,11 @@ class Explained:
         if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
             return
         workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
-        than = "worker processes" if settings.num_workers else "the caller's thread"
-        yield (
-            f"advice   worker_method='auto'{workers} would measure whether threads of this process are faster than "
-            f"{than}"
-        )
+        others = "worker processes" if settings.num_workers else "the caller's thread"
+        question = f"whether threads of this process are faster than {others}"
+        yield f"advice   worker_method='auto'{workers} would measure {question}"
 
     # --- the order --------------------------------------------------------------------------------------------------
-
-    def _order(self) -> str:
-        return self._order_name() + self._rest_name() + self._share_name()
 
     def _order_name(self) -> str:
         settings = self.settings
@@ -152,12 +148,10 @@ class Explained:
         return "shuffled as torch's loader would, evaluated as far as needed"
 
     def _rest_name(self) -> str:
-        """Return what is said of an epoch that goes on with a dataset that has changed."""
         if self.rest is None:
             return ""
-        return (
-            f"; of the {len(self.rest.indices):,} samples that this epoch had not handed out when its dataset changed"
-        )
+        left = counted(len(self.rest.indices), "sample")
+        return f"; of the {left} that this epoch had not handed out when its dataset changed"
 
     def _share_name(self) -> str:
         share = BatchOrder(self.settings).share()
@@ -167,32 +161,17 @@ class Explained:
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
 
-def _so_far(stats: Stats) -> list[str]:
-    if not stats.samples:
-        return []
-    return [
-        f"so far   {stats.samples:,} samples in {stats.batches:,} batches; "
-        f"your loop waited {stats.wait_seconds:.2f} s for them"
-    ]
+def _so_far(stats: Stats) -> Iterator[str]:
+    if stats.samples:
+        done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
+        yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
 
 
 def _readers(settings: Settings, *, in_threads: bool) -> str:
     if not settings.num_workers:
-        return "Python reads the dataset in the caller's thread" + (
-            ", each sample into its row" if in_threads else " by torch's own iterator"
-        )
+        how = ", each sample into its row" if in_threads else " by torch's own iterator"
+        return f"Python reads the dataset in the caller's thread{how}"
     if in_threads:
-        count = _count(settings.num_workers, "thread")
-        return f"Python reads the dataset in {count} of this process, each sample into its row"
-    return f"torch's own iterator, {settings.num_workers} worker process{'es' * (settings.num_workers > 1)}"
-
-
-def _by_python(reasons: Mapping[str, int]) -> list[str]:
-    return [
-        f"Python   {_count(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])
-    ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+        threads = counted(settings.num_workers, "thread")
+        return f"Python reads the dataset in {threads} of this process, each sample into its row"
+    return f"torch's own iterator, {counted(settings.num_workers, 'worker process', 'worker processes')}"

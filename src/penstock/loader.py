@@ -12,26 +12,27 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
-from penstock.device.delivery import Delivery
 from penstock.device.feed import Device, Feed, feed_of
+from penstock.device.target import DeviceFeed
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
 from penstock.observe import Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import checked_seed, deepest
+from penstock.order.batches import deepest
 from penstock.order.epochs import SetEpoch
+from penstock.order.keyed import checked_seed
 from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
-from penstock.state.recording import LedgerOfLoader
+from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import DeviceWaits, Stats
 from penstock.system.arguments import check_numbers, naming_empty
@@ -95,6 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ValueError: arguments that torch refuses.
     """
 
+    # This file has over 400 lines, and the class over 15 attributes: half of the lines document the arguments, and most
+    # attributes are arguments that programs read, as torch's are. __init__ has over 60 lines for its signature.
+
     dataset: Any
     sampler: Any
     batch_sampler: Any
@@ -156,9 +160,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
         )
-        self._executors = Executors(register, Reach())
+        self._executors = Executors(register, SeedWarnings())
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
-        self._delivery, self._recording = Delivery(), LedgerOfLoader()
+        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -197,7 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the device, the ledger, the iterator."""
         state = self.__dict__.copy()
-        for own in ("_plan", "_delivery", "_recording"):
+        for own in ("_plan", "_device_feed", "_recording"):
             del state[own]
         return {**state, "_iterator": None}
 
@@ -205,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.__dict__.update(state)
         self._executors = self._executors.copied()
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
-        self._delivery, self._recording = Delivery(), LedgerOfLoader()
+        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._offer_set_epoch()
         self._plan = planned(self._settings())
         self._choose_workers()
@@ -214,8 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         feed = feed_of(self.device)
-        station = self._delivery.begin(feed)
-        sends = station is not None and station.sends
+        target = self._device_feed.begin(feed)
+        sends = target is not None and target.sends
         self._plan = planned(self._settings(), raw=sends)
         self._choose_workers()
         settings = self._settings()
@@ -226,16 +230,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors.counters.ahead = sends
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)
-        if feed is None or station is None:
+        if feed is None or target is None:
             batches = self._batches(settings, None)
             batches.observers = (*executors.observers, *followers)
             return batches
-        lane = station.lane()
-        with station.current(lane):
-            batches = self._batches(settings, station.prepare(feed, self._plan, lane), sends=sends)
+        stream = target.copy_stream()
+        with target.current(stream):
+            batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
-        feeding = self._delivery.feeding(batches, feed, station, lane, settings, self._plan)
-        waits = (DeviceWaits(executors.counters), station) if sends else (station,)
+        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan)
+        waits = (DeviceWaits(executors.counters), target) if sends else (target,)
         feeding.observers = (*waits, *followers)
         return feeding
 
@@ -389,11 +393,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def explain(self) -> str:
         """Return the plan as text: each step and who does it; last, as advice, what would make the rest native."""
         feed, settings = feed_of(self.device), self._settings()
-        sends = self._delivery.sends(feed)
+        sends = self._device_feed.sends(feed)
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
-        device = tuple(self._delivery.explain(feed, chosen))
+        device = tuple(self._device_feed.explain(feed, chosen))
         return Explained(settings, chosen, self._executors, self._checkpoint.rest, device, sends).text(self.stats())
 
     def stats(self) -> Stats:
@@ -409,7 +413,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # --- for frameworks ---------------------------------------------------------------------------------------------
 
-    def again(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
+    def with_samples(self, dataset: Dataset[Any], **samples: Any) -> DataLoader[Any]:
         """Return a loader of other samples (dataset, batch_size, sampler, batch_sampler, drop_last), else as this one.
 
         It counts its epochs on from this one's.

@@ -103,6 +103,9 @@ class Meter:
         self._working: list[StageReader] = []
         self._finished: deque[tuple[str, float, int]] = deque()  # counts that the totals do not have yet
 
+    def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
+        return Meter, ()  # a copy counts anew
+
     def open(self, read: StageReader) -> None:
         """Add workers that count for themselves."""
         self._working.append(read)

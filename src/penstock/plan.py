@@ -1,6 +1,6 @@
-"""The plan: dataset and arguments in, who does each step out; and its explanation.
+"""The plan: which steps of reading a dataset the native core does, and which Python does.
 
-A plan is made when an iteration starts, because a dataset's transform may be changed between epochs.
+A plan is made when a pass begins, because a dataset's transform may be changed between epochs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
@@ -36,11 +36,11 @@ class NativePlan:
     root: Node
     leaves: tuple[NativeSource, ...]
     program: _native.Program
-    again: Callable[[], Plan]
-    """Plans anew, for the dataset as it is then."""
+    replan: Callable[[], Plan]
+    """Returns a new plan, for the dataset as it is then."""
 
     def still(self) -> bool:
-        """Return whether the dataset is what it was when this was made, but for elements of its arrays and lists."""
+        """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
         return self.root.still() and self._still() and collates_as_torch(torch.Tensor)
 
     @cached_property
@@ -59,10 +59,12 @@ class NativePlan:
 
     def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
         """Return which samples of a batch, by position, lie beyond the end of a mapped file."""
-        if leaves is None:
-            return self.leaves[0].lost(local) if self.leaves[0].lost is not None else []
-        parts = [(leaf.lost(local[here]), here) for leaf, here in self._parts(leaves, local) if leaf.lost is not None]
-        return sorted(int(here[place]) for places, here in parts for place in places)
+        return sorted(
+            int(positions[place])
+            for leaf, positions in self._parts(leaves, local)
+            if leaf.lost is not None
+            for place in leaf.lost(local[positions])
+        )
 
     @cached_property
     def loses(self) -> bool:
@@ -76,7 +78,7 @@ class NativePlan:
 
     @property
     def table(self) -> torch.Tensor | None:
-        """What the values of the first field, pixels, are yet to become: (channels, 256). None: they are final."""
+        """What the values of the first field, pixels, are converted to: (channels, 256). None: they are final."""
         return self.leaves[0].table
 
     @cached_property
@@ -95,9 +97,9 @@ class NativePlan:
         if not self._named:
             return None
         names = [b"."] * len(local)
-        for leaf, here in self._parts(leaves, local):
+        for leaf, positions in self._parts(leaves, local):
             if leaf.paths is not None:
-                for position, name in zip(here.tolist(), leaf.paths(local[here]), strict=True):
+                for position, name in zip(positions.tolist(), leaf.paths(local[positions]), strict=True):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):
@@ -108,7 +110,7 @@ class NativePlan:
     def labels(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> Any:
         """Return the collated labels of a batch, as torch's default_collate makes them.
 
-        live: as they are now; else they may be those that the first batch of the plan saw.
+        live: the labels of this moment; else labels that the first batch of the plan saw may do.
         """
         if self.leaves[0].labels is None:
             return None
@@ -116,9 +118,9 @@ class NativePlan:
             labels = self._reader(self.leaves[0], live)(local)
             return torch.from_numpy(labels) if isinstance(labels, np.ndarray) else _collate(labels)
         values: list[Any] = [None] * len(local)
-        for leaf, here in self._parts(leaves, local):
-            part = self._reader(leaf, live)(local[here])
-            for position, value in zip(here.tolist(), as_objects(part), strict=True):
+        for leaf, positions in self._parts(leaves, local):
+            part = self._reader(leaf, live)(local[positions])
+            for position, value in zip(positions.tolist(), as_objects(part), strict=True):
                 values[position] = value
         return _collate(values)
 
@@ -186,16 +188,12 @@ def plan(
         return PythonPlan(tree, assist(dataset))
     root, leaves = tree
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
-    again = partial(
-        plan,
-        dataset,
-        batched=batched,
-        collate_fn=collate_fn,
-        worker_init_fn=worker_init_fn,
-        processes=processes,
-        raw=raw,
-    )
-    return NativePlan(dataset, root, tuple(leaves), program, again)
+
+    def replan() -> Plan:
+        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+        return plan(dataset, batched=batched, processes=processes, raw=raw, **functions)
+
+    return NativePlan(dataset, root, tuple(leaves), program, replan)
 
 
 def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
@@ -205,13 +203,11 @@ def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_i
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
-    replaced = replaced_in_collating()
-    if replaced is not None:
+    if (replaced := replaced_in_collating()) is not None:
         return replaced
     if not collates_as_torch(torch.Tensor):
-        return Refusal(
-            "default_collate_fn_map", "a function of one's own collates tensors or tuples", "torch's own map"
-        )
+        why = "a function of one's own collates tensors or tuples"
+        return Refusal("default_collate_fn_map", why, "torch's own map")
     if worker_init_fn is not None and not _only_seeds(worker_init_fn):
         return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
     return None

@@ -1,4 +1,4 @@
-"""Which sample an error of the user's dataset, transform or collate_fn is about: a note on the error.
+"""Notes on errors of a user's dataset, transform or collate_fn: which sample each is about.
 
 The error itself, its type and its arguments stay what they were, for programs that look at them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-#: Indices and other values are told up to so many characters.
+#: Characters of an index or another value in a note.
 _TEXT = 100
-#: Samples of a batch that are told by their indices.
-_TOLD = 8
+#: Samples of a batch that a note names by their indices.
+_LISTED = 8
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a note, once. An error that is kept and raised again keeps those of other samples."""
+    """Add a note to an error, once; it keeps the notes that it has."""
     with contextlib.suppress(Exception):  # of an exception of the user's that takes no notes
         if text not in getattr(error, "__notes__", ()):
             error.add_note(text)
@@ -40,8 +40,8 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             add_note(error, f"in the batch of {_short(given)}")
             return
-        told = ", ".join(_short(index) for index in given[:_TOLD])
-        more = f" and {len(given) - _TOLD:,} more" if len(given) > _TOLD else ""
+        listed = ", ".join(map(_short, given[:_LISTED]))
+        more = f" and {len(given) - _LISTED:,} more" if len(given) > _LISTED else ""
         differing = ""
         if isinstance(samples, Sequence) and len(samples) == len(given):
             for index, sample in zip(given, samples, strict=True):
@@ -49,13 +49,13 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
                     place, first, other = found
                     differing = f": sample {_short(index)} {other}{place}, sample {_short(given[0])} {first}"
                     break
-        add_note(error, f"in a batch of samples [{told}]{more}{differing}")
+        add_note(error, f"in a batch of samples [{listed}]{more}{differing}")
 
 
 def one_by_one(read: Callable[[Any], Any], given: Any) -> list[Any]:
-    """Return what is read of each index. An error gets a note of its sample."""
+    """Return the sample of each index. An error gets a note of its sample."""
     indices = given if isinstance(given, list) else list(given)
-    left = iter(indices)  # a list's iterator knows how far it is, at no cost
+    left = iter(indices)  # the length hint of a list's iterator gives the position, at no cost
     try:
         return [read(index) for index in left]
     except Exception as error:
@@ -64,7 +64,7 @@ def one_by_one(read: Callable[[Any], Any], given: Any) -> list[Any]:
 
 
 def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
-    """Return the batch that a function makes of samples. An error gets a note of them."""
+    """Return the batch that a function makes of samples. An error gets a note of the samples."""
     try:
         return collate(samples)
     except Exception as error:
@@ -72,22 +72,20 @@ def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
         raise
 
 
-def fetched(dataset: Any, given: Any) -> Any:
+def fetch_samples(dataset: Any, given: Any) -> Any:
     """Return the samples of a batch as torch's fetcher gets them."""
-    if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+    if whole := getattr(dataset, "__getitems__", None):
         try:
-            return dataset.__getitems__(given)
+            return whole(given)
         except Exception as error:
             note_batch(error, given)
             raise
     return one_by_one(partial(operator.getitem, dataset), given)
 
 
-def as_torch_would(dataset: Any, given: Any) -> Any:
-    """Return the batch of what a sampler gave that is no indices."""
-    whole = getattr(dataset, "__getitems__", None)  # as torch's fetcher asks
-    samples = whole(given) if whole else one_by_one(partial(operator.getitem, dataset), given)
-    return collated(default_collate, given, samples)
+def torch_batch(dataset: Any, given: Any) -> Any:
+    """Return the batch that torch would make where a sampler gave something else than indices."""
+    return collated(default_collate, given, fetch_samples(dataset, given))
 
 
 def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:
@@ -101,19 +99,15 @@ def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | No
     if isinstance(first, Mapping):
         if first.keys() != other.keys():
             return place, f"keys {_short(list(first))}", f"has keys {_short(list(other))}"
-        return _first(_difference(first[key], other[key], f"{place}[{key!r}]") for key in first)
-    if isinstance(first, tuple | list):
+        keys = list(first)
+    elif isinstance(first, tuple | list):
         if len(first) != len(other):
             return place, f"{len(first)} elements", f"has {len(other)} elements"
-        return _first(
-            _difference(one, two, f"{place}[{number}]")
-            for number, (one, two) in enumerate(zip(first, other, strict=True))
-        )
-    return None
-
-
-def _first(found: Iterator[tuple[str, str, str] | None]) -> tuple[str, str, str] | None:
-    return next((one for one in found if one is not None), None)
+        keys = list(range(len(first)))
+    else:
+        return None
+    parts = (_difference(first[key], other[key], f"{place}[{key!r}]") for key in keys)
+    return next((found for found in parts if found is not None), None)
 
 
 def _short(value: Any) -> str:

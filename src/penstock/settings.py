@@ -1,10 +1,11 @@
-"""A loader's arguments and attributes as they are at one moment: programs set some between two passes."""
+"""A loader's arguments and attributes at one moment: programs set some between two passes."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
 from enum import Enum
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -47,26 +48,21 @@ def shares(value: object, method: Method | None) -> bool:
     return value
 
 
+@dataclass(eq=False)
 class Given:
-    """What a loader was given that its attributes do not show.
+    """What a loader was given that its attributes do not show."""
 
-    Args:
-        own_order: neither a sampler nor a batch_sampler was given.
-        prefetch: prefetch_factor= was given.
-        method: of worker_method=.
-        seeded: what torch's own samplers and iterators draw from, where the loader has a seed.
-    """
-
-    def __init__(
-        self, *, own_order: bool, prefetch: bool, method: Method | None, seeded: torch.Generator | None
-    ) -> None:
-        self.own_order = own_order
-        self.prefetch = prefetch
-        self.method = method
-        self.seeded = seeded
-        self.workers: int | None = None
-        """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the
-        last word."""
+    own_order: bool
+    """Neither a sampler nor a batch_sampler was given."""
+    prefetch: bool
+    """prefetch_factor= was given."""
+    method: Method | None
+    """Of worker_method=."""
+    seeded: torch.Generator | None
+    """What torch's own samplers and iterators draw from, where the loader has a seed."""
+    workers: int | None = None
+    """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the last
+    word."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +95,7 @@ class Settings:
     batched: bool
     """The loader makes batches."""
     noted_length: int | None
-    """What len() of an iterable dataset said when the loader was asked for its own."""
+    """What len() of an iterable dataset was when len() of the loader was called."""
     method: Method | None
     own_order: bool
     prefetch_given: bool
@@ -143,5 +139,5 @@ def settings_of(loader: Any, given: Given) -> Settings:
     )
 
 
-_ATTRIBUTES = [field.name for field in fields(Settings)]
-_ATTRIBUTES = _ATTRIBUTES[: _ATTRIBUTES.index("index_sampler")]
+#: The fields that are attributes of a loader by the same name.
+_ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (field.name for field in fields(Settings))))

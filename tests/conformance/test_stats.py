@@ -112,3 +112,22 @@ def test_prefetch_around_a_loader_counts_once(options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(Made(sample, 10), 4, **options)
     assert len(list(prefetch(loader, "cpu"))) == 3
     assert (loader.stats().batches, loader.stats().samples) == (3, 10)
+
+
+def test_explain_counts_one_as_one() -> None:
+    def three(index: int) -> int:
+        if index == 1:
+            raise ValueError("bad")
+        return index
+
+    loader = penstock.DataLoader(Made(three, 3), 3, on_error=penstock.Replace(max_share=0.5))
+    assert "bad      0 bad samples, good ones stand in for them;" in loader.explain()
+    list(loader)
+    lines = loader.explain().splitlines()
+    assert [line.partition(";")[0] for line in lines if line.startswith(("bad", "so far"))] == [
+        "bad      1 bad sample, a good one stands in for it",
+        "so far   3 samples in 1 batch",
+    ]
+    one: Any = penstock.DataLoader(Made(size=1))
+    list(one)
+    assert "so far   1 sample in 1 batch;" in one.explain()

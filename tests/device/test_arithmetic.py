@@ -20,14 +20,14 @@ from penstock.device import arithmetic
 from penstock.device.arithmetic import Arithmetic, Formula, Lookup
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.executors.native import Filling
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.native import NativePass
 from penstock.executors.selection import Executors
 from penstock.explain import Explained
-from penstock.order.batches import placed
+from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.recipe.reader import Recipe, read
 from tests.datasets import in_memory, noise_image, smooth_photos
 
@@ -47,10 +47,10 @@ def native_plan(dataset: Any, *, raw: bool) -> NativePlan:
 def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     indices = np.random.default_rng(5).permutation(made.root.size)
-    asked = placed(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
-    course = Course(asked, None, seed=11, epoch=2)
-    means = Means(workers, None, Buffers(pinned=False, keep=8))
-    return list(Filling(made, course, means))
+    asked = with_sample_numbers(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
+    pass_input = PassInput(asked, None, seed=11, epoch=2)
+    resources = PassResources(workers, None, Buffers(pinned=False, keep=8))
+    return list(NativePass(made, pass_input, resources))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> N
         assert_same_bits(made, elements)
         assert torch.equal(labels, wanted_labels)
     if by is not None:
-        assert type(convert.way(CPU)) is by
+        assert type(convert.conversion(CPU)) is by
     return sent
 
 
@@ -277,7 +277,9 @@ def test_explain_says_who_converts() -> None:
 
     def explained(*, raw: bool) -> str:
         made = native_plan(dataset, raw=raw)
-        return Explained(loader._settings(), made, Executors(None, Reach()), None, (), sends=True).text(loader.stats())
+        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), None, (), sends=True).text(
+            loader.stats()
+        )
 
     lines = explained(raw=True).splitlines()
     assert [line.split()[:2] for line in lines[2:6]] == [
@@ -339,7 +341,7 @@ def test_every_dtype_and_layout(
         strided = pixels.to(memory_format=torch.channels_last)
         assert_same_bits(convert(strided, dtype), wanted)
     calculates = table.dtype == torch.float32 and dtype != torch.int16 and not forced
-    assert type(convert.way(CPU, dtype)) is (Formula if calculates else Lookup)
+    assert type(convert.conversion(CPU, dtype)) is (Formula if calculates else Lookup)
 
 
 def test_a_formula_that_the_device_gives_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +358,7 @@ def test_a_formula_that_the_device_gives_otherwise_is_not_used(monkeypatch: pyte
     convert = Arithmetic(table)
     pixels = noise(2, 3)
     assert_same_bits(convert(pixels), looked_up(table, pixels))
-    assert type(convert.way(CPU)) is Lookup
+    assert type(convert.conversion(CPU)) is Lookup
 
 
 def test_formulas_of_many_statistics() -> None:
@@ -364,7 +366,7 @@ def test_formulas_of_many_statistics() -> None:
     for _ in range(40):
         mean, std = rng.uniform(-1, 1.5, 3).tolist(), rng.uniform(0.01, 3, 3).tolist()
         table = table_of(v2.ToImage(), SCALED, v2.Normalize(mean, std))
-        assert type(Arithmetic(table).way(CPU)) is Formula
+        assert type(Arithmetic(table).conversion(CPU)) is Formula
 
 
 def test_what_cannot_be_converted_is_refused() -> None:
@@ -381,7 +383,7 @@ def test_it_is_pickled_without_what_it_chose() -> None:
     pixels = noise(3, 3)
     wanted = convert(pixels, torch.bfloat16, True)
     again = pickle.loads(pickle.dumps(convert))
-    assert again._ways == {}
+    assert again._conversions == {}
     assert "3 channels" in repr(again)
     assert again.made_from(TABLES["float32"])
     assert not any(again.made_from(TABLES[name]) for name in ("scaled", "grey", "float64"))

@@ -12,7 +12,6 @@ import os
 import threading
 import weakref
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,20 @@ import penstock
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.bottleneck import Meter, judge
-from penstock.device.decoders import OnHost, decoder_for, read_header
-from penstock.device.decoding import GpuDecoding, refusal
+from penstock.device.decoders import decoder_for, read_header
+from penstock.device.decoding import DecodingPass, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.moving import finish
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.executors.native import Filling
-from penstock.order.batches import as_indices, placed
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.native import NativePass
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of
 from penstock.stats import Counters
+from tests.accelerator import OnHost
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -89,22 +88,24 @@ def planned(dataset) -> NativePlan:
     return found
 
 
-def course(batches, seed=3, epoch=1):
+def pass_input(batches, seed=3, epoch=1):
     batches = list(batches)
-    return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
+    return PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), seed, epoch)
 
 
-def means(workers=2, **options) -> Means:
-    return Means(workers, None, Buffers(pinned=False, keep=8), **options)
+def resources(workers=2, **options) -> PassResources:
+    return PassResources(workers, None, Buffers(pinned=False, keep=8), **options)
 
 
 def on_device(dataset, batches, workers=2, substitutes=None, decoder=None, **key):
-    chosen = decoder or decoder_for(CPU)
-    return GpuDecoding(planned(dataset), course(batches, **key), means(workers), chosen, CPU, substitutes=substitutes)
+    chosen = decoder or OnHost()
+    return DecodingPass(
+        planned(dataset), pass_input(batches, **key), resources(workers), chosen, CPU, substitutes=substitutes
+    )
 
 
 def on_host(dataset, batches, **key):
-    return list(Filling(planned(dataset), course(batches, **key), means()))
+    return list(NativePass(planned(dataset), pass_input(batches, **key), resources()))
 
 
 def folder(root, *transform, kind=penstock.ImageFolder):
@@ -230,11 +231,11 @@ def test_batches_come_in_order_for_any_number_of_threads(root, workers):
 
 def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
     dataset = folder(root, v1.CenterCrop(20))
-    taken = GpuDecoding(
+    taken = DecodingPass(
         planned(dataset),
-        Course(iter([([0, 1], range(2)), (np.array([2]), range(2, 3))]), 2, 0, 0),
-        means(),
-        OnHost(CPU),
+        PassInput(iter([([0, 1], range(2)), (np.array([2]), range(2, 3))]), 2, 0, 0),
+        resources(),
+        OnHost(),
         CPU,
     )  # a list is what as_indices gives for other things than indices
     first, second = list(taken)
@@ -251,7 +252,7 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     everything = [list(range(len(dataset)))]
     assert differences(dataset, everything) == (0.0, 0)
     counters = Counters()
-    batches = GpuDecoding(planned(dataset), course(everything), means(), OnHost(CPU), CPU)
+    batches = DecodingPass(planned(dataset), pass_input(everything), resources(), OnHost(), CPU)
     batches.observers = (counters,)
     next(batches)
     told = counters.snapshot((0, 0, 0))
@@ -274,7 +275,7 @@ class Refusing:
 
     def decode(self, encoded):
         self.asked.append(len(encoded))
-        decoded: list[Any] = OnHost(CPU).decode(encoded)
+        decoded: list[Any] = OnHost().decode(encoded)
         out: list[Any] = [None if n in self.leave_out else picture for n, picture in enumerate(decoded)]
         return [*out[:-1], out[-1].transpose(1, 2)]
 
@@ -296,7 +297,7 @@ def test_orientation_is_not_applied(tmp_path):
 
 
 class Beside:
-    """A lane of the CPU that counts what is done on it."""
+    """A copy stream of the CPU that counts what is done on it."""
 
     device = CPU
 
@@ -328,15 +329,14 @@ def test_a_loaders_pass_goes_on_from_here(root):
     dataset = folder(root, v1.CenterCrop(50))
     table = planned(dataset).table
     assert table is not None
-    lane: Any = Beside()
-    source = GpuDecoding(planned(dataset), course(BATCHES), means(), OnHost(CPU), CPU, lane)
-    arithmetic = partial(finish, Arithmetic(table))
-    batches = list(Feeding(source, Feed("cpu"), CPU, lane, finish=arithmetic, end_source=source.close))
+    stream: Any = Beside()
+    source = DecodingPass(planned(dataset), pass_input(BATCHES), resources(), OnHost(), CPU, stream)
+    batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
     for (images, labels), numbers in zip(batches, BATCHES, strict=True):
         expected, expected_labels = default_collate([dataset[n] for n in numbers])
         assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
-    # Decoding and the rest of the way are on the lane; pixels that are on the device are not copied.
-    assert (lane.worked, lane.received) == (2 * len(BATCHES), len(BATCHES))
+    # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
+    assert (stream.worked, stream.received) == (2 * len(BATCHES), len(BATCHES))
     wait_until(lambda: not reading_threads())
 
 
@@ -359,7 +359,7 @@ def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
     batches = [[0], [1], [2, 0], [0, 4, 1], [3, 5]]
     kinds: list[Any] = []
     ours = on_device(dataset, batches, workers)
-    theirs = Filling(planned(dataset), course(batches), means())
+    theirs = NativePass(planned(dataset), pass_input(batches), resources())
     for _ in batches:
         found = []
         for taken in (ours, theirs):
@@ -404,7 +404,7 @@ def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
         if make is not None:
             taken = make(dataset, batches, substitutes=register.substitutes)
         else:
-            taken = Filling(planned(dataset), course(batches), means(), substitutes=register.substitutes)
+            taken = NativePass(planned(dataset), pass_input(batches), resources(), substitutes=register.substitutes)
         taken.observers = (register,)
         outcomes.append([*taken, sorted(register.quarantine.known)])
     *ours, known = outcomes[0]
@@ -483,7 +483,7 @@ def test_waiting_ends_after_the_timeout(root, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(reading.Readers, "_encoded", lambda self, leaf, local: str(go_on.wait(30)))
     dataset = folder(root, v1.CenterCrop(20))
-    batches = GpuDecoding(planned(dataset), course([[0]]), means(timeout=0.05), OnHost(CPU), CPU)
+    batches = DecodingPass(planned(dataset), pass_input([[0]]), resources(timeout=0.05), OnHost(), CPU)
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):
         next(batches)
     go_on.set()
@@ -494,7 +494,7 @@ def test_another_pass_with_the_same_iterator(root):
     dataset = folder(root, v1.RandomCrop(20))
     batches = on_device(dataset, [[0, 1]])
     first = list(batches)
-    batches.begin(planned(dataset), course([[0, 1], [2]]))
+    batches.begin(planned(dataset), pass_input([[0, 1], [2]]))
     again = list(batches)
     assert len(again) == 2 and torch.equal(again[0][0], first[0][0])
     wait_until(lambda: not reading_threads())
@@ -638,7 +638,7 @@ def test_nvimagecodec_is_asked_as_its_documentation_has_it(monkeypatch):
     (alone,) = decoder.decode(data[:1])
     first, nothing = decoder.decode(data)
     assert nothing is None and first.shape == alone.shape == (3, 20, 30) and torch.equal(first, alone)
-    expected: Any = OnHost(CPU).decode(data[:1])[0]
+    expected: Any = OnHost().decode(data[:1])[0]
     assert torch.equal(first, expected)
     assert codec.decoded == [2, 2]  # one file alone is given twice
 

@@ -30,16 +30,16 @@ from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
-from tests.accelerator import DEVICE, LateLane, PromptLane, replaced_by_late_lanes, replaced_by_the_cpu
+from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
 from tests.datasets import Made, in_memory
 from tests.same import assert_same
 from tests.waiting import wait_until
 
 
-def feed_through(source: Iterable[Any], lane: Any = None, **options: Any) -> Feeding[Any]:
+def feed_through(source: Iterable[Any], stream: Any = None, **options: Any) -> Feeding[Any]:
     iterator = iter(source)
     end = getattr(iterator, "close", None)
-    return Feeding(iterator, Feed("cuda", **options), DEVICE, lane or LateLane(), end_source=end)
+    return Feeding(iterator, Feed("cuda", **options), DEVICE, stream or LateStream(), end_source=end)
 
 
 def feeds() -> list[threading.Thread]:
@@ -97,15 +97,15 @@ def nested(number: int) -> Any:
 
 
 def test_any_structure_arrives_whole() -> None:
-    lane = LateLane()
-    found = list(feed_through([nested(number) for number in range(20)], lane))
+    stream = LateStream()
+    found = list(feed_through([nested(number) for number in range(20)], stream))
     for number, batch in enumerate(found):
         wanted = nested(number)
         assert_same([batch["pair"], batch["list"]], [wanted["pair"], wanted["list"]])
         assert type(batch["pair"]) is Pair and type(batch["sample"]) is Sample
         assert torch.equal(batch["sample"].image, wanted["sample"].image) and batch["sample"].name == "a name"
         assert batch["number"] == number and (batch["array"] == wanted["array"]).all()
-    assert all(len(tensors) == 5 for tensors in lane.handed_over)
+    assert all(len(tensors) == 5 for tensors in stream.handed_over)
 
 
 def test_kept_batches_are_never_overwritten() -> None:
@@ -129,13 +129,13 @@ def test_no_more_than_depth_batches_are_sent_ahead(depth: int) -> None:
             taken.append(number)
             yield torch.tensor([number])
 
-    lane = LateLane()
-    feeding = feed_through(source(), lane, depth=depth)
+    stream = LateStream()
+    feeding = feed_through(source(), stream, depth=depth)
     for number in range(10):
         assert next(feeding).item() == number
-        wait_until(partial(counts, lane.waiting, number + 1 + depth))
+        wait_until(partial(counts, stream.waiting, number + 1 + depth))
         wait_until(partial(counts, taken, number + 2 + depth))  # one more is at hand
-    assert len(lane.waiting) == 10 + depth
+    assert len(stream.waiting) == 10 + depth
     feeding.close()
 
 
@@ -161,7 +161,7 @@ def test_errors_are_raised_at_their_batch_and_the_pass_goes_on() -> None:
             raise ValueError("of the transform")
         return batch * 10
 
-    feeding = feed_through(Source(), PromptLane(), transform=transform)
+    feeding = feed_through(Source(), PromptStream(), transform=transform)
     found: list[Any] = []
     while True:
         try:
@@ -176,16 +176,16 @@ def test_errors_are_raised_at_their_batch_and_the_pass_goes_on() -> None:
 
 
 def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = PromptLane()
-    copy = lane.copy
+    stream = PromptStream()
+    copy = stream.copy
 
     def full(tensor: torch.Tensor) -> torch.Tensor:
         if tensor[0] == 1:
             raise torch.OutOfMemoryError("no memory left")
         return copy(tensor)
 
-    monkeypatch.setattr(lane, "copy", full)
-    feeding = feed_through([torch.tensor([number]) for number in range(4)], lane)
+    monkeypatch.setattr(stream, "copy", full)
+    feeding = feed_through([torch.tensor([number]) for number in range(4)], stream)
     assert next(feeding).item() == 0
     with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
         next(feeding)
@@ -193,13 +193,13 @@ def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_device_that_cannot_be_used_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = LateLane()
+    stream = LateStream()
 
     def current() -> Any:
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setattr(lane, "current", current)
-    feeding = feed_through([torch.zeros(1)], lane)
+    monkeypatch.setattr(stream, "current", current)
+    feeding = feed_through([torch.zeros(1)], stream)
     with pytest.raises(RuntimeError, match="the device is lost"):
         next(feeding)
     assert list(feeding) == []
@@ -247,13 +247,15 @@ def test_a_source_that_gives_nothing_does_not_keep_the_program() -> None:
 
 
 def test_several_at_once() -> None:
-    feedings = [feed_through([torch.tensor([10 * lane + n]) for n in range(30)], depth=lane + 1) for lane in range(4)]
+    feedings = [
+        feed_through([torch.tensor([10 * source + n]) for n in range(30)], depth=source + 1) for source in range(4)
+    ]
     for number in range(30):
-        assert [next(feeding).item() for feeding in feedings] == [10 * lane + number for lane in range(4)]
+        assert [next(feeding).item() for feeding in feedings] == [10 * source + number for source in range(4)]
 
 
 def test_types_that_move_themselves() -> None:
-    mine, plain = next(feed_through([(Mine(torch.ones(3)), torch.zeros(2))], PromptLane()))
+    mine, plain = next(feed_through([(Mine(torch.ones(3)), torch.zeros(2))], PromptStream()))
     assert type(mine) is Mine and mine.moved == (DEVICE, True) and (plain == 0).all()
     packed = pack_padded_sequence(torch.arange(6.0).view(3, 2), torch.tensor([3, 2]))
     assert len(list(tensors_in(packed))) == 2
@@ -262,7 +264,7 @@ def test_types_that_move_themselves() -> None:
 
 
 def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = PromptLane()
+    stream = PromptStream()
     threads: list[int] = []
 
     def to(self: Hidden, device: Any) -> Hidden:
@@ -270,8 +272,8 @@ def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatc
         return self
 
     monkeypatch.setattr(Hidden, "to", to)
-    hidden = next(feed_through([Hidden(torch.ones(2))], lane))
-    assert (hidden.get() == 1).all() and lane.handed_over == []
+    hidden = next(feed_through([Hidden(torch.ones(2))], stream))
+    assert (hidden.get() == 1).all() and stream.handed_over == []
     assert threads == [threading.get_ident()]
 
 
@@ -285,7 +287,7 @@ def test_tensors_in_objects() -> None:
 
 def test_what_the_feed_asks_is_done_on_the_device() -> None:
     image, label = torch.rand(2, 3, 4, 5), torch.arange(2)
-    (out, labels) = next(feed_through([(image, label)], PromptLane(), dtype=torch.bfloat16, channels_last=True))
+    (out, labels) = next(feed_through([(image, label)], PromptStream(), dtype=torch.bfloat16, channels_last=True))
     assert out.dtype == torch.bfloat16 and out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(out, image.bfloat16()) and torch.equal(labels, label)
 
@@ -294,16 +296,16 @@ def test_what_the_feed_asks_is_done_on_the_device() -> None:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> list[LateLane]:
-    """Make cuda:0 a LateLane; returns those that were made."""
-    return replaced_by_late_lanes(monkeypatch)
+def late(monkeypatch: pytest.MonkeyPatch) -> list[LateStream]:
+    """Make cuda:0 a LateStream; returns those that were made."""
+    return replaced_by_late_streams(monkeypatch)
 
 
 DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_prefetch_around_torchs_loader(late: list[LateLane], workers: int, persistent: bool) -> None:
+def test_prefetch_around_torchs_loader(late: list[LateStream], workers: int, persistent: bool) -> None:
     loader = TorchDataLoader(DATA, batch_size=4, num_workers=workers, persistent_workers=persistent)
     batches = prefetch(loader, "cuda")
     assert len(batches) == 5 and batches.sampler is loader.sampler
@@ -318,7 +320,7 @@ def test_prefetch_around_torchs_loader(late: list[LateLane], workers: int, persi
     assert len(feeds()) == 0
 
 
-def test_prefetch_reads_loaders_without_workers_in_the_callers_thread(late: list[LateLane]) -> None:
+def test_prefetch_reads_loaders_without_workers_in_the_callers_thread(late: list[LateStream]) -> None:
     threads: set[int] = set()
 
     class Here(TensorDataset):
@@ -339,6 +341,18 @@ def test_prefetch_on_the_cpu_changes_nothing() -> None:
     doubled = prefetch((torch.ones(1, 3, 2, 2) for _ in range(2)), "cpu", transform=lambda x: 2 * x, channels_last=True)
     for batch in doubled:
         assert (batch == 2).all() and batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
+    feed = Feed("cpu", depth=3, dtype=torch.float16, decode="auto")
+    assert prefetch([], feed).feed == feed
+    assert prefetch([], feed, depth=9).feed == dataclasses.replace(feed, depth=9)
+    assert prefetch([], feed, depth=2, channels_last=True).feed == dataclasses.replace(
+        feed, depth=2, channels_last=True
+    )
+    assert prefetch([], "cpu").feed == Feed("cpu", depth=2)
+    with pytest.raises(InvalidOption, match="depth=0"):
+        prefetch([], feed, depth=0)
 
 
 def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +384,9 @@ ANY_FEED: Any = Feed
     [
         (lambda: Feed("gpu"), "device='gpu'"),
         (lambda: Feed("meta"), "batches can be fed to cpu, cuda"),
+        (lambda: Feed("foo"), "device='foo': batches can be fed to cpu, cuda, xpu, mps, mtia, [a-z]+$"),
+        (lambda: Feed(torch.device("meta")), "device='meta': batches can be fed to cpu, cuda"),
+        (lambda: Feed("cuda:x"), "device='cuda:x': Invalid device string"),
         (lambda: Feed(True), "a name such as 'cuda'"),
         (lambda: ANY_FEED(None), "a name such as 'cuda'"),
         (lambda: Feed("cpu", depth=0), "depth=0"),
@@ -412,7 +429,7 @@ SQUARES = Made(square, 20)
     ids=["0", "2", "default", "persistent"],
 )
 @pytest.mark.parametrize("method", [None, "thread"])
-def test_loaders_bring_batches_to_their_device(late: list[LateLane], dataset: Any, options: Any, method: Any) -> None:
+def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: Any, options: Any, method: Any) -> None:
     arguments = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
     loader = penstock.DataLoader(dataset, device="cuda", worker_method=method, **arguments)
     plain = penstock.DataLoader(dataset, worker_method=method, **arguments)
@@ -427,15 +444,17 @@ def test_loaders_bring_batches_to_their_device(late: list[LateLane], dataset: An
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_uint8_is_sent_and_converted_there(late: list[LateLane], monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_uint8_is_sent_and_converted_there(
+    late: list[LateStream], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     sent: list[torch.dtype] = []
 
-    class Spy(PromptLane):
+    class Spy(PromptStream):
         def copy(self, tensor: torch.Tensor) -> torch.Tensor:
             sent.append(tensor.dtype)
             return super().copy(tensor)
 
-    monkeypatch.setattr("penstock.device.station.lane_to", lambda device: Spy())
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: Spy())
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
     photos = in_memory("CIFAR10", v1.Compose([*steps, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
     options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
@@ -518,22 +537,24 @@ def test_auto_decodes_there_once_the_cpu_was_the_bottleneck(
     assert "decode   on the device" in loader.explain()
 
 
-def test_nothing_that_decodes_there(late: list[LateLane], photos: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_decodes_there(
+    late: list[LateStream], photos: ImageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(device: torch.device) -> Any:
         raise InvalidOption("no decoder: pip install penstock[gpu]")
 
-    monkeypatch.setattr("penstock.device.station.decoder_for", none)
+    monkeypatch.setattr("penstock.device.target.decoder_for", none)
     with pytest.raises(InvalidOption, match=r"penstock\[gpu\]"):
         iter(penstock.DataLoader(photos, device=Feed("cuda", decode="gpu")))
 
 
-def test_what_is_not_in_memory_stays_on_the_host(late: list[LateLane]) -> None:
+def test_what_is_not_in_memory_stays_on_the_host(late: list[LateStream]) -> None:
     loader = penstock.DataLoader(SQUARES, batch_size=4, device=Feed("cuda", cache="device"))
     assert_same(next(iter(loader)), next(iter(penstock.DataLoader(SQUARES, batch_size=4))))
     assert "cache    the data stays on the host: Python reads it" in loader.explain()
 
 
-def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateLane]) -> None:
+def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> None:
     loader = penstock.DataLoader(SQUARES, batch_size=4, num_workers=2, worker_method="thread", device="cuda")
     iterator = iter(loader)
     for _ in range(3):
@@ -545,14 +566,14 @@ def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateLane]) -> No
     assert len(list(zip(range(3), loader, strict=False))) == 3
 
 
-def test_stats_count_what_the_loop_waits(late: list[LateLane]) -> None:
+def test_stats_count_what_the_loop_waits(late: list[LateStream]) -> None:
     loader = penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda")
     list(loader)
     stats = loader.stats()
     assert (stats.batches, stats.samples) == (5, 20) and stats.wait_seconds > 0
 
 
-def test_a_forked_child_is_told(late: list[LateLane]) -> None:
+def test_a_forked_child_is_told(late: list[LateStream]) -> None:
     feeding = iter(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda"))
     next(feeding)
     pid = os.fork()
@@ -569,5 +590,5 @@ def test_a_forked_child_is_told(late: list[LateLane]) -> None:
 
 def test_lightning_and_accelerate_find_the_device_among_the_arguments() -> None:
     loader = penstock.DataLoader(DATA, batch_size=4, device=Feed("cpu", depth=3))
-    again: Any = loader.again(DATA, batch_size=2)
+    again: Any = loader.with_samples(DATA, batch_size=2)
     assert again.device == Feed("cpu", depth=3)

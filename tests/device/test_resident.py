@@ -17,17 +17,17 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed
-from penstock.device.gathering import Gathering
+from penstock.device.gathering import ResidentPass
 from penstock.device.moving import finish
-from penstock.device.resident import Held, Resident
+from penstock.device.resident import Resident, ResidentPlan
 from penstock.device.watch import Watch
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.order.batches import as_indices, placed
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
@@ -50,9 +50,9 @@ def native_plan(dataset: Any, *, raw: bool = False) -> NativePlan:
     return made
 
 
-def hold(dataset: Any, *, raw: bool = False) -> Held:
+def hold(dataset: Any, *, raw: bool = False) -> ResidentPlan:
     held = Resident(CPU).hold(native_plan(dataset, raw=raw))
-    assert isinstance(held, Held), held
+    assert isinstance(held, ResidentPlan), held
     return held
 
 
@@ -62,13 +62,15 @@ def refusal(dataset: Any) -> str:
     refused = kept.hold(made)
     assert isinstance(refused, Refusal)
     assert kept.refusal(made) == refused
-    assert refused.why in kept.told(made)
+    assert refused.why in kept.explain(made)
     return refused.why
 
 
-def gathering(held: Held, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Gathering:
-    means = Means(workers, None, Buffers(pinned=False, keep=1))
-    return Gathering(held, Course(placed(batches, 0, batched=True), None, seed, epoch), means)
+def gathering(
+    held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2
+) -> ResidentPass:
+    resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
+    return ResidentPass(held, PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch), resources)
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -338,7 +340,7 @@ def test_labels_follow_the_dataset() -> None:
     for change in (0, 1, 2):
         dataset.targets[3] = 70 + change
         held = kept.hold(native_plan(dataset))
-        assert isinstance(held, Held)
+        assert isinstance(held, ResidentPlan)
         [batch] = gathering(held, iter([np.arange(5, dtype=np.int64)]))
         assert int(batch[1][3]) == 70 + change
 
@@ -411,10 +413,10 @@ def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
     assert "1.0 MB of arrays do not fit on cpu, which has 1.3 MB left" in refusal(dataset)
     monkeypatch.setattr(resident, "available", lambda device: 1_400_000)
     kept, made = Resident(CPU), native_plan(dataset)
-    assert "1.0 MB of arrays on cpu" in kept.told(made)
-    assert isinstance(kept.hold(made), Held)
+    assert "1.0 MB of arrays on cpu" in kept.explain(made)
+    assert isinstance(kept.hold(made), ResidentPlan)
     monkeypatch.setattr(resident, "available", lambda device: 0)  # nothing more is needed
-    assert isinstance(kept.hold(native_plan(dataset)), Held)
+    assert isinstance(kept.hold(native_plan(dataset)), ResidentPlan)
     assert isinstance(kept.hold(native_plan(TensorDataset(torch.zeros(9)))), Refusal)
 
 
@@ -432,7 +434,7 @@ def test_an_allocation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         refused = kept.hold(native_plan(large))
         assert isinstance(refused, Refusal) and "no room" in refused.why
-    assert isinstance(kept.hold(native_plan(small)), Held)
+    assert isinstance(kept.hold(native_plan(small)), ResidentPlan)
     assert tries == [10, 9]
 
 
@@ -445,7 +447,7 @@ def test_arrays_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = kept.hold(native_plan(dataset))
     dataset.transform = v1.Compose([v1.RandomCrop(32, padding=4, fill=3), v1.ToTensor()])
     second = kept.hold(native_plan(dataset))
-    assert isinstance(first, Held) and isinstance(second, Held)
+    assert isinstance(first, ResidentPlan) and isinstance(second, ResidentPlan)
     assert second.stores[0] is first.stores[0]
     [batch] = gathering(second, iter([np.arange(50)]))
     [wanted] = penstock.DataLoader(dataset, batch_size=50, seed=7, num_workers=1)
@@ -476,11 +478,11 @@ def test_arrays_that_changed_are_copied_anew() -> None:
     cases: list[tuple[Any, Any]] = [(pixels, replace), (pixels, one_pixel), (pixels, swap)]
     for dataset, change in [*cases, (tensor, replace), (tensor, one_pixel), (rows, one_number), (rows, order)]:
         before = kept.hold(native_plan(dataset))
-        assert isinstance(before, Held)
+        assert isinstance(before, ResidentPlan)
         assert kept._kept[0][1] is before.stores[0]
         change(dataset)
         after = kept.hold(native_plan(dataset))
-        assert isinstance(after, Held)
+        assert isinstance(after, ResidentPlan)
         assert after.stores[0] is not before.stores[0]
         [batch] = gathering(after, iter([np.arange(50)]))
         [wanted] = penstock.DataLoader(Subset(dataset, range(50)), batch_size=50, num_workers=1)
@@ -529,14 +531,14 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    made.begin(held, Course(iter([(np.arange(3), range(3))]), 1, 0, 0))
+    made.begin(held, PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0))
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 
 
 def test_nothing_outlives_its_owner() -> None:
     kept = Resident(CPU)
     held = kept.hold(native_plan(TensorDataset(torch.arange(20))))
-    assert isinstance(held, Held)
+    assert isinstance(held, ResidentPlan)
     store = weakref.ref(held.stores[0])
     made = gathering(held, iter(np.arange(20).reshape(10, 2)))
     next(made)

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from penstock import _native
+import penstock._native as _native
 from penstock.executors.buffers import Buffers, Field
 
 pytestmark = pytest.mark.native

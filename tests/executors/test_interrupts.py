@@ -16,7 +16,12 @@ import pytest
 import torch
 
 import penstock
-from penstock.device.gathering import Gathering
+from penstock.device.gathering import ResidentPass
+from penstock.device.resident import Resident, ResidentPlan
+from penstock.executors.buffers import Buffers
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.order.batches import with_sample_numbers
+from penstock.plan import NativePlan, plan
 from tests.datasets import Made
 
 #: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
@@ -152,8 +157,24 @@ def test_an_interrupt_at_any_line_of_a_pass_over_data_on_a_device() -> None:
             return batches
 
     list(Loader(penstock.Arrays(np.arange(12) ** 2), 3, num_workers=1, device=feed))
-    if made != [Gathering]:
+    if made != [ResidentPass]:
         pytest.skip("without an accelerator nothing is gathered")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_at_any_line_of_batches_that_are_gathered(workers: int) -> None:
+    plan_of_rows = plan(penstock.Arrays(np.arange(30) ** 2), batched=True, collate_fn=None, worker_init_fn=None)
+    assert isinstance(plan_of_rows, NativePlan)
+    held = Resident(torch.device("cpu")).hold(plan_of_rows)
+    assert isinstance(held, ResidentPlan)
+    rows = np.arange(30).reshape(10, 3)
+
+    def make() -> ResidentPass:
+        resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
+        return ResidentPass(held, PassInput(with_sample_numbers(iter(rows), 0, batched=True), 10, 7, 0), resources)
+
+    for where, got in interrupted_everywhere(make, step=3):
+        assert list(map(numbers, got)) == (rows**2).tolist(), where
 
 
 def test_an_interrupt_in_a_sample_of_the_callers_thread_loses_no_batch() -> None:

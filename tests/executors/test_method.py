@@ -16,10 +16,10 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.fetch import Fetch
-from penstock.executors.measure import Found, Speed, Trial, try_both
+from penstock.executors.measure import Measurement, Speed, Trial, try_both
 from penstock.executors.method import LIMIT_SECONDS, Choice, choose
 from penstock.settings import Method
-from penstock.system.randomness import drawn_from, states
+from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.datasets import Made
 from tests.same import assert_same
 from tests.waiting import wait_until
@@ -31,8 +31,8 @@ def chosen(loader: Any) -> str:
     return str(line.removeprefix("chosen").strip())
 
 
-def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Found:
-    return Found(draws, 0.5, processes, threads)
+def found(threads: Speed | None, processes: Speed | None, draws: tuple[str, ...] = ()) -> Measurement:
+    return Measurement(draws, 0.5, processes, threads)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ class Drawing(tud.Dataset[Any]):
 
 
 def test_measuring_leaves_the_generators_as_they_were() -> None:
-    before = states()
+    before = generator_states()
     dataset = Drawing()
     loader = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto", seed=1)
     text = loader.explain()
     assert "chosen   processes: with seed= the draws from random, numpy.random and torch must follow" in text
-    assert drawn_from(before) == ()
+    assert generators_drawn_from(before) == ()
     assert not dataset.threads  # a child tried them: what a dataset opens or counts there ends there
 
 

@@ -389,7 +389,7 @@ def test_handlers_of_others_come_before_and_after():
 def test_fillers_over_memory_that_is_not_there(tmp_path):
     run(f"""
         import mmap
-        from penstock import _native
+        import penstock._native as _native
 
         with open({str(tmp_path / "bytes")!r}, "w+b") as file:
             file.truncate(64 * 4096)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.reader import Recipe, read
 
 pytestmark = pytest.mark.native
@@ -101,7 +101,7 @@ def test_a_daemon_thread_that_waits_for_rows_while_the_interpreter_ends():
     script = """
 import sys, threading, time
 import numpy as np
-from penstock import _native
+import penstock._native as _native
 
 spec = _native.Spec("uint8", [4])
 rows = np.zeros((8, 4), np.uint8)

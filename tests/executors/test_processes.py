@@ -29,8 +29,8 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import Processes
-from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.processes import ProcessPass
+from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.system.cgroup import Memory, memory
 from tests.waiting import wait_until
 
@@ -89,10 +89,10 @@ def identify(index: Any) -> tuple[str, str | None]:
     return f"id-{index}", f"data/{index}.pt"
 
 
-def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> Processes:
+def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> ProcessPass:
     mapped = loader._dataset_kind == 0
     fetch = Fetch(loader.dataset, batched=loader._auto_collation, collate_fn=loader.collate_fn)
-    return Processes(loader, fetch if mapped else None, key=key, identify=identify, **options)
+    return ProcessPass(loader, fetch if mapped else None, key=key, identify=identify, **options)
 
 
 def loader_of(dataset: Any, **options: Any) -> tud.DataLoader[Any]:
@@ -103,13 +103,13 @@ def first_column(batches: Any) -> list[list[int]]:
     return [batch[:, 0].tolist() for batch in batches]
 
 
-def died(iterator: Processes) -> str:
+def died(iterator: ProcessPass) -> str:
     with pytest.raises(WorkerDied) as caught:
         list(iterator)
     return str(caught.value)
 
 
-def stuck(iterator: Processes, got: list[Any]) -> str:
+def stuck(iterator: ProcessPass, got: list[Any]) -> str:
     with pytest.raises(WorkerStuck) as caught:
         got.extend(iterator)
     assert isinstance(caught.value, RuntimeError)
@@ -160,7 +160,7 @@ def test_tasks_carry_seed_and_epoch() -> None:
     passes = iter([(5, 0), (None, 1)])
     loader = loader_of(Numbers(), persistent_workers=True)
     fetch = TaskFetch(loader.dataset, batched=True, collate_fn=None)  # type: ignore[arg-type]
-    iterator = Processes(loader, fetch, key=lambda: next(passes))
+    iterator = ProcessPass(loader, fetch, key=lambda: next(passes))
     assert {(task.seed, task.epoch) for task in iterator} == {(5, 0)}
     iterator._reset(loader)
     tasks = list(iterator)
@@ -169,7 +169,7 @@ def test_tasks_carry_seed_and_epoch() -> None:
 
 
 class TaskFetch(Fetch):
-    def load(self, task: Any) -> Any:
+    def load(self, task: Any, collate: Any = None) -> Any:
         return task
 
 
@@ -270,6 +270,12 @@ def test_persistent_workers_after_an_early_break() -> None:
     assert iterator.reusable
 
 
+def done_since(iterator: ProcessPass) -> float:
+    """Return for how many seconds worker 0 has been done with what it was given."""
+    progress = iterator._board.progress(0)
+    return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
+
+
 # A worker that dies.
 
 
@@ -345,7 +351,7 @@ def test_killed_while_idle(persistent: bool) -> None:
     iterator = processes(loader)
     next(iterator)
     worker = iterator._workers[0]
-    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
     wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
     text = died(iterator)
@@ -360,7 +366,7 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
 def test_what_is_in_the_queue_already_is_handed_out() -> None:
     iterator = processes(loader_of(Numbers(), num_workers=1, prefetch_factor=6, collate_fn=plain))
     worker = iterator._workers[0]
-    wait_until(lambda: iterator._board.progress(0).stage is Stage.DONE and iterator._board.progress(0).seconds > 0.1)
+    wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
     wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
     assert list(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
@@ -383,10 +389,10 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool) -> None:
 SCRIPT = """
 import sys, torch, torch.utils.data as tud
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.processes import ProcessPass
 loader = tud.DataLoader(torch.arange(10**6), batch_size=1000, num_workers=2)
 fetch = Fetch(loader.dataset, batched=True, collate_fn=loader.collate_fn)
-iterator = Processes(loader, fetch, key=lambda: (None, 0))
+iterator = ProcessPass(loader, fetch, key=lambda: (None, 0))
 next(iterator)
 print(*(process.pid for process in iterator._workers))
 """
@@ -579,7 +585,7 @@ def test_dead_before_the_pinning_thread(collate_fn: Any) -> None:
 
 @pytest.mark.usefixtures("pinning")
 def test_stuck_before_the_pinning_thread() -> None:
-    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=0.3))
+    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=2))
     with pytest.raises(WorkerStuck, match=f"sample 'id-{BAD}'"):
         list(iterator)
 
@@ -630,7 +636,7 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
             Untold(),
             None,
         ):
-            begin(Stage.GETITEM, index)
+            begin(WorkerStage.GETITEM, index)
             record = board.progress(1)
             found.append(
                 (re.sub(" at 0x.*", "", record.index) if isinstance(record.index, str) else record.index, record.exact)
@@ -638,8 +644,8 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
         os._exit(0 if found == RECORDS else 1)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (board.progress(1).stage, board.progress(1).index) == (Stage.GETITEM, None)
-        assert board.progress(0).stage is Stage.STARTING
+        assert (board.progress(1).stage, board.progress(1).index) == (WorkerStage.GETITEM, None)
+        assert board.progress(0).stage is WorkerStage.STARTING
         with contextlib.suppress(OSError):
             os.rmdir(board.folder(1))
     finally:

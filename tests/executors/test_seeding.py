@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from penstock.system.randomness import drawn_from, sample_number, seed_globals, states
+from penstock.system.randomness import generator_states, generators_drawn_from, sample_number, seed_globals
 from tests.datasets import Drawing
 from tests.same import assert_same
 
@@ -52,9 +52,9 @@ def epochs(dataset: Any, **options: Any) -> list[list[Any]]:
     "dataset", [Drawing(23), Whole(23), tud.Subset(Drawing(23), range(20))], ids=["drawing", "whole", "subset"]
 )
 def test_the_same_batches_for_any_number_of_workers(dataset: Any, collate_fn: Any) -> None:
-    before = states()
+    before = generator_states()
     wanted = epochs(dataset, num_workers=0, collate_fn=collate_fn)
-    assert drawn_from(before) == ()  # the program's own draws go on as if nothing had been
+    assert generators_drawn_from(before) == ()  # the program's own draws go on as if nothing had been
     for options in WORKERS[1:]:
         torch.manual_seed(random.randrange(1000))  # what other seeds are in force does not matter
         assert_same(epochs(dataset, collate_fn=collate_fn, **options), wanted)
@@ -100,9 +100,9 @@ def test_any_index_can_be_a_key() -> None:
     assert sample_number(np.int32(7)) == 7
     numbers = {sample_number(index) for index in ("a", "b", ("a", 1), 1.5, None)}
     assert len(numbers) == 5 and all(0 <= number < 2**64 for number in numbers)
-    before = states()
+    before = generator_states()
     seed_globals(2**64 - 1, 2**40, sample_number("a"), 2**41)
     first = draw()
     seed_globals(2**64 - 1, 2**40, sample_number("a"), 2**41)
     assert_same(draw(), first)
-    assert drawn_from(before) == ("random", "numpy.random", "torch")
+    assert generators_drawn_from(before) == ("random", "numpy.random", "torch")

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.reader import Recipe, read
 
 pytestmark = pytest.mark.native

@@ -233,7 +233,7 @@ def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
     monkeypatch.setattr("penstock.executors.selection.try_out", lambda *given, **more: chosen)
     loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
     torch.manual_seed(0)
-    assert type(iter(loader)).__name__ == "Fetching"
+    assert type(iter(loader)).__name__ == "ThreadPass"
     drawn = torch.get_rng_state()
     assert dataset[3] == 3
     torch.manual_seed(0)
@@ -386,7 +386,7 @@ def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: p
             )
 
     monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     opened: list[Any] = []
     loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
     assert torch.cat(list(loader)).tolist() == list(range(48))

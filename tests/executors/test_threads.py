@@ -27,6 +27,7 @@ from penstock.executors.workers.pace import Pace
 from tests.datasets import Made, Stream
 from tests.same import assert_same
 from tests.samples import SAMPLES, image
+from tests.waiting import wait_until
 
 
 def get_worker_info() -> Any:
@@ -42,7 +43,7 @@ def live() -> list[threading.Thread]:
 def no_thread_outlives_its_loader() -> Iterator[None]:
     yield
     gc.collect()
-    assert not live()
+    wait_until(lambda: not live())  # a crew that the garbage collector ends is ended by a thread of its own
 
 
 def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
@@ -307,13 +308,13 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
         return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
 
     def run(share: float, *, go_on_with: float) -> list[Any]:
-        monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", share)
+        monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", share)
         loader = penstock.DataLoader(Made(make, 400), 4, num_workers=workers, worker_method="thread", seed=1)
         batches = iter(loader)
         got = []
         for number in range(100):
             if number == 50:
-                monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", go_on_with)
+                monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", go_on_with)
             got.append(next(batches))
         return got
 
@@ -347,10 +348,10 @@ def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkey
         asked.append(fetch)
         return not bound
 
-    monkeypatch.setattr("penstock.executors.workers.crew.can_be_copied", can_be_copied)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.can_be_copied", can_be_copied)
     monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.crew.IDLE_SHARE", 1e9)
-    monkeypatch.setattr("penstock.executors.workers.crew.COPY_SECONDS", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 1e9)
     here = threading.get_ident()
 
     def by_caller() -> list[bool]:
@@ -361,7 +362,7 @@ def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkey
 
     assert any(by_caller()) is not bound
     assert not bound or len(asked) <= 1
-    monkeypatch.setattr("penstock.executors.workers.crew.COPY_SECONDS", 0)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 0)
     assert not any(by_caller())
 
 

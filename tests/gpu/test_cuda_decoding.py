@@ -12,16 +12,16 @@ from PIL import Image
 
 import penstock
 from penstock.device import decoders
+from penstock.device.copy_stream import copy_stream_to
 from penstock.device.decoders import decoder_for
-from penstock.device.decoding import GpuDecoding
+from penstock.device.decoding import DecodingPass
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.lane import lane_to
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import Course, Means
-from penstock.executors.native import Filling
-from penstock.order.batches import as_indices, placed
+from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.native import NativePass
+from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from tests.gpu.on_device import DEVICE, sleep, torchvision
 
@@ -65,17 +65,19 @@ def dataset_of(root, *transform):
     return penstock.ImageFolder(root, vision.Compose([*transform, vision.ToTensor()]))
 
 
-def passes(dataset, batches, decoder, lane=None):
+def passes(dataset, batches, decoder, stream=None):
     found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
     assert isinstance(found, NativePlan)
 
-    def course():
-        return Course(placed(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
+    def pass_input():
+        return PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
 
-    def means():
-        return Means(4, None, Buffers(pinned=False, keep=8))
+    def resources():
+        return PassResources(4, None, Buffers(pinned=False, keep=8))
 
-    return GpuDecoding(found, course(), means(), decoder, DEVICE, lane), Filling(found, course(), means())
+    return DecodingPass(found, pass_input(), resources(), decoder, DEVICE, stream), NativePass(
+        found, pass_input(), resources()
+    )
 
 
 def test_pixels_are_near_the_hosts(root, decoder):
@@ -95,8 +97,8 @@ def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
     vision = torchvision().transforms
     dataset = dataset_of(root, vision.Resize(80), vision.CenterCrop(64))
     batches = [[n, (n + 5) % 24, (n + 11) % 24] for n in range(24)] * 3
-    lane = lane_to(DEVICE)
-    ours, _ = passes(dataset, batches, decoder, lane)
+    stream = copy_stream_to(DEVICE)
+    ours, _ = passes(dataset, batches, decoder, stream)
     calm, _ = passes(dataset, batches, decoder)
     expected = [pixels.cpu() for pixels, _ in calm]
 
@@ -105,7 +107,7 @@ def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
         return batch
 
     got = []
-    for pixels, _ in Feeding(ours, Feed("cuda", transform=slowly), DEVICE, lane, end_source=ours.close):
+    for pixels, _ in Feeding(ours, Feed("cuda", transform=slowly), DEVICE, stream, end_source=ours.close):
         got.append(pixels.clone())
         del pixels
     for pixels, wanted in zip(got, expected, strict=True):

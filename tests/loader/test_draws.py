@@ -21,9 +21,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
-from penstock.system.randomness import drawn_from, states
+from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.datasets import Numbers
 from tests.same import assert_same
 
@@ -427,9 +427,9 @@ def test_torchs_samplers_follow_the_seed_and_are_left_as_they_are(root: Path) ->
             torch.manual_seed(salt)
             sampler = make()
             loader = PL(Drawing(), batch_sampler=tud.BatchSampler(sampler, 3, False), seed=seed, num_workers=0)
-            before = states()
+            before = generator_states()
             orders.append([[i for batch in loader for i in batch[0].tolist()] for _ in range(2)])
-            assert drawn_from(before) == () and sampler.generator is None
+            assert generators_drawn_from(before) == () and sampler.generator is None
             assert loader.batch_sampler.sampler is sampler
         assert orders[0] == orders[1] != orders[2]
         assert orders[0][0] != orders[0][1]

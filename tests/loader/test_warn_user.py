@@ -102,7 +102,7 @@ def test_a_stream_that_is_gone_through_again() -> None:
     state = loader.state_dict()
     line = _line() + 1
     messages, places = _warned(lambda: loader.load_state_dict(state), line)
-    assert "1 batches will be read and dropped" in messages[0]
+    assert "1 batch will be read and dropped" in messages[0]
     assert places == [(__file__, 0)]
 
 

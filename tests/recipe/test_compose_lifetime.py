@@ -28,7 +28,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Ledger, "debt", 0)
+    monkeypatch.setattr(composed._Debt, "images", 0)
 
 
 def picture(width: int = 30, height: int = 24) -> Image.Image:
@@ -43,13 +43,13 @@ def natively(transform: Any, image: Any) -> Any:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows by one with each Compose that is read."""
     made: list[Any] = []
-    original = composed.Known
+    original = composed.KnownTransforms
 
     def counting(transforms: Any) -> Any:
         made.append(len(transforms))
         return original(transforms)
 
-    monkeypatch.setattr(composed, "Known", counting)
+    monkeypatch.setattr(composed, "KnownTransforms", counting)
     return made
 
 

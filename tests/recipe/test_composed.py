@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import compose_hook as composed
 from tests.same import assert_same
 
@@ -31,7 +31,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test's first Compose be read at once, however many were made before it."""
-    monkeypatch.setattr(composed._Ledger, "debt", 0)
+    monkeypatch.setattr(composed._Debt, "images", 0)
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

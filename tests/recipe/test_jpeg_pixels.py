@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms as v1
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import jpeg_pixels
 from tests.same import assert_same
 

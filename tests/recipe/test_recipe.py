@@ -16,7 +16,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as functional_v1
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import names_interpolations

@@ -19,7 +19,8 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from penstock import Arrays, ImageFolder, TensorFolder, _native
+import penstock._native as _native
+from penstock import Arrays, ImageFolder, TensorFolder
 from penstock.recipe.prefix import read_prefix
 from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _native
+import penstock._native as _native
 from tests.corrupt import Archive, archive_of, saved
 from tests.native_testing import TensorReader, crc32_by, crc32_ways
 

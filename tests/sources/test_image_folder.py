@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.sources import scan_cache
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
 from penstock.system import cache_folder

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _native
+import penstock._native as _native
 
 pytestmark = pytest.mark.native
 

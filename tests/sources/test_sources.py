@@ -19,7 +19,7 @@ from penstock.recipe.steps import Refusal
 from penstock.sources.catalogue import catalogue
 from penstock.sources.listing import label_values
 from penstock.sources.naming import id_of, ids_of, name_of, names_of
-from penstock.sources.source import Source
+from penstock.sources.source import NativeSource, Source
 from penstock.sources.tree import SOURCES, build, source_of
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
@@ -111,3 +111,37 @@ def test_what_no_adapter_knows_is_named_by_its_attributes(tmp_path: Path) -> Non
     assert name_of(Subset(files, [1]), 0) == (str(tmp_path / "b/2.bin"),) * 2
     assert catalogue(files).labels is not None
     assert isinstance(build(files), Refusal)
+
+
+def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    Image.new("RGB", (4, 3)).save(tmp_path / "photos/cat/0.png")
+    torch.save(torch.zeros(2), tmp_path / "0.pt")
+    tensors = penstock.TensorFolder(tmp_path, ["0"])
+    photos = penstock.ImageFolder(tmp_path / "photos", IMAGE)
+    arrays = penstock.Arrays(np.zeros((1, 2)))
+    digit = in_memory(torchvision.datasets.MNIST, torch.zeros(5, 3, 4, dtype=torch.uint8))
+    digit.data, digit.targets = digit.data[:1], digit.targets[:1]
+
+    steps = [step.what for dataset in (tensors, photos, arrays, digit) for step in native(dataset).steps]
+    assert [what.split(" in ")[0].split(" of ")[0] for what in steps if what.startswith(("read", "gather"))] == [
+        "read    1 file *.pt",
+        "read    1 image file",
+        "gather  1 row",
+        "gather  1 image",
+    ]
+    assert repr(arrays) == "Arrays(1 sample of float64[2])"
+    assert repr(tensors).endswith(": 1 sample, *.pt)") and repr(tensors.ids) == "IDs(1 name)"
+    assert repr(photos.samples).startswith("Samples(1 pair: [")
+    with pytest.raises(IndexError, match=r"sample index 1 is out of range: there is 1 sample$"):
+        photos[1]
+    with pytest.raises(penstock.InvalidOption, match="has 1 row, the first array has 2"):
+        penstock.Arrays(np.zeros(2), np.zeros(1))
+    with pytest.raises(penstock.InvalidOption, match=r"rank=1: there is 1 rank$"):
+        penstock.DataLoader(arrays, seed=1).batch_at(0, 0, rank=1)
+
+
+def native(dataset: Any) -> NativeSource:
+    found = build(dataset)
+    assert not isinstance(found, Refusal)
+    return found[1][0]

@@ -682,6 +682,12 @@ def test_diff(two: tuple[str, str], capsys: Captured) -> None:
     ]
 
 
+def test_diff_counts_one_sample_as_one(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
+    last = write(tmp_path / "last", [*TEN[:9], (*TEN[9][:2], ids("x"))])
+    _, lines, _ = run(capsys, "diff", two[0], last)
+    assert lines[2] == f"  {last}: 1 sample, chain {list(read(last))[9].chain.hex()}"
+
+
 def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     a = two[0]
     assert run(capsys, "diff", a, a) == (0, ["equal: 10 steps, to epoch 1 step 4"], "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,29 @@ def test_the_error_of_a_small_dataset_says_how_many_are_allowed() -> None:
         list(loader)
     with pytest.raises(penstock.TooManyBadSamples, match=r"1 of 100 .* allows 0:"):
         list(penstock.DataLoader(Numbers({1}, 100, OSError), 64, on_error=penstock.Replace(0)))
+
+
+# --- a manifest of another dataset ------------------------------------------------------------------------------------
+
+
+def test_a_manifest_of_another_dataset_is_warned_of(folder: Path, tmp_path: Path) -> None:
+    how = penstock.Replace(max_share=1.0, manifest=tmp_path / "bad.jsonl")
+    list(penstock.DataLoader(tensors(folder), 8, on_error=how))
+    penstock.DataLoader(tensors(folder), 8, on_error=how)  # the dataset that it belongs to
+    penstock.DataLoader(tud.Subset(tensors(folder), range(8)), 4, on_error=how)  # three of its four are in it
+    with pytest.warns(UserWarning, match=r"bad\.jsonl' seems to belong to another dataset: it names 4 bad samples"):
+        penstock.DataLoader(tud.Subset(tensors(folder), range(20, 30)), 4, on_error=how)
+    folder.rename(tmp_path / "moved")
+    penstock.DataLoader(tensors(tmp_path / "moved"), 8, on_error=how)  # a dataset may be moved
+    shutil.copytree(tmp_path / "moved", folder)
+    with pytest.warns(
+        UserWarning, match=r"sample '0.' is the file '.*/tensors/0..pt', and in this dataset '.*/moved/0"
+    ):
+        loader = penstock.DataLoader(tensors(tmp_path / "moved"), 8, on_error=how)
+    assert "bad      4 bad samples, good ones stand in for them; more than 40 end" in loader.explain()
+
+
+def test_one_bad_sample_is_not_plural() -> None:
+    loader = penstock.DataLoader(numbers(3), 5, on_error=ALL)
+    list(loader)
+    assert "bad      1 bad sample, a good one stands in for it; more than 40 end the run" in loader.explain()

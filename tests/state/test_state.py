@@ -435,6 +435,11 @@ def test_a_ledger_a_rank(tmp_path: Path) -> None:
         list(loader(shard=(0, 2), seed=9, ledger=str(tmp_path / "run-{rank}")))
     with pytest.raises(penstock.InvalidOption, match="ledger= needs"):
         iter(penstock.DataLoader(NATIVE, 4, sampler=[1, 2], ledger=tmp_path / "x"))
+    with pytest.raises(penstock.InvalidOption, match=r"^ledger='.*': it is a folder: name a file in it") as caught:
+        iter(loader(ledger=tmp_path))
+    assert isinstance(caught.value, IsADirectoryError)
+    with pytest.raises(FileNotFoundError, match=r"^ledger='.*/none/run': it cannot be opened or written: No such file"):
+        iter(loader(ledger=tmp_path / "none" / "run"))
 
 
 def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: Path) -> None:
@@ -544,7 +549,7 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
     for epoch, step in ((1, 17), (0, 0), (1, 25), (0, 3)):
         assert_same(other.batch_at(epoch, step), epochs[epoch][step])
         assert other.ids(epoch, step) == [str(number) for number in epochs[epoch][step][0].tolist()]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"^there is no step 26: the pass has 26 steps, counted from 0$"):
         other.batch_at(0, 26)
     ranks = loader(dataset, shard=(0, 3))
     assert_same(ranks.batch_at(1, 2, rank=2), list(loader_at(dataset, (2, 3), epoch=1))[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import OrderedDict
 from functools import partial
@@ -63,6 +64,12 @@ def test_worker_invariant() -> None:
     assert_worker_invariant(loader, epochs=2)
     assert_worker_invariant(partial(loader, Drawing()), workers=(0, 2), epochs=2)
     assert_worker_invariant(lambda num_workers, shard: penstock.DataLoader(NATIVE, 4, sampler=[3, 1, 2]))
+
+
+@GOOD
+def test_more_workers_than_cpus_are_no_warning(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    assert_worker_invariant(partial(loader, dataset), workers=(0, 2, 5))
 
 
 @GOOD

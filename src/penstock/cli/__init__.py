@@ -1,6 +1,6 @@
 """The command line: ``penstock VERB ...``. One file a verb; each adds its parser and returns an exit code.
 
-Exit codes: 0 done; 1 done, and what was looked at is not in order, or nobody reads the output; 2 an error, told in
+Exit codes: 0 done; 1 done, and what was looked at is not in order, or nobody reads the output; 2 an error, said in
 one line on stderr; 130 interrupted.
 """
 
@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong argument in one line, without the usage before it."""
+    """Says in one line what is wrong with an argument, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {shown(message)} (see {self.prog} --help)")

@@ -8,28 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cli.terminal import shown, write_lines
+from penstock.cli.terminal import counted, shown, write_lines
+from penstock.cli.verbs import add_verb
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
 
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    verb = verbs.add_parser(
-        "ledger",
-        help="look into the ledgers of runs",
-        description="Looks into ledgers, the files that record which samples each step of a run was given.",
-        allow_abbrev=False,
-    )
-    actions = verb.add_subparsers(required=True, metavar="ACTION", title="actions")
-
-    def action(name: str, run: Any, words: str, more: str = "") -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(
-            name, help=words, description=f"{words[0].upper()}{words[1:]}.{more}", allow_abbrev=False
-        )
-        added.set_defaults(run=run)
-        return added
-
+    description = "Looks into ledgers, the files that record which samples each step of a run was given."
+    action = add_verb(verbs, "ledger", "look into the ledgers of runs", description)
     diff = action(
         "diff",
         _diff,
@@ -64,7 +52,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
-    steps = _steps(found.equal)
+    steps = counted(found.equal, "step")
     if found.at is None:
         return f"equal: {steps}" if a.last is None else f"equal: {steps}, to {_place(a.last[:2])}"
     if found.verdict is Verdict.PARTED:
@@ -95,9 +83,10 @@ def _summary(file: LedgerFile) -> list[str]:
     if file.continued:
         rows.append(("continues", f"from the chain {file.base[1].hex()} of an earlier ledger"))
     if file.marks:
-        rows.append(("resumed", f"{_times(file.marks)}, {_steps(len(file.abandoned))} abandoned"))
+        times = "once" if file.marks == 1 else f"{file.marks:,} times"
+        rows.append(("resumed", f"{times}, {counted(len(file.abandoned), 'step')} abandoned"))
     if file.torn:
-        rows.append(("torn", f"{file.torn:,} byte{'s' * (file.torn != 1)} of a record that was not finished"))
+        rows.append(("torn", f"{counted(file.torn, 'byte')} of a record that was not finished"))
     return [f"{name:<9}  {shown(text)}" for name, text in rows]
 
 
@@ -122,17 +111,9 @@ def _range(epochs: list[int]) -> str:
     return f"{epochs[0]:,}" if len(epochs) == 1 else f"{epochs[0]:,} to {epochs[-1]:,}"
 
 
-def _place(at: tuple[int, int]) -> str:
-    return f"epoch {at[0]:,} step {at[1]:,}"
+def _place(step: tuple[int, int]) -> str:
+    return f"epoch {step[0]:,} step {step[1]:,}"
 
 
 def _step(record: Record | None) -> str:
-    return "no such step" if record is None else f"{record.samples:,} samples, chain {record.chain.hex()}"
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' * (count != 1)}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
+    return "no such step" if record is None else f"{counted(record.samples, 'sample')}, chain {record.chain.hex()}"

@@ -11,7 +11,8 @@ import stat
 import warnings
 from typing import Any
 
-from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
+from penstock.cli.terminal import counted, progress, raw, say, shown, width, write, write_lines
+from penstock.cli.verbs import add_verb
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
@@ -26,24 +27,9 @@ _LEAST_ERROR = 20  # columns that a narrow terminal still gives to the error
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    verb = verbs.add_parser(
-        "quarantine",
-        help="look after a manifest of bad samples",
-        description="Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps.",
-        allow_abbrev=False,
-    )
-    actions = verb.add_subparsers(required=True, metavar="ACTION", title="actions")
-
-    def action(name: str, run: Any, words: str, more: str = "") -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(
-            name, help=words, description=f"{words[0].upper()}{words[1:]}.{more}", allow_abbrev=False
-        )
-        added.add_argument("manifest", metavar="MANIFEST", help="the file of bad samples")
-        added.set_defaults(run=run)
-        return added
-
+    description = "Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
+    action = add_verb(verbs, "quarantine", "look after a manifest of bad samples", description)
     listing = action("list", _list, "print the bad samples as a table")
-    listing.add_argument("--json", action="store_true", help="print a JSON array instead")
     retry = action(
         "retry",
         _retry,
@@ -51,8 +37,11 @@ def add_parser(verbs: Any) -> None:
         " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. What is good to read is tried "
         "by the next run, which judges its shape and label too. Exit code 1: some are still bad.",
     )
-    retry.add_argument("--dry-run", action="store_true", help="change nothing")
     export = action("export", _export, "write the bad samples in another format")
+    for parser in (listing, retry, export):
+        parser.add_argument("manifest", metavar="MANIFEST", help="the file of bad samples")
+    listing.add_argument("--json", action="store_true", help="print a JSON array instead")
+    retry.add_argument("--dry-run", action="store_true", help="change nothing")
     export.add_argument("--format", choices=("csv", "json", "ids", "paths"), default="csv", help="default: csv")
     export.add_argument("--null", action="store_true", help="end each of ids and paths by NUL, not by a newline")
     export.add_argument("--output", metavar="FILE", default="-", help="default: -, which is stdout")
@@ -80,12 +69,8 @@ def _list(arguments: argparse.Namespace) -> int:
     elif not entries:
         write_lines([f"no bad samples in {shown(arguments.manifest)}"])
     else:
-        write_lines([*_table(entries), "", f"{_count(entries)} in {shown(arguments.manifest)}"])
+        write_lines([*_table(entries), "", f"{counted(len(entries), 'bad sample')} in {shown(arguments.manifest)}"])
     return 0
-
-
-def _count(entries: list[BadSample]) -> str:
-    return f"{len(entries):,} bad sample{'s' if len(entries) != 1 else ''}"
 
 
 def _table(entries: list[BadSample]) -> list[str]:
@@ -94,14 +79,14 @@ def _table(entries: list[BadSample]) -> list[str]:
     for bad in entries:
         size = "-" if bad.size is None else f"{bad.size:,}"
         path = "-" if bad.path is None else "" if bad.path == bad.id else bad.path
-        rows.append([*map(shown, (bad.id, size, bad.time, path, bad.error))])
+        rows.append(list(map(shown, (bad.id, size, bad.time, path, bad.error))))
     if all(row[3] in ("", "-") for row in rows[1:]):
         rows = [row[:3] + row[4:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     columns, lines = width(), []
+    room = None if columns is None else max(_LEAST_ERROR, columns - sum(widths) - 2 * len(widths))
     for row in rows:
         cells = [cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
-        room = None if columns is None else max(_LEAST_ERROR, columns - sum(widths) - 2 * len(widths))
         last = row[-1] if room is None or len(row[-1]) <= room else row[-1][: room - 1] + "…"
         lines.append("  ".join([*cells, last]).rstrip())
     return lines
@@ -204,16 +189,16 @@ def _csv(entries: list[BadSample]) -> bytes:
 
 
 def _names(entries: list[BadSample], what: str, null: bool) -> bytes:
-    names = [bad.id if what == "ids" else bad.path for bad in entries]
-    if without := names.count(None):
-        say(f"penstock: note: {without:,} of {_count(entries)} have no path and are left out")
+    named = [bad.id if what == "ids" else bad.path for bad in entries]
+    names = [name for name in named if name is not None]
+    if without := len(named) - len(names):
+        say(f"penstock: note: {without:,} of {counted(len(named), 'bad sample')} have no path and are left out")
     end = "\0" if null else "\n"
-    given = [name for name in names if name is not None]
-    for name in given:
+    for name in names:
         if end in name:
             remedy = "--format json" if null else "--null"
             raise InvalidOption(f"{name!r} holds the character that ends each name; use {remedy}")
-    return raw("".join(name + end for name in given))
+    return raw("".join(name + end for name in names))
 
 
 def _write_file(path: str, data: bytes, manifest: str, force: bool) -> None:

@@ -24,6 +24,11 @@ def shown(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: 1 step, 2 steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def raw(text: str) -> bytes:
     """Return text as the file system has it: bytes that are no UTF-8 as they are."""
     if text.isascii():
@@ -82,10 +87,10 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
     elif tqdm is not None:
         yield from tqdm(items, desc=what, leave=False, dynamic_ncols=True)
     else:
-        told = 0.0
+        shown_at = 0.0
         for done, item in enumerate(items):
-            if time.monotonic() - told > 0.1:
-                told = time.monotonic()
+            if time.monotonic() - shown_at > 0.1:
+                shown_at = time.monotonic()
                 sys.stderr.write(f"\r{what}: {done:,} of {len(items):,}")
                 sys.stderr.flush()
             yield item

@@ -1,10 +1,10 @@
-"""The last step of a recipe on the device: pixels become what the host's native code would have made of them."""
+"""The last step of a recipe on the device: pixels become the elements that the host's native code would make."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Operation = Callable[..., torch.Tensor]
 
-#: Bytes of intermediate results at a time.
+#: Bytes that intermediate results may take.
 _ROOM = 64 << 20
 #: How many representable numbers around a guess are tried: as in native/planes.cc.
 _REACH = 8
 
 
 class Arithmetic:
-    """Makes of pixels what a table says; on every device the same, bit for bit.
+    """Turns pixels into the elements that a table gives for them, bit for bit the same on every device.
 
-    It calculates in float32 where that gives the whole table: tried on the device itself, with its first batch. Else
-    it looks each element up. Any number of threads may call it, on any devices; it works on the current stream.
+    Elements are calculated in float32 where that gives the whole table, as a trial on the device itself shows; else
+    they are looked up. Any number of threads may call it, on any devices; it works on the current stream.
 
     Args:
         table: what each pixel value becomes: (channels, 256) of a floating-point dtype.
@@ -36,7 +36,7 @@ class Arithmetic:
         if table.ndim != 2 or table.shape[1] != 256:
             raise ValueError(f"a table has shape (channels, 256), not {tuple(table.shape)}")
         self.table = table.detach().cpu().contiguous()
-        self._ways: dict[tuple[torch.device, torch.dtype], Way] = {}
+        self._conversions: dict[tuple[torch.device, torch.dtype], Conversion] = {}
         self._lock = threading.Lock()
 
     def __call__(
@@ -56,26 +56,24 @@ class Arithmetic:
             what = f"{pixels.dtype} of shape {tuple(pixels.shape)}"
             raise ValueError(f"pixels are uint8 of shape (samples, {len(self.table)}, height, width), not {what}")
         with torch.no_grad():
-            way = self.way(pixels.device, dtype)
+            conversion = self.conversion(pixels.device, dtype)
             if pixels.device.type not in ("cpu", "mps"):
                 stream = torch.accelerator.current_stream(pixels.device)
-                for term in way.terms:  # allocated on the stream of the device's first batch
+                for term in conversion.terms:  # allocated on the stream of the device's first batch
                     term.record_stream(stream)
-            return _run(way, pixels, dtype or self.table.dtype, channels_last)
+            return _run(conversion, pixels, dtype or self.table.dtype, channels_last)
 
-    def way(self, device: torch.device, dtype: torch.dtype | None = None) -> Way:
-        """Return how elements of a dtype (None: the table's) are made on a device; chosen when first asked for."""
+    def conversion(self, device: torch.device, dtype: torch.dtype | None = None) -> Conversion:
+        """Return how elements of a dtype (None: the table's) are made on a device; chosen at the first call."""
         key = (device, dtype or self.table.dtype)
-        way = self._ways.get(key)
-        if way is None:
-            with self._lock:
-                way = self._ways.get(key)
-                if way is None:
-                    way = self._ways[key] = _choose(self.table, *key)
-        return way
+        if key not in self._conversions:
+            with self._lock:  # another thread may choose it meanwhile
+                if key not in self._conversions:
+                    self._conversions[key] = _choose(self.table, *key)
+        return self._conversions[key]
 
     def made_from(self, table: torch.Tensor) -> bool:
-        """Return whether another one, made from this table, would do the same: it is equal bit for bit."""
+        """Return whether this table is the one that it was made from, bit for bit."""
         mine = self.table
         return mine.dtype == table.dtype and torch.equal(mine.view(torch.uint8), table.cpu().view(torch.uint8))
 
@@ -84,17 +82,6 @@ class Arithmetic:
 
     def __repr__(self) -> str:
         return f"Arithmetic({len(self.table)} channels to {self.table.dtype})"
-
-
-class Way(Protocol):
-    """How elements are made on one device."""
-
-    @property
-    def terms(self) -> tuple[torch.Tensor, ...]:
-        """What it holds on the device."""
-
-    def write(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the elements of (samples, channels, height, width) to memory without gaps, in either format."""
 
 
 class Formula:
@@ -108,6 +95,7 @@ class Formula:
         self.terms = tuple(torch.from_numpy(term).view(1, -1, 1, 1).to(device) for _, term in steps)
 
     def write(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the elements of (samples, channels, height, width) to memory without gaps, in either format."""
         between = out if out.dtype == torch.float32 or len(self.terms) == 1 else _like(out, torch.float32)
         value, last = pixels, len(self.terms) - 1
         for number, (operation, term) in enumerate(zip(self._operations, self.terms, strict=True)):
@@ -115,28 +103,32 @@ class Formula:
 
 
 class Lookup:
-    """Elements by their place in a table, which is on the device."""
+    """Elements looked up in a table, which is on the device."""
 
     def __init__(self, table: torch.Tensor, device: torch.device) -> None:
         firsts = torch.arange(0, table.numel(), 256, dtype=torch.int32, device="cpu")
         self.terms = (table.reshape(-1).to(device), firsts.view(1, -1, 1, 1).to(device))
 
     def write(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the elements, as a Formula does."""
         table, firsts = self.terms
         places = _like(out, torch.int32)
         torch.add(pixels, firsts, out=places)
         torch.index_select(table, 0, _flat(places), out=_flat(out))
 
 
-def _run(way: Way, pixels: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+Conversion = Formula | Lookup
+
+
+def _run(conversion: Conversion, pixels: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     out = torch.empty(pixels.shape, dtype=dtype, device=pixels.device, memory_format=layout)
     parts = -(-4 * pixels.numel() // _ROOM)
     if parts <= 1:
-        way.write(pixels, out)
+        conversion.write(pixels, out)
     else:
         for some, elements in zip(pixels.tensor_split(parts), out.tensor_split(parts), strict=True):
-            way.write(some, elements)
+            conversion.write(some, elements)
     return out
 
 
@@ -153,22 +145,22 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-def _choose(table: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Way:
+def _choose(table: torch.Tensor, device: torch.device, dtype: torch.dtype) -> Conversion:
     """Return the first formula that gives the table on the device; a lookup where none does."""
     wanted = table.to(dtype)
     if table.dtype == torch.float32 and dtype.is_floating_point:
         for steps in formulas(table.numpy()):
-            way = Formula(steps, device)
-            if _gives(way, wanted, device):
-                return way
+            formula = Formula(steps, device)
+            if _gives(formula, wanted, device):
+                return formula
     return Lookup(wanted, device)
 
 
-def _gives(way: Way, wanted: torch.Tensor, device: torch.device) -> bool:
+def _gives(formula: Formula, wanted: torch.Tensor, device: torch.device) -> bool:
     """Return whether each value of each channel becomes the element that is wanted, bit for bit, in both layouts."""
     values = torch.arange(256, dtype=torch.uint8, device=device).view(1, 1, 16, 16).expand(1, len(wanted), 16, 16)
     for channels_last in (False, True):
-        made = _run(way, values, wanted.dtype, channels_last).cpu().contiguous().view(wanted.shape)
+        made = _run(formula, values, wanted.dtype, channels_last).cpu().contiguous().view(wanted.shape)
         if not torch.equal(made.view(torch.uint8), wanted.view(torch.uint8)):
             return False
     return True

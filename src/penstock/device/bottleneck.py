@@ -1,4 +1,4 @@
-"""Whether decoding on the CPU is what a training loop waits for: what decode="auto" goes by."""
+"""Whether a training loop waits for decoding on the CPU: decode="auto" decides by it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from penstock.system.cpus import usable_cpus
 
-#: Share of a pass that the loop waits for batches, from which on they are what holds it up.
+#: A loop that waits for batches for this share of a pass, or more, is held up by them.
 WAITING = 0.1
-#: Share of the usable CPUs' time that the process takes, from which on they have no more to give.
+#: CPUs are saturated when the process takes this share of their time, or more.
 SATURATED = 0.75
-#: Seconds; of shorter passes nothing is concluded.
+#: Nothing is concluded from a pass of fewer seconds.
 SHORTEST = 2.0
 
 
@@ -52,7 +52,7 @@ class Meter:
     """Measures one pass, from when it is made.
 
     Args:
-        cpus: that this process may use; None: as many as it has.
+        cpus: how many this process may use; None: it is asked of the system.
         clock, cpu_clock: give seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Decoders of JPEG files on a device, and what of a file says that they can be trusted with it.
+"""Decoders of JPEG files on a device, and the headers of files, which say whether a decoder can be trusted with them.
 
 Their libraries are optional, and imported when a decoder is asked for.
 """
@@ -69,7 +69,7 @@ class NvImageCodec:
                 given * 2 if len(given) == 1 else given, params=self._params, cuda_stream=stream
             )
             return [
-                None if image is None else _planes(torch.utils.dlpack.from_dlpack(image))
+                None if image is None else planes(torch.utils.dlpack.from_dlpack(image))
                 for image in images[: len(given)]
             ]
 
@@ -113,27 +113,12 @@ class TorchVision(_AllOrNothing):
         super().__init__(lambda encoded: decode(encoded, _RGB, device))
 
 
-class OnHost:
-    """A stand-in for tests without a GPU: Pillow's pixels."""
-
-    name = "Pillow, in place of a GPU"
-    grey = False
-
-    def __init__(self, device: torch.device) -> None:
-        assert device.type == "cpu"
-
-    def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        return [_by_pillow(data.numpy().tobytes()) for data in encoded]
-
-
 def decoder_for(device: torch.device) -> Decoder:
     """Return the first decoder that is installed and decodes a small file on this device as Pillow does.
 
     Raises:
         InvalidOption: there is none; the message says what was tried, and what to install.
     """
-    if device.type == "cpu":
-        return OnHost(device)
     tried = []
     for kind in (NvImageCodec, TorchCodec, TorchVision) if device.type == "cuda" else ():
         try:
@@ -159,7 +144,7 @@ def _fault(decoder: Decoder, mode: str) -> str | None:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=95, subsampling=0)
     data = torch.from_numpy(np.frombuffer(file.getvalue(), dtype=np.uint8).copy())
-    expected = _by_pillow(file.getvalue())
+    expected = decoded_by_pillow(file.getvalue())
     try:
         for decoded in decoder.decode([data, data]):
             if decoded is None:
@@ -173,12 +158,13 @@ def _fault(decoder: Decoder, mode: str) -> str | None:
     return None
 
 
-def _by_pillow(data: bytes) -> torch.Tensor:
+def decoded_by_pillow(data: bytes) -> torch.Tensor:
+    """Return the pixels of a file as a decoder is to give them, on the host."""
     with Image.open(io.BytesIO(data)) as image:
-        return _planes(torch.from_numpy(np.array(image.convert("RGB"))))
+        return planes(torch.from_numpy(np.array(image.convert("RGB"))))
 
 
-def _planes(pixels: torch.Tensor) -> torch.Tensor:
+def planes(pixels: torch.Tensor) -> torch.Tensor:
     """Return interleaved pixels, (height, width, 3), as (3, height, width) of the same memory."""
     return pixels.permute(2, 0, 1)
 
@@ -236,11 +222,7 @@ def read_header(data: NDArray[np.uint8]) -> Header | str:
         return "JPEG: RGB, or unusual components"
     if not (header.width and header.height):
         return "JPEG: no size in its header"
-    if not _has_end(view, at):
+    # Coded pixels cannot hold an end-of-image marker; most often it is at the very end.
+    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[at:]).find(b"\xff\xd9") < 0:
         return "JPEG: no end-of-image marker"
     return header
-
-
-def _has_end(view: memoryview, start: int) -> bool:
-    """Return whether an end-of-image marker follows, which coded pixels cannot hold; most often at the very end."""
-    return bytes(view[-2:]) == b"\xff\xd9" or bytes(view[start:]).find(b"\xff\xd9") >= 0

@@ -1,27 +1,28 @@
 """One pass over image folders whose JPEG files are decoded on the device, where crop, resize and flip are done too.
 
-Python threads read files ahead; what a decoder of a GPU cannot be trusted with, they leave to Pillow. The thread that
-asks for a batch begins its decoding and its operations, on the lane's stream, and waits for neither.
+Python threads read files ahead, and leave to Pillow those that a GPU's decoder is not trusted with. The thread that
+asks for a batch begins its decoding and its operations, on the copy stream, and waits for neither.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from contextlib import AbstractContextManager
+from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
-from penstock.device.lane import Lane
-from penstock.device.operations import Pictures, Places, obstacle
-from penstock.device.reading import Batch, Encoded, Pixels, Readers, Row, Sample
+from penstock.device.operations import AxisIndices, DecodedImages, obstacle
+from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.iterator import IN_FLIGHT, Course, IndexedPass, Means
+from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources
+from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
-from penstock.sample_notes import as_torch_would
+from penstock.sample_notes import torch_batch
 from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
@@ -42,57 +43,54 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-class GpuDecoding(IndexedPass):
+class DecodingPass(IndexedPass):
     """One pass over the data of a plan for which `refusal` gives None, that plan made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
-    height, width), with the same parameters drawn for each sample, and pixels close to those. It is for the lane's
-    stream; whoever hands it on does so as for a copy of that lane. Errors are those of the host's pass.
+    height, width), with the same parameters drawn for each sample, and pixels close to those. The batch is
+    handed over to another stream as a copy of the copy stream is. Errors are those of the host's pass.
 
     Args:
         plan: what is read.
-        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        means: how many threads read files, and from whom.
+        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        resources: how many threads read files, and from whom.
         decoder: of the device.
         device: where batches are made.
-        lane: whose stream they are made on; None: on the calling thread's current one.
-        substitutes: how bad samples are replaced; None raises their errors.
+        stream: batches are made on it; None: on the calling thread's current one.
+        substitutes: how bad samples are replaced; None: their errors are raised.
         eager: start reading now, not when the first batch is asked for.
     """
 
     def __init__(
         self,
         plan: NativePlan,
-        course: Course,
-        means: Means,
+        pass_input: PassInput,
+        resources: PassResources,
         decoder: Decoder,
         device: torch.device,
-        lane: Lane | None = None,
+        stream: CopyStream | None = None,
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
     ) -> None:
-        super().__init__(means)
+        super().__init__(resources)
         self._decoder = decoder
         self._device = device
         self._substitutes = substitutes
-        self.begin(plan, course, lane, eager=eager)
+        self.begin(plan, pass_input, stream, eager=eager)
 
-    def begin(self, plan: NativePlan, course: Course, lane: Lane | None = None, *, eager: bool = False) -> None:
+    def begin(
+        self, plan: NativePlan, pass_input: PassInput, stream: CopyStream | None = None, *, eager: bool = False
+    ) -> None:
         """Begin a pass, with threads of its own."""
-        self._crew = Readers(
-            plan,
-            course.seed,
-            course.epoch,
-            self._means.workers,
-            grey=self._decoder.grey,
-            substitutes=self._substitutes,
-        )
+        workers, grey = self._resources.workers, self._decoder.grey
+        self._crew = Readers(plan, pass_input, workers, grey=grey, substitutes=self._substitutes)
         self._hold(self._crew)
         self._plan = plan
-        self._lane = lane
-        self._places = Places(self._device)
-        self._start(course, eager=eager)
+        self._stream = stream
+        self._working = contextlib.nullcontext if stream is None else stream.working
+        self._axis_indices = AxisIndices(self._device)
+        self._start(pass_input, eager=eager)
 
     def _new_batch(self) -> Batch:
         return Batch()
@@ -100,11 +98,11 @@ class GpuDecoding(IndexedPass):
     def _depth(self, queue: deque[Batch]) -> int:
         if not self._reads_ahead:
             return 1
-        return AHEAD if self._means.in_flight is None else max(1, min(self._means.in_flight, IN_FLIGHT))
+        return AHEAD if self._resources.in_flight is None else max(1, min(self._resources.in_flight, IN_FLIGHT))
 
     def _ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
-        if batch.error is None and self._crew.wait(batch, self._timeout) is None:
+        if batch.error is None and not self._crew.wait(batch, self._timeout):
             raise WorkerStuck(
                 f"DataLoader timed out after {self._timeout} seconds: {self._num_workers} threads read image files. "
                 "Raise timeout= if they may take as long, else look at the file system they lie on."
@@ -114,7 +112,7 @@ class GpuDecoding(IndexedPass):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return (
-            f"<GpuDecoding: {state}, to {self._device} by {self._decoder.name}, {self._num_workers} threads, "
+            f"<DecodingPass: {state}, to {self._device} by {self._decoder.name}, {self._num_workers} threads, "
             f"{len(self._queue)} batches in flight>"
         )
 
@@ -126,67 +124,59 @@ class GpuDecoding(IndexedPass):
     # --- the batch on its device --------------------------------------------------------------------------------------
 
     def _assemble(self, batch: Batch) -> Any:
+        plan = self._plan
         if batch.other is not None:
-            return as_torch_would(self._plan.dataset, batch.other)
+            return torch_batch(plan.dataset, batch.other)
         with torch.no_grad(), self._working():
-            pixels = self._decoded(batch)
-            rows: dict[int, torch.Tensor] = {}
-            for number in sorted({sample.leaf for sample in batch.samples}):
-                here = [i for i, sample in enumerate(batch.samples) if sample.leaf == number and i in pixels]
-                recipe = self._plan.leaves[number].recipe
-                assert recipe is not None
-                pictures = Pictures([pixels[i] for i in here], self._places)
-                made = pictures.run(recipe, [batch.samples[i].drawn for i in here]) if here else []
-                rows.update(zip(here, made, strict=True))
+            rows = self._decoded(batch)
+            undone: defaultdict[int, list[int]] = defaultdict(list)  # by leaf, the positions that a recipe is for
             for i, sample in enumerate(batch.samples):
-                if isinstance(sample.content, Row):
-                    rows[i] = self._sent(sample.content.pixels)
+                if sample.drawn is not None:
+                    undone[sample.leaf].append(i)
+            for leaf, positions in undone.items():
+                recipe = plan.leaves[leaf].recipe
+                assert recipe is not None
+                pictures = DecodedImages([rows[i] for i in positions], self._axis_indices)
+                made = pictures.run(recipe, [batch.samples[i].drawn or [] for i in positions])
+                for i, row in zip(positions, made, strict=True):
+                    rows[i] = row
             self._check(batch, rows)
-            out = torch.stack([rows[i] for i in range(len(rows))])
+            out = torch.stack(rows)
         if batch.replaced:
-            batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
-        labels = self._plan.labels(batch.leaves, batch.local)
+            batch.leaves, batch.local = plan.root.resolve(batch.indices)
+        labels = plan.labels(batch.leaves, batch.local)
         fields = [out] if labels is None else [out, labels]
-        return fields if self._plan.leaves[0].pair else out
+        return fields if plan.leaves[0].pair else out
 
-    def _working(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._lane is None else self._lane.working()
-
-    def _decoded(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """Return the pixels of the samples that are to run through their recipe, by position, on the device."""
+    def _decoded(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the pixels of the samples on the device. Where the decoder fails Pillow decodes, here and now."""
+        files = {i: one.content for i, one in enumerate(batch.samples) if isinstance(one.content, Encoded)}
         pixels: dict[int, torch.Tensor] = {}
-        files = [i for i, sample in enumerate(batch.samples) if isinstance(sample.content, Encoded)]
-        if files:
-            contents = [batch.samples[i].content for i in files]
-            decoded = self._decoder.decode([one.data for one in contents if isinstance(one, Encoded)])
-            for i, content, picture in zip(files, contents, decoded, strict=True):
-                assert isinstance(content, Encoded)
-                if picture is not None and picture.shape == (3, *content.size):
-                    pixels[i] = picture
-                else:
-                    self._rescue(batch, i, f"{self._decoder.name} does not decode it")
+        decoded = self._decoder.decode([file.data for file in files.values()]) if files else []
+        for (i, file), picture in zip(files.items(), decoded, strict=True):
+            if picture is not None and picture.shape == (3, *file.size):
+                pixels[i] = picture
+                continue
+            self._crew.prepare(batch, i, trusted=False)
+            batch.rescued.append(f"{self._decoder.name} does not decode it")
+            if batch.error is not None:
+                self._fail(batch)
         for i, sample in enumerate(batch.samples):
-            if isinstance(sample.content, Pixels):
-                pixels[i] = self._sent(sample.content.pixels).permute(2, 0, 1)
-        return pixels
+            if isinstance(sample.content, torch.Tensor):
+                on_host = sample.content
+                pixels[i] = on_host.to(self._device) if self._stream is None else self._stream.copy(on_host)
+        return [pixels[i] for i in range(len(pixels))]
 
-    def _rescue(self, batch: Batch, position: int, why: str) -> None:
-        """Let Pillow decode a sample, here and now. Raises what it raises."""
-        self._crew.prepare(batch, position, trusted=False)
-        batch.rescued.append(why)
-        if batch.error is not None:
-            self._fail(batch)
-
-    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device) if self._lane is None else self._lane.copy(tensor)
-
-    def _check(self, batch: Batch, rows: dict[int, torch.Tensor]) -> None:
+    def _check(self, batch: Batch, rows: list[torch.Tensor]) -> None:
         """Raise ShapeMismatch where the results differ in shape."""
-        shapes = [tuple(rows[i].shape) for i in range(len(rows))]
+        shapes = [tuple(row.shape) for row in rows]
         position = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if position is None:
             return
-        (name, path), (other, _) = (_identify(self._plan, batch.samples[i]) for i in (position, 0))
+        (name, path), (other, _) = (
+            self._plan.leaves[sample.leaf].identify(sample.local)
+            for sample in (batch.samples[position], batch.samples[0])
+        )
         raise ShapeMismatch(
             f"sample {name!r} ({path or 'in memory'}) has shape {shapes[position]} of uint8; this batch holds "
             f"shape {shapes[0]} of uint8, as sample {other!r} does. Give collate_fn= to batch samples of different "
@@ -196,10 +186,33 @@ class GpuDecoding(IndexedPass):
         )
 
 
-def _identify(plan: NativePlan, sample: Sample) -> tuple[str, str | None]:
-    return plan.leaves[sample.leaf].identify(sample.local)
+@dataclass(frozen=True)
+class DecodingExecutor:
+    """Decodes images on the device."""
 
+    decoder: Decoder
+    device: torch.device
+    stream: CopyStream
+    kind: type = DecodingPass
 
-def told(decoder: Decoder) -> str:
-    """Return who decodes, for explain()."""
-    return f"decode   on the device, by {decoder.name}; crop, resize and flip there too, close to Pillow's pixels"
+    def accepts(self, job: Job) -> bool:
+        return True
+
+    def open(self, job: Job) -> DecodingPass:
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None  # batches come in order
+        return DecodingPass(
+            job.plan,
+            job.pass_input(),
+            job.resources,
+            self.decoder,
+            self.device,
+            self.stream,
+            substitutes=job.substitutes,
+            eager=job.eager,
+        )
+
+    def restart(self, held: DecodingPass, job: Job) -> None:
+        assert isinstance(job.plan, NativePlan)
+        job.progress.arrivals = None
+        held.begin(job.plan, job.pass_input(), self.stream, eager=job.eager)

@@ -84,7 +84,7 @@ class Feed:
         return device
 
 
-def told(feed: Feed, device: torch.device) -> str:
+def explain_feed(feed: Feed, device: torch.device) -> str:
     """Return how batches go to a device, for explain()."""
     if device.type == "cpu":
         way = "batches stay in host memory"
@@ -108,11 +108,14 @@ def feed_of(device: Device | Feed | None) -> Feed | None:
 def _parsed(device: object) -> torch.device:
     if not isinstance(device, str | int | torch.device) or isinstance(device, bool):
         raise InvalidOption(f"device={device!r}: a name such as 'cuda' or 'cuda:1', a torch.device, or a penstock.Feed")
+    fed = ("cpu", "cuda", "xpu", "mps", "mtia", torch._C._get_privateuse1_backend_name())
+    refusal = f"device={str(device)!r}: batches can be fed to {', '.join(fed)}"
+    if isinstance(device, str) and device.partition(":")[0] not in fed:  # torch's message lists what is refused here
+        raise InvalidOption(refusal)
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise InvalidOption(f"device={device!r}: {str(error).splitlines()[0]}") from None
-    known = ("cpu", "cuda", "xpu", "mps", "mtia", torch._C._get_privateuse1_backend_name())
-    if parsed.type not in known:
-        raise InvalidOption(f"device={str(device)!r}: batches can be fed to {', '.join(known)}")
+    if parsed.type not in fed:
+        raise InvalidOption(refusal)
     return parsed

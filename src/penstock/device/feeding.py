@@ -1,8 +1,8 @@
 """Batches on their way to a device, a few ahead of the one in use.
 
-A thread takes batches from their source, page-locks what is not, and begins their copies on a stream of its own. The
-user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the caller's
-thread stay there.
+A thread takes batches from their source, page-locks tensors that are not yet, and begins their copies on a stream of
+its own. The user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the
+caller's thread stay in it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
-from penstock.device.feed import Device, Feed, feed_of
-from penstock.device.lane import Lane, lane_to
-from penstock.device.moving import Finish, Moved, Mover
+from penstock.device.arithmetic import Arithmetic
+from penstock.device.copy_stream import CopyStream, copy_stream_to
+from penstock.device.feed import Device, Feed
+from penstock.device.moving import Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
 from penstock.executors.workers.surroundings import with_surroundings
@@ -34,30 +36,22 @@ T = TypeVar("T")
 #: How long closing waits for a thread that waits for a batch of the source, in seconds.
 JOIN_SECONDS = 2.0
 
-
-class _Failed:
-    """What went wrong with a batch, in its place."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 _END = object()
 
 
-class Pump:
-    """The thread that sends batches ahead. It never holds the Feeding, which can be collected.
+class ThreadSender:
+    """A thread that takes batches from their source and sends them ahead. It never holds the Feeding.
 
     Args:
         source: gives the batches; used in the thread only.
-        lane: where they go.
+        stream: copies the batches.
         mover: begins their copies.
         depth: batches that are sent ahead of the one that is asked for.
     """
 
-    def __init__(self, source: Iterator[Any], lane: Lane, mover: Mover, depth: int) -> None:
+    def __init__(self, source: Iterator[Any], stream: CopyStream, mover: Mover, depth: int) -> None:
         self._source = source
-        self._lane = lane
+        self._stream = stream
         self._mover = mover
         self._room = threading.Semaphore(depth)
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -67,12 +61,12 @@ class Pump:
         self._thread.start()
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, a _Failed, or _END."""
+        """Return what was sent next: a Moved, the source's error in its place, or _END."""
         if os.getpid() != self._pid:
             raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
         sent = self._sent.get()
         if sent is _END or self._closed:
-            self._sent.put(_END)  # for whoever asks again
+            self._sent.put(_END)  # for the next call, or another thread's
             return _END
         self._room.release()
         return sent
@@ -94,61 +88,52 @@ class Pump:
             with contextlib.suppress(Exception):  # of a generator that the thread is still in
                 end_source()
 
-    def wait(self) -> None:
-        """Wait until the thread is gone, which takes no more from the source then."""
+    def release(self) -> None:
+        """Leave the source to another pass: end the thread, and wait until it takes nothing more."""
+        self.close(None)
         if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            with self._lane.current():
+            with self._stream.current():
                 self._send_all()
         except BaseException as error:  # of the device, not of a batch: nobody may wait for ever
-            self._sent.put(_Failed(error))
+            self._sent.put(error)
         self._sent.put(_END)
 
     def _send_all(self) -> None:
-        number = 0
         while not self._closed:
             try:
-                batch = next(self._source)
                 sent: Any = None
+                batch = next(self._source)
             except StopIteration:
                 return
             except BaseException as error:
-                batch, sent = None, _Failed(error)
+                batch, sent = None, error
             self._room.acquire()
             if self._closed:
                 return
             if sent is None:
-                sent = self._send(batch, number)
+                sent = self._mover.send(batch)
             self._sent.put(sent)
-            number += 1
             del batch, sent  # nothing is held while the source is waited for
 
-    def _send(self, batch: Any, number: int) -> Moved | _Failed:
-        try:
-            return self._mover.send(batch)
-        except BaseException as error:
-            return _Failed(_noted(error, number))
 
+class InlineSender:
+    """Sends batches in the caller's thread: of sources that read there, and where there is no copy stream."""
 
-class Here:
-    """Does the same in the caller's thread, for sources that read there, and where there is no lane."""
-
-    def __init__(self, source: Iterator[Any], lane: Lane | None, mover: Mover) -> None:
+    def __init__(self, source: Iterator[Any], stream: CopyStream | None, mover: Mover) -> None:
         self._source = source
-        self._lane = lane
+        self._stream = stream
         self._mover = mover
-        ahead = 0 if lane is None else 1
-        self._ahead = ahead
         self._sent: deque[Any] = deque()
-        self._number = 0
 
     def next(self) -> Any:
-        """Return what was sent next: a Moved, a _Failed, or _END."""
-        while len(self._sent) <= self._ahead and not (self._sent and self._sent[-1] is _END):
-            self._sent.append(self._one())
+        """Return what was sent next: a Moved, the source's error in its place, or _END."""
+        ahead = 0 if self._stream is None else 1
+        while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
+            self._sent.append(self._send_one())
         return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
 
     def close(self, end_source: Callable[[], object] | None) -> None:
@@ -157,26 +142,26 @@ class Here:
         if end_source is not None:
             end_source()
 
-    def wait(self) -> None:
-        """Return: no other thread takes anything from the source."""
+    def release(self) -> None:
+        """Leave the source to another pass."""
+        self.close(None)
 
-    def _one(self) -> Any:
+    def _send_one(self) -> Any:
         try:
-            if self._lane is None:
+            if self._stream is None:
                 batch = next(self._source)
             else:  # it is made ahead, and may be taken in another mode
-                with self._lane.current(), outside_inference():
+                with self._stream.current(), outside_inference():
                     batch = next(self._source)
         except StopIteration:
             return _END
         except Exception as error:
-            return _Failed(error)
-        self._number += 1
-        try:
-            with outside_inference():
-                return self._mover.send(batch)
-        except Exception as error:
-            return _Failed(_noted(error, self._number - 1))
+            return error
+        with outside_inference():
+            return self._mover.send(batch)
+
+
+Sender = ThreadSender | InlineSender
 
 
 class Feeding(Generic[T]):
@@ -189,8 +174,8 @@ class Feeding(Generic[T]):
         source: an iterator of batches.
         feed: how they go to the device.
         device: where that is, resolved.
-        lane: the way there; None: plain copies in the caller's thread.
-        finish: what the loader's own plan left to the device.
+        stream: copies to the device; None: plain copies in the caller's thread.
+        arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
     """
@@ -202,23 +187,23 @@ class Feeding(Generic[T]):
         source: Iterator[T],
         feed: Feed,
         device: torch.device,
-        lane: Lane | None,
+        stream: CopyStream | None,
         *,
-        finish: Finish | None = None,
+        arithmetic: Arithmetic | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
     ) -> None:
         self.device = device
-        self._mover = Mover(feed, device, lane, finish)
+        self._mover = Mover(feed, device, stream, arithmetic)
         self._number = 0
         self._open = True
         self._length = length(source)
-        self.way: Pump | Here
-        if lane is not None and in_thread:
-            self.way = Pump(source, lane, self._mover, feed.depth)
+        self.sender: Sender
+        if stream is not None and in_thread:
+            self.sender = ThreadSender(source, stream, self._mover, feed.depth)
         else:
-            self.way = Here(source, lane, self._mover)
-        self._end = weakref.finalize(self, self.way.close, end_source)
+            self.sender = InlineSender(source, stream, self._mover)
+        self._end = weakref.finalize(self, self.sender.close, end_source)
 
     def __iter__(self) -> Feeding[T]:
         return self
@@ -230,20 +215,22 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
-        sent = self.way.next()
+        sent = self.sender.next()
         if sent is _END:
             self.close()
             raise StopIteration
         number, self._number = self._number, self._number + 1
-        if isinstance(sent, _Failed):
+        if isinstance(sent, BaseException):
             try:
-                raise sent.error
+                raise sent
             finally:
                 del sent  # the error's traceback holds this frame
         try:
             batch = self._mover.receive(sent)
         except Exception as error:
-            raise _noted(error, number)  # noqa: B904  the same error
+            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
+                error.add_note(f"while batch {number} of this pass went to its device")
+            raise
         return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
 
     def close(self) -> None:
@@ -263,49 +250,32 @@ class Feeding(Generic[T]):
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
 
 
-class Turns:
-    """Passes with an iterator that is used again: one has let go of it before the next begins."""
-
-    def __init__(self) -> None:
-        self._way: Pump | Here | None = None
-
-    def begin(self, feeding: Feeding[Any]) -> None:
-        """Remember the pass that has the iterator."""
-        self._way = feeding.way
-
-    def end(self) -> None:
-        """End that pass, if there is one, and wait until it takes nothing more."""
-        way, self._way = self._way, None
-        if way is not None:
-            way.close(None)
-            way.wait()
-
-
 class Prefetch(Generic[T]):
     """An iterable of batches that arrive on a device: what `prefetch` returns. All else is asked of the iterable."""
 
     def __init__(self, batches: Iterable[T], feed: Feed) -> None:
         self.batches = batches
         self.feed = feed
-        self._turns = Turns()
+        self._sender: Sender | None = None  # of the pass that uses the iterator which the loader keeps
 
     def __iter__(self) -> Feeding[T]:
         device = self.feed.resolve()
-        kept = isinstance(self.batches, torch.utils.data.DataLoader) and self.batches.persistent_workers
-        self._turns.end()
+        loader = self.batches if isinstance(self.batches, torch.utils.data.DataLoader) else None
+        kept = loader is not None and loader.persistent_workers
+        if self._sender is not None:
+            self._sender.release()
         source = iter(self.batches)
         end = getattr(source, "_shutdown_workers", None) or getattr(source, "close", None)
         feeding = Feeding(
             source,
             self.feed,
             device,
-            lane_to(device),
+            copy_stream_to(device),
             # A loader without workers reads, and draws random numbers, in the thread that asks it.
-            in_thread=not isinstance(self.batches, torch.utils.data.DataLoader) or self.batches.num_workers > 0,
-            end_source=end if source is not self.batches and not kept else None,
+            in_thread=loader is None or loader.num_workers > 0,
+            end_source=None if kept or source is self.batches else end,
         )
-        if kept:
-            self._turns.begin(feeding)
+        self._sender = feeding.sender if kept else None
         return feeding
 
     def __len__(self) -> int:
@@ -327,7 +297,7 @@ def prefetch(
     transform: Callable[[Any], Any] | None = None,
     dtype: torch.dtype | None = None,
     channels_last: bool = False,
-    depth: int = 2,
+    depth: int | None = None,
 ) -> Prefetch[T]:
     """Return the batches of any iterable, on a device, each copied while the ones before it are in use.
 
@@ -337,7 +307,8 @@ def prefetch(
 
     Args:
         batches: gives tensors, or tuples, dicts, dataclasses and objects with .to() that hold them, to any depth.
-        device, transform, dtype, channels_last, depth: as in `Feed`, which may be given in their place.
+        device: as in `Feed`, or a Feed.
+        transform, dtype, channels_last, depth: as in `Feed`; what is given here replaces what a Feed says of it.
 
     Raises:
         InvalidOption: from the call, and from iter() where the device is not there.
@@ -346,14 +317,6 @@ def prefetch(
     iter_of = getattr(batches, "__iter__", None) or getattr(batches, "__getitem__", None)
     if iter_of is None:
         raise TypeError(f"prefetch takes an iterable of batches, not {type(batches).__name__}")
-    feed = feed_of(device)
-    assert feed is not None
-    if not isinstance(device, Feed):
-        feed = Feed(device, depth=depth, dtype=dtype, channels_last=channels_last, transform=transform)
-    return Prefetch(batches, feed)
-
-
-def _noted(error: BaseException, number: int) -> BaseException:
-    with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-        error.add_note(f"while batch {number} of this pass went to its device")
-    return error
+    options = {"transform": transform, "dtype": dtype, "channels_last": channels_last or None, "depth": depth}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return Prefetch(batches, replace(device if isinstance(device, Feed) else Feed(device), **given))

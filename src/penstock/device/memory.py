@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import operator
@@ -12,6 +11,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -93,9 +93,9 @@ def find_batch_size(
     fitting, failing = 0, None  # the largest that fits, the smallest that does not
     failure: BaseException | None = None
     while fitting != most and (failing is None or failing - fitting > 1):
-        error = _try(step, samples, size)
+        error = _try_size(step, samples, size)
         if error is None and fitting == 0:
-            error = _try(step, samples, size)
+            error = _try_size(step, samples, size)
         if error is None:
             fitting = size
         else:
@@ -103,8 +103,9 @@ def find_batch_size(
         size = min(2 * size, most or 2 * size) if failing is None else (fitting + failing) // 2
     release_memory()
     if fitting == 0:
+        first_line = next(iter(str(failure).splitlines()), "") or type(failure).__name__
         raise OutOfMemory(
-            f"a batch of one sample does not fit into memory: {_first_line(failure)}; free memory or make the sample "
+            f"a batch of one sample does not fit into memory: {first_line}; free memory or make the sample "
             "or the model smaller"
         ) from failure
     return fitting
@@ -157,31 +158,28 @@ def run_within_memory(
         Exception: what step raises, among that the out-of-memory error of a sample that does not fit alone.
     """
     samples = Samples(batch)
-    outer = sys.exception()
-    takes_share = _takes_share(step)
-    known = _remembered.get(step) or samples.number
+    known = _sizes.get(_identity(step)[0], (samples.number,))[0]
     size = known if start is None else _at_least_one("start", start)
+    return _run_parts(step, samples, size, known, undo)
+
+
+def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Callable[[], object] | None) -> list[R]:
+    """Run a step on parts of a batch; known: the size that is remembered, or that of the batch."""
     results: list[R] = []
     done = 0
     while done < samples.number:
         end = min(done + size, samples.number)
-        try:
-            share = {"share": (end - done) / samples.number} if takes_share else {}
-            results.append(step(samples.part(done, end), **share))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if end - done == 1:
-                error.add_note(f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
-                raise
-            _empty_frames(error, outer)
-        else:
+        error = _try(step, partial(samples.part, done, end), (end - done) / samples.number, results)
+        if error is None:
             done = end
             if size != known:
                 known = size
-                _remembered.put(step, size)
+                _remember(step, size)
             continue
-        # Only here, after the except clause, nothing holds the error and what it held.
+        if end - done == 1:
+            error.add_note(f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
+            raise error
+        del error
         size = (end - done + 1) // 2
         if undo is not None:
             results.clear()
@@ -191,13 +189,17 @@ def run_within_memory(
     return results
 
 
-def _try(step: Step[object], samples: Samples, size: int) -> BaseException | None:
-    """Return None when the step fits, else its out-of-memory error, which holds no tensors any more."""
+def _try_size(step: Step[object], samples: Samples, size: int) -> BaseException | None:
     release_memory()
+    return _try(step, partial(samples.repeated, size), 1.0, [])
+
+
+def _try(step: Step[R], batch: Callable[[], object], share: float, results: list[R]) -> BaseException | None:
+    """Add what a step gives for a batch to the results; return its out-of-memory error, which holds no tensors."""
     outer = sys.exception()
-    share = {"share": 1.0} if _takes_share(step) else {}
+    named = {"share": share} if _takes_share(step) else {}
     try:
-        step(samples.repeated(size), **share)
+        results.append(step(batch(), **named))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -221,10 +223,6 @@ def _empty_frames(error: BaseException, outer: BaseException | None) -> None:
             pending += [one.__cause__, one.__context__]
 
 
-def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
 def _at_least_one(name: str, value: int) -> int:
     number = operator.index(value)
     if number < 1:
@@ -242,29 +240,16 @@ def _takes_share(step: Step[object]) -> bool:
     return any(one.name == "share" and one.kind in named for one in parameters[1:])
 
 
-class _Remembered:
-    """The micro-batch sizes that worked, by step, which is held weakly.
+#: The micro-batch sizes that worked, by what tells their steps apart, with references that forget them. Steps need be
+#: neither hashable nor comparable. Each use is one operation of the dict, which threads may do at once.
+_sizes: dict[tuple[object, ...], tuple[int, list[weakref.ref[Any]]]] = {}
 
-    Steps are told apart by identity, so they need be neither hashable nor comparable. Each method does one operation
-    on one dict, which threads may do at once.
-    """
 
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[object, ...], tuple[int, list[weakref.ref[Any]]]] = {}
-
-    def get(self, step: object) -> int | None:
-        key, _ = _identity(step)
-        found = self._sizes.get(key)
-        return None if found is None else found[0]
-
-    def put(self, step: object, size: int) -> None:
-        key, living = _identity(step)
-
-        def forget(_: weakref.ref[Any]) -> None:
-            self._sizes.pop(key, None)
-
-        if living:  # else nothing would say when to forget it
-            self._sizes[key] = (size, [weakref.ref(one, forget) for one in living])
+def _remember(step: object, size: int) -> None:
+    """Remember the size that worked for a step, for as long as the step lives."""
+    key, living = _identity(step)
+    if living:  # else nothing would say when to forget it
+        _sizes[key] = (size, [weakref.ref(one, lambda _: _sizes.pop(key, None)) for one in living])
 
 
 def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
@@ -276,24 +261,13 @@ def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
         part = pending.pop()
         if isinstance(part, types.MethodType):  # made anew each time that it is looked up
             pending += [part.__func__, part.__self__]
-        elif isinstance(part, functools.partial):
+        elif isinstance(part, partial):
             pending += [part.func, *part.args, *part.keywords, *part.keywords.values()]
         elif type(part) in (str, bytes, int, float, bool, types.NoneType):
             key += [type(part), part]
-        elif _can_be_watched(part):
+        elif type(part).__weakrefoffset__:  # a weak reference says when it is gone
             key.append(id(part))
             living.append(part)
         else:
             key.append(type(part))  # a list or the like: does not tell two steps apart
     return tuple(key), living
-
-
-def _can_be_watched(part: object) -> bool:
-    try:
-        weakref.ref(part)
-    except TypeError:
-        return False
-    return True
-
-
-_remembered = _Remembered()

@@ -1,25 +1,22 @@
-"""A batch of any structure, moved to a device and made as the Feed asks."""
+"""A batch of any structure, moved to a device, with what the Feed asks done to it there."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.device.arithmetic import Arithmetic
+from penstock.device.copy_stream import CopyStream
 from penstock.device.feed import Feed
-from penstock.device.lane import Lane
 from penstock.device.structure import leaves, map_leaves
-
-#: Finishes a batch of the loader's own plan on the device, before all else.
-Finish = Callable[[Any, Feed], Any]
 
 
 def finish(arithmetic: Arithmetic, batch: Any, feed: Feed) -> Any:
-    """Return a batch whose first field, uint8, is what its recipe gives."""
+    """Return a batch with the elements of its recipe in the place of its first field, pixels."""
     pixels = batch[0] if isinstance(batch, list) else batch
     if pixels.dtype != torch.uint8:  # a sampler gave no indices, so that the dataset itself was asked
         return batch
@@ -33,10 +30,10 @@ class Moved:
 
     batch: Any
     mark: Any = None
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    """All that are in it."""
-    late: bool = False
-    """Something in it hides its tensors: it is moved when it is handed over, on the stream that it is used on."""
+    tensors: list[torch.Tensor] | None = None
+    """All tensors of the batch. None: it is moved when it is handed over, on the stream that uses it."""
+    error: Exception | None = None
+    """What was raised instead."""
 
 
 class Mover:
@@ -45,58 +42,70 @@ class Mover:
     Args:
         feed: what is asked for.
         device: where to, resolved.
-        lane: the way there; None: `receive` does all, by plain copies.
-        finish: of the loader's own batches.
+        stream: copies to the device; None: `receive` does all, by plain copies.
+        arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
     """
 
-    def __init__(self, feed: Feed, device: torch.device, lane: Lane | None, finish: Finish | None = None) -> None:
+    def __init__(
+        self, feed: Feed, device: torch.device, stream: CopyStream | None, arithmetic: Arithmetic | None = None
+    ) -> None:
         self._feed = feed
         self._device = device
-        self._lane = lane
-        self._finish = finish
-        self._idle = device.type == "cpu" and finish is None and feed.dtype is None and not feed.channels_last
+        self._stream = stream
+        self._arithmetic = arithmetic
+        converts = arithmetic is not None or feed.dtype is not None or feed.channels_last
+        self._idle = device.type == "cpu" and not converts and feed.transform is None
 
     def send(self, batch: Any) -> Moved:
-        """Begin to move a batch. Raises what its own types, the device or the transform raise."""
-        lane = self._lane
-        if lane is None or not _shows_its_tensors(batch):
-            return Moved(batch, late=True)
-        with lane.working():
-            moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, lane), _moves_itself))
-            return Moved(moved, lane.mark(), list(tensors_in(moved)))
+        """Begin to move a batch. What its own types, the device or the transform raise is raised by `receive`."""
+        stream = self._stream
+        try:
+            if stream is None or not _shows_its_tensors(batch):
+                return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
+            with stream.working():
+                moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
+                return Moved(moved, stream.mark(), list(tensors_in(moved)))
+        except Exception as error:
+            return Moved(None, error=error)
 
     def receive(self, moved: Moved) -> Any:
-        """Return the batch for the calling thread's current stream."""
-        if moved.late:
-            if self._idle and self._feed.transform is None:
+        """Return the batch for the calling thread's current stream. Raises what moving it raised."""
+        error, moved.error = moved.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
+        if moved.tensors is None:
+            if self._idle:
                 return moved.batch
-            return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _moves_itself))
-        assert self._lane is not None
-        self._lane.receive(moved.mark, moved.tensors)
+            return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _has_own_to))
+        assert self._stream is not None
+        self._stream.receive(moved.mark, moved.tensors)
         return moved.batch
 
-    def _move(self, leaf: Any, lane: Lane | None) -> Any:
-        """Return a leaf on the device; lane: None for a plain copy."""
+    def _move(self, leaf: Any, stream: CopyStream | None) -> Any:
+        """Return a leaf on the device; stream: None for a plain copy."""
         if isinstance(leaf, torch.Tensor):
             if leaf.device == self._device:
                 return leaf
-            return leaf.to(self._device) if lane is None else lane.copy(leaf)
-        if not _moves_itself(leaf):
+            return leaf.to(self._device) if stream is None else stream.copy(leaf)
+        if not _has_own_to(leaf):
             return leaf
-        return _move_itself(leaf if lane is None else lane.pin(leaf), self._device)
+        return _call_own_to(leaf if stream is None else stream.pin(leaf), self._device)
 
     def _made(self, batch: Any) -> Any:
         """Return a batch on the device with what the recipe and the Feed want done to it there."""
-        if self._finish is not None:
-            batch = self._finish(batch, self._feed)
+        if self._arithmetic is not None:
+            batch = finish(self._arithmetic, batch, self._feed)
         if self._feed.dtype is not None or self._feed.channels_last:
-            batch = map_leaves(batch, self._dress, _moves_itself)
+            batch = map_leaves(batch, self._format, _has_own_to)
         if self._feed.transform is not None:
             with torch.no_grad():
                 batch = self._feed.transform(batch)
         return batch
 
-    def _dress(self, leaf: Any) -> Any:
+    def _format(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         dtype = self._feed.dtype if self._feed.dtype is not None and leaf.is_floating_point() else leaf.dtype
@@ -104,12 +113,12 @@ class Mover:
         return leaf.to(dtype=dtype, memory_format=torch.channels_last if last else torch.preserve_format)
 
 
-def _moves_itself(value: Any) -> bool:
+def _has_own_to(value: Any) -> bool:
     """Return whether a value is of a type with a .to() of its own, such as PackedSequence or BatchEncoding."""
     return not isinstance(value, torch.Tensor | type) and callable(getattr(value, "to", None))
 
 
-def _move_itself(value: Any, device: torch.device) -> Any:
+def _call_own_to(value: Any, device: torch.device) -> Any:
     try:
         inspect.signature(value.to).bind(device, non_blocking=True)
     except (TypeError, ValueError):  # it takes no such argument, or does not say
@@ -141,4 +150,4 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _shows_its_tensors(batch: Any) -> bool:
     """Return whether the tensors of everything that moves itself can be found, so that they can be handed over."""
-    return all(not _moves_itself(leaf) or any(True for _ in tensors_in(leaf)) for leaf in leaves(batch, _moves_itself))
+    return all(not _has_own_to(leaf) or any(True for _ in tensors_in(leaf)) for leaf in leaves(batch, _has_own_to))

@@ -1,4 +1,4 @@
-"""The operations of a recipe on decoded pictures, on their device: close to what native/recipe*.cc does on the host.
+"""The operations of a recipe on decoded pictures, on their device: close to what native/image does on the host.
 
 Resizes are torch's, in float32 and rounded at their end: Pillow rounds between its two passes as well, so that values
 differ by 1 here and there. All else is exact.
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
+from penstock.device.stores import send
 from penstock.recipe.reader import Recipe
 
 #: Bytes of float32 pictures that are resized at once.
@@ -37,56 +38,57 @@ def obstacle(recipe: Recipe) -> str | None:
     return None
 
 
-class Pictures:
+class DecodedImages:
     """Pictures at one point of their recipe.
 
     They lie apart until they are all of one shape: `whole` then holds them, (samples, channels, height, width), and
-    `each` is its rows. After a resize they are float32, and rounded when it is needed.
+    `each` is its rows. After a resize they are float32, and are rounded before the next operation that needs pixels.
 
     Args:
         each: pictures, uint8 (channels, height, width).
-        places: of the same device and stream.
+        axis_indices: of the same device and stream.
     """
 
-    def __init__(self, each: Sequence[torch.Tensor], places: Places) -> None:
+    def __init__(self, each: Sequence[torch.Tensor], axis_indices: AxisIndices) -> None:
         self.each = list(each)
         self.whole: torch.Tensor | None = None
-        self._places = places
+        self._axis_indices = axis_indices
+        self._fills: Sequence[bytes] = ()
 
     def run(self, recipe: Recipe, drawn: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
         """Do a recipe's operations with what was drawn for each picture, and return the results, uint8."""
         assert recipe.fills is not None
+        self._fills = recipe.fills
         for number, operation in enumerate(recipe.operations):
-            _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn], recipe.fills)
+            _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn])
         self._together()
         self._round()
-        if self.whole is not None:
-            return list(self.whole.to(torch.uint8).unbind())
-        return [picture.to(torch.uint8) for picture in self.each]
+        self._map(lambda picture: picture.to(torch.uint8))
+        return self.each
 
     # --- operations -------------------------------------------------------------------------------------------------
 
-    def random_resized_crop(self, operation: dict[str, Any], drawn: list[Any], _: Sequence[bytes]) -> None:
+    def random_resized_crop(self, operation: dict[str, Any], drawn: list[Any]) -> None:
         self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
         self._resize([operation["size"]] * len(self.each), operation)
 
-    def resize(self, operation: dict[str, Any], _: list[Any], __: Sequence[bytes]) -> None:
+    def resize(self, operation: dict[str, Any], _: list[Any]) -> None:
         self._resize([resized(operation, *picture.shape[1:]) for picture in self.each], operation)
 
-    def center_crop(self, operation: dict[str, Any], _: list[Any], fills: Sequence[bytes]) -> None:
+    def center_crop(self, operation: dict[str, Any], _: list[Any]) -> None:
         height, width = operation["size"]
 
         def centre(picture: torch.Tensor) -> torch.Tensor:
             lacking = [max(0, height - picture.shape[-2]), max(0, width - picture.shape[-1])]
             (above, left), (below, right) = ([n // 2 for n in lacking], [(n + 1) // 2 for n in lacking])
-            picture = self._padded(picture, (left, above, right, below), "constant", fills[operation["fill"]])
+            picture = self._padded(picture, (left, above, right, below), "constant", self._fills[operation["fill"]])
             top, left = (round((there - to) / 2) for there, to in zip(picture.shape[-2:], (height, width), strict=True))
             return _cut(picture, top, left, height, width)
 
         self._map(centre)
 
-    def random_crop(self, operation: dict[str, Any], drawn: list[Any], fills: Sequence[bytes]) -> None:
-        fill, mode, given = fills[operation["fill"]], operation["mode"], tuple(operation["padding"])
+    def random_crop(self, operation: dict[str, Any], drawn: list[Any]) -> None:
+        fill, mode, given = self._fills[operation["fill"]], operation["mode"], tuple(operation["padding"])
         height, width = operation["size"]
 
         def pad(picture: torch.Tensor) -> torch.Tensor:
@@ -103,11 +105,11 @@ class Pictures:
         self._map(pad)
         self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
 
-    def pad(self, operation: dict[str, Any], _: list[Any], fills: Sequence[bytes]) -> None:
-        margins, mode, fill = tuple(operation["padding"]), operation["mode"], fills[operation["fill"]]
+    def pad(self, operation: dict[str, Any], _: list[Any]) -> None:
+        margins, mode, fill = tuple(operation["padding"]), operation["mode"], self._fills[operation["fill"]]
         self._map(lambda picture: self._padded(picture, margins, mode, fill))
 
-    def flip(self, operation: dict[str, Any], drawn: list[Any], _: Sequence[bytes]) -> None:
+    def flip(self, operation: dict[str, Any], drawn: list[Any]) -> None:
         if not any(drawn):
             return
         axis = -1 if operation["horizontal"] else -2
@@ -115,10 +117,10 @@ class Pictures:
         if self.whole is None:
             self._set([picture.flip(axis) if do else picture for picture, do in zip(self.each, drawn, strict=True)])
         else:
-            chosen = _sent(torch.tensor(drawn, device="cpu"), self.whole.device).view(-1, 1, 1, 1)
+            chosen = send(np.array(drawn, dtype=bool), self.whole.device).view(-1, 1, 1, 1)
             self._set_whole(torch.where(chosen, self.whole.flip(axis), self.whole))
 
-    def grayscale(self, operation: dict[str, Any], _: list[Any], __: Sequence[bytes]) -> None:
+    def grayscale(self, operation: dict[str, Any], _: list[Any]) -> None:
         self._round()
 
         def grey(picture: torch.Tensor) -> torch.Tensor:
@@ -177,7 +179,7 @@ class Pictures:
     def _nearest(self, picture: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:
         for axis, to in zip((-2, -1), size, strict=True):
             if picture.shape[axis] != to:
-                picture = picture.index_select(axis, self._places.nearest(picture.shape[axis], to, kind))
+                picture = picture.index_select(axis, self._axis_indices.nearest(picture.shape[axis], to, kind))
         return picture
 
     def _padded(self, picture: torch.Tensor, margins: tuple[int, ...], mode: str, fill: bytes) -> torch.Tensor:
@@ -193,53 +195,56 @@ class Pictures:
             return padded
         for axis, before, size, after in ((-2, top, height, bottom), (-1, left, width, right)):
             if before or after:
-                picture = picture.index_select(axis, self._places.padding(size, before, after, mode))
+                picture = picture.index_select(axis, self._axis_indices.padding(size, before, after, mode))
         return picture
 
 
-_Operation = Callable[[Pictures, dict[str, Any], list[Any], Sequence[bytes]], None]
+_Operation = Callable[[DecodedImages, dict[str, Any], list[Any]], None]
 _OPERATIONS: dict[str, _Operation] = {
-    "RandomResizedCrop": Pictures.random_resized_crop,
-    "Resize": Pictures.resize,
-    "CenterCrop": Pictures.center_crop,
-    "RandomCrop": Pictures.random_crop,
-    "Pad": Pictures.pad,
-    "RandomFlip": Pictures.flip,
-    "Grayscale": Pictures.grayscale,
+    "RandomResizedCrop": DecodedImages.random_resized_crop,
+    "Resize": DecodedImages.resize,
+    "CenterCrop": DecodedImages.center_crop,
+    "RandomCrop": DecodedImages.random_crop,
+    "Pad": DecodedImages.pad,
+    "RandomFlip": DecodedImages.flip,
+    "Grayscale": DecodedImages.grayscale,
 }
 
 
-class Places:
-    """Which row or column of a picture each one of another is, on a device; kept, and used on one stream at a time."""
+class AxisIndices:
+    """Which row or column of a picture each one of a padded or resized picture shows: indices on a device.
+
+    They are kept, and used on one stream at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def padding(self, size: int, before: int, after: int, mode: Any) -> torch.Tensor:
-        """Return them for numpy's padding of this mode."""
+        """Return the indices for numpy's padding of this mode."""
         return self._kept((size, before, after, mode), lambda: np.pad(np.arange(size), (before, after), mode=mode))
 
     def nearest(self, size: int, to: int, kind: str) -> torch.Tensor:
-        """Return them for a resize of a kind, as native/resize_tables.cc: 'pillow', 'nearest' or 'nearest-exact'."""
+        """Return the indices for a resize, as native/image/resize_tables.cc: 'pillow', 'nearest' or 'nearest-exact'."""
 
-        def places() -> NDArray[np.int64]:
+        def indices() -> NDArray[np.int64]:
             if kind == "pillow":  # its Geometry.c adds the step output by output, roundings and all
                 steps = np.full(to, size / to)
                 steps[0] /= 2
-                at = np.cumsum(steps)
+                found = np.cumsum(steps)
             else:
                 half = np.float32(0.5 if kind == "nearest-exact" else 0)
-                at = (np.arange(to, dtype=np.float32) + half) * (np.float32(size) / np.float32(to))
-            return np.minimum(at.astype(np.int64), size - 1)
+                found = (np.arange(to, dtype=np.float32) + half) * (np.float32(size) / np.float32(to))
+            return np.minimum(found.astype(np.int64), size - 1)
 
-        return self._kept((size, to, kind), places)
+        return self._kept((size, to, kind), indices)
 
     def _kept(self, key: tuple[Any, ...], make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
         if key not in self._known:
             if len(self._known) >= 256:  # pictures of many sizes
                 self._known.clear()
-            self._known[key] = _sent(torch.from_numpy(make()), self._device)
+            self._known[key] = send(make(), self._device)
         return self._known[key]
 
 
@@ -274,8 +279,3 @@ def _scaled(pictures: torch.Tensor, size: tuple[int, int], operation: dict[str, 
 
 def _cut(picture: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
     return picture[..., top : top + height, left : left + width]
-
-
-def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on a device, without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

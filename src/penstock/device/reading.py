@@ -1,12 +1,12 @@
-"""Files read ahead by Python threads, for a decoder on the device; and by Pillow, where that is not to be trusted."""
+"""Files read ahead by Python threads, for a decoder on the device; Pillow decodes those that it is not trusted with."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock import _native
-from penstock.device.decoders import read_header
+import penstock._native as _native
+from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
 from penstock.executors.batch import IndexedBatch
+from penstock.executors.iterator import PassInput
 from penstock.executors.workers.leaving import end_crew
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -28,9 +29,9 @@ from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 
 #: Threads at the most: each holds Python's lock for a good part of its time.
-READERS = 8
+MAX_READERS = 8
 #: A larger file is left to Pillow.
-_MOST_BYTES = 256 << 20
+_MAX_FILE_BYTES = 256 << 20
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
@@ -39,23 +40,9 @@ class Encoded:
     """A file for the decoder."""
 
     data: torch.Tensor
-    """Its bytes, uint8."""
+    """The bytes of the file, uint8."""
     size: tuple[int, int]
-    """(height, width) that its header says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """What Pillow decoded: uint8 (height, width, 3), in host memory."""
-
-    pixels: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What the dataset's own transform made: uint8 (channels, height, width), in host memory."""
-
-    pixels: torch.Tensor
+    """(height, width) that the header of the file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +51,10 @@ class Sample:
 
     leaf: int
     local: int
-    content: Encoded | Pixels | Row
-    drawn: list[Any]
-    """The parameters of each operation of its recipe."""
+    content: Encoded | torch.Tensor
+    """A file, or pixels in host memory: uint8 (channels, height, width)."""
+    drawn: list[Any] | None
+    """The parameters of each operation of its recipe; None: the dataset's own transform has made the content."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +77,7 @@ class Readers:
 
     Args:
         plan: what is read.
-        seed, epoch: the key of the random draws.
+        pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
         grey: the decoder takes files of one channel.
         substitutes: how bad samples are replaced; None: their errors are kept.
@@ -98,8 +86,7 @@ class Readers:
     def __init__(
         self,
         plan: NativePlan,
-        seed: int,
-        epoch: int,
+        pass_input: PassInput,
         threads: int,
         *,
         grey: bool,
@@ -107,16 +94,14 @@ class Readers:
     ) -> None:
         self.ended = threading.Event()
         self._plan = plan
-        self._seed, self._epoch = seed, epoch
+        self._seed, self._epoch = pass_input.seed, pass_input.epoch
         self._grey = grey
         self._substitutes = substitutes
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._done = threading.Condition(self._lock)
-        self._open: deque[Batch] = deque()  # those with samples that nobody has taken
+        self._changed = threading.Condition()  # batches were submitted or finished, or the crew was closed
+        self._open: deque[Batch] = deque()  # those with samples that no thread has taken
         self._closed = False
         self._pid = os.getpid()
-        self._count = min(threads, READERS)
+        self._count = min(threads, MAX_READERS)
         self._threads: list[threading.Thread] = []
         Image.init()  # Pillow looks up its formats once, and not thread-safely
         try:
@@ -129,19 +114,19 @@ class Readers:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
 
     def submit(self, batch: Batch) -> None:
-        """Begin to read a batch."""
+        """Begin to read a batch: once, however often it is submitted after interrupts."""
         count = len(batch.indices)
         unread: Any = None
-        with self._lock:
+        with self._changed:
             if batch.taken or any(batch is other for other in self._open):
-                return  # again, after an interrupt
+                return
             batch.samples, batch.unfinished = [unread] * count, count
             if count:
                 self._open.append(batch)
-                self._work.notify_all()
+                self._changed.notify_all()
 
-    def wait(self, batch: Batch, timeout: float) -> Batch | None:
-        """Wait until a batch is read and return it; None: `timeout` seconds (0: no limit) went by."""
+    def wait(self, batch: Batch, timeout: float) -> bool:
+        """Wait until a batch is read; return whether it was within `timeout` seconds (0: no limit)."""
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
         if not self._threads and batch.unfinished:
@@ -149,159 +134,130 @@ class Readers:
             for position in range(len(batch.indices)):
                 self.prepare(batch, position)
             batch.unfinished = 0
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            while batch.unfinished:
-                if self._closed:
-                    raise RuntimeError("the loader's iterator was closed while a batch was waited for")
-                remaining = deadline - time.monotonic()
-                if timeout and remaining <= 0:
-                    return None
-                self._done.wait(remaining if timeout else None)
-        return batch
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not batch.unfinished, timeout or None)
+            if batch.unfinished and self._closed:
+                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+            return not batch.unfinished
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
         end_crew(self._threads, self._stop, self.ended, self._pid)
 
     def _stop(self) -> None:
-        with self._lock:
+        with self._changed:
             self._closed = True
             self._open.clear()
-            self._work.notify_all()
-            self._done.notify_all()
+            self._changed.notify_all()
 
     # --- the threads' side --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (work := self._take()) is not None:
-            batch, begin, end = work
-            for position in range(begin, end):
+            batch, positions = work
+            for position in positions:
                 if not self._closed:
                     self.prepare(batch, position)
-            with self._lock:
-                batch.unfinished -= end - begin
+            with self._changed:
+                batch.unfinished -= len(positions)
                 if not batch.unfinished:
-                    self._done.notify_all()
+                    self._changed.notify_all()
             del batch, work  # nothing is held while work is waited for
 
-    def _take(self) -> tuple[Batch, int, int] | None:
-        """Return a part of the oldest batch that has any left. None: the crew is closed."""
-        with self._lock:
-            while not self._closed:
-                if self._open:
-                    batch = self._open[0]
-                    begin, count = batch.taken, len(batch.indices)
-                    batch.taken = end = min(count, begin + max(1, min(16, count // (4 * self._count))))
-                    if end == count:
-                        self._open.popleft()
-                    return batch, begin, end
-                self._work.wait()
-        return None
+    def _take(self) -> tuple[Batch, range] | None:
+        """Return some positions of the oldest batch that has any left. None: the crew is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._open)
+            if self._closed:
+                return None
+            batch = self._open[0]
+            begin, count = batch.taken, len(batch.indices)
+            batch.taken = min(count, begin + max(1, min(16, count // (4 * self._count))))
+            if batch.taken == count:
+                self._open.popleft()
+            return batch, range(begin, batch.taken)
 
     def prepare(self, batch: Batch, position: int, *, trusted: bool = True) -> None:
         """Read the sample at a position, or what stands in for it; an error is kept in the batch.
 
         trusted: the decoder may have it.
         """
-        index = int(batch.wanted[position])
-        bad = self._substitutes is not None and self._substitutes.is_bad(index)
-        error = None if bad else self._tried(batch, position, index, trusted)
-        if bad or (error is not None and self._substitutes is not None):
-            error = self._replaced(batch, position, error, trusted)
-        if error is None:
-            return
-        name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
-        with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-            error.add_note(
-                f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} ({path or 'in memory'})"
-            )
-        with self._lock:
-            if batch.error is None or position < batch.failed_at:
-                batch.failed_at, batch.error = position, error
-        error = None  # whose traceback holds this frame
-
-    def _replaced(self, batch: Batch, position: int, error: Exception | None, trusted: bool) -> Exception | None:
-        """Read another sample for a bad one; return the error where no other one is good.
-
-        error: of the sample itself; None: it was known as bad, and has not been read.
-        """
-        assert self._substitutes is not None
-        wanted = int(batch.wanted[position])
-        if error is not None:
-            self._substitutes.found_bad(wanted, error)
-        task = Task(batch.wanted, self._seed, self._epoch)
-        for candidate in self._substitutes.candidates(task, wanted, batch.place(position)):
-            index = int(candidate)
-            if not self._substitutes.is_bad(index):
-                another = self._tried(batch, position, index, trusted)
-                if another is None:
-                    batch.indices[position], batch.replaced = index, True
-                    return None
-                self._substitutes.found_bad(index, another)
-                del another  # whose traceback holds this frame
         try:
-            return error or self._tried(batch, position, wanted, trusted)
-        finally:
-            error = None
-
-    def _tried(self, batch: Batch, position: int, index: int, trusted: bool) -> Exception | None:
-        """Read a sample for a position; return the error of the attempt."""
-        try:
-            if index == batch.wanted[position]:
-                number = 0 if batch.leaves is None else int(batch.leaves[position])
-                local = int(batch.local[position])
-            else:
-                leaves, inside = self._plan.root.resolve(np.array([index], dtype=np.int64))
-                number, local = 0 if leaves is None else int(leaves[0]), int(inside[0])
-            leaf = self._plan.leaves[number]
-            batch.samples[position] = Sample(
-                number, local, *self._read(batch, leaf, local, (index, batch.place(position)), trusted)
-            )
+            batch.samples[position] = self._read_good(batch, position, trusted)
         except Exception as error:
-            return error
-        return None
+            name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
+            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
+                error.add_note(
+                    f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} "
+                    f"({path or 'in memory'})"
+                )
+            with self._changed:
+                if batch.error is None or position < batch.failed_at:
+                    batch.failed_at, batch.error = position, error
 
-    def _read(
-        self, batch: Batch, leaf: NativeSource, local: int, place: tuple[int, int], trusted: bool
-    ) -> tuple[Encoded | Pixels | Row, list[Any]]:
-        """Return what is read of a sample, and what is drawn for it, by its index and its position in the order."""
-        content: Encoded | Pixels | Row | str = self._encoded(leaf, local) if trusted else ""
+    def _read_good(self, batch: Batch, position: int, trusted: bool) -> Sample:
+        """Read the sample at a position; where bad samples are replaced, the first good one that may stand in for it.
+
+        Where none is good, the error is that of the sample itself.
+        """
+        wanted, substitutes = int(batch.wanted[position]), self._substitutes
+        if substitutes is not None:
+            task = Task(batch.wanted, self._seed, self._epoch)
+            candidates = substitutes.candidates(task, wanted, batch.place(position))
+            for index in map(int, itertools.chain([wanted], candidates)):
+                if substitutes.is_bad(index):
+                    continue
+                try:
+                    sample = self._read(batch, position, index, trusted)
+                except Exception as error:
+                    substitutes.found_bad(index, error)
+                    continue
+                if index != wanted:
+                    batch.indices[position], batch.replaced = index, True
+                return sample
+        return self._read(batch, position, wanted, trusted)
+
+    def _read(self, batch: Batch, position: int, index: int, trusted: bool) -> Sample:
+        """Read a sample, by its index, for a position of a batch."""
+        if index == batch.wanted[position]:
+            leaves, local = batch.leaves, int(batch.local[position])
+            number = 0 if leaves is None else int(leaves[position])
+        else:
+            leaves, inside = self._plan.root.resolve(np.array([index], dtype=np.int64))
+            number, local = 0 if leaves is None else int(leaves[0]), int(inside[0])
+        leaf = self._plan.leaves[number]
+        content: Encoded | torch.Tensor | str = self._encoded(leaf, local) if trusted else ""
         if isinstance(content, str):
             if content:
                 batch.rescued.append(content)
-            pixels = leaf.rescue(local)
-            content = Row(pixels) if isinstance(pixels, torch.Tensor) else Pixels(torch.from_numpy(np.array(pixels)))
-        if isinstance(content, Row):
-            return content, []
+            rescued = leaf.rescue(local)
+            if isinstance(rescued, torch.Tensor):
+                return Sample(number, local, rescued, None)
+            content = planes(torch.from_numpy(np.array(rescued)))
         assert leaf.recipe is not None
-        height, width = content.size if isinstance(content, Encoded) else content.pixels.shape[:2]
+        height, width = content.size if isinstance(content, Encoded) else content.shape[1:]
+        place = batch.place(position)
         try:
-            key = (self._seed & _WORD, self._epoch, place[0] & _WORD, place[1])
-            return content, _native.draw(leaf.recipe.native, *key, width, height)
+            key = (self._seed & _WORD, self._epoch, index & _WORD, place)
+            return Sample(number, local, content, _native.draw(leaf.recipe.native, *key, width, height))
         except ValueError as why:  # the user's own transform has the last word
             batch.rescued.append(str(why))
-            with drawing.of_sample(self._seed, self._epoch, *place):
-                return Row(leaf.apply(local)), []
+            with drawing.of_sample(self._seed, self._epoch, index, place):
+                return Sample(number, local, leaf.apply(local), None)
 
     def _encoded(self, leaf: NativeSource, local: int) -> Encoded | str:
         """Return a file for the decoder, or why Pillow must read it."""
         path = leaf.identify(local)[1]
+        assert path is not None
         try:
-            assert path is not None
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                about = os.fstat(file)
-                if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MOST_BYTES:
+            # A named pipe that nobody writes to is opened at once, and then seen to be no file.
+            with open(path, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_FILE_BYTES:
                     return "no regular file, or an empty or huge one"
                 data = torch.empty(about.st_size, dtype=torch.uint8, device="cpu")
-                view, done = data.numpy().data, 0
-                while done < len(view) and (read := os.readv(file, [view[done:]])):
-                    done += read
-                if done < len(view):
+                if file.readinto(data.numpy().data) != about.st_size:
                     return "the file became shorter while it was read"
-            finally:
-                os.close(file)
         except OSError as error:
             return f"cannot be read: {os.strerror(error.errno or 0)}"
         header = read_header(data.numpy())

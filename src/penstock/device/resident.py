@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from penstock import _native
-from penstock.device.stores import Images, Rows, row_bytes, sent
+import penstock._native as _native
+from penstock.device.stores import Images, Rows, row_bytes, send
 from penstock.device.watch import Watch, key
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
@@ -23,15 +24,15 @@ _Kept = tuple[list[Watch], Rows]
 
 
 @dataclass(frozen=True)
-class Held:
+class ResidentPlan:
     """A plan whose arrays are on a device."""
 
     plan: NativePlan
     device: torch.device
     stores: tuple[Rows, ...]
-    """One a field."""
+    """One for each field."""
     firsts: Indices
-    """Of each leaf, the place of its first row in the stores."""
+    """Where the first row of each leaf is in the stores."""
 
     def images(self) -> Images | None:
         """Return what makes images of the only store's rows; None where rows are the fields."""
@@ -39,18 +40,17 @@ class Held:
         return Images(self.stores[0], recipes) if recipes else None
 
     def labels(self) -> torch.Tensor | None:
-        """Return the labels of all rows on the device, as they are collated; None where each batch must ask for its."""
+        """Return the labels of all rows on the device, collated; None where they must be read batch by batch."""
         columns = []
         for leaf in self.plan.leaves:
             if leaf.labels is None or leaf.held is None or not leaf.held.settled:
                 return None
-            columns.append(leaf.labels(np.arange(leaf.size, dtype=np.int64)))
-        arrays = [column for column in columns if isinstance(column, np.ndarray)]
-        if len(arrays) < len(columns):
-            return None
-        if len(arrays) > 1 and any(array.dtype != np.int64 for array in arrays):
-            return None  # torch's collate looks at each batch: integers stay what they are in all
-        return sent(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), self.device)
+            column = leaf.labels(np.arange(leaf.size, dtype=np.int64))
+            # Of several leaves torch's collate looks at the labels in each batch; integers stay what they are in all.
+            if not isinstance(column, np.ndarray) or (len(self.plan.leaves) > 1 and column.dtype != np.int64):
+                return None
+            columns.append(column)
+        return send(np.concatenate(columns), self.device)
 
     def hand_to_current_stream(self) -> None:
         """Tell the allocator that the current stream uses the arrays, so that it outlasts them."""
@@ -64,8 +64,8 @@ class Held:
 class Resident:
     """Keeps the arrays of one loader's dataset on a device, for as long as it lives itself.
 
-    Arrays that are other ones than in the pass before, or changed as far as a `Watch` can tell, are copied anew.
-    One thread at a time.
+    Arrays that are not those of the pass before, or have changed as far as a `Watch` can tell, are copied anew. One
+    thread at a time uses it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,42 +75,32 @@ class Resident:
 
     def refusal(self, plan: NativePlan) -> Refusal | None:
         """Return why batches of a plan are made on the host; None: they fit on the device. Nothing is copied."""
-        refusal = _unsuitable(plan)
-        if refusal is None:
-            fields = _fields(plan)
-            current = self._current(fields)
-            old = sum(one[1].words.nbytes for one in self._kept if one not in current)
-            refusal = self._no_room(fields, current, old)
-        return refusal
+        found = self._fit(plan, release=False)
+        return found if isinstance(found, Refusal) else None
 
-    def hold(self, plan: NativePlan) -> Held | Refusal:
+    def hold(self, plan: NativePlan) -> ResidentPlan | Refusal:
         """Return the plan with its arrays on the device, or why its batches are made on the host."""
-        refusal = _unsuitable(plan)
-        if refusal is not None:
-            self._kept = []
-            return refusal
+        current = self._fit(plan, release=True)
+        self._kept = []
+        if isinstance(current, Refusal):
+            return current
         fields = _fields(plan)
-        current = self._current(fields)
-        self._kept = []  # what is not current makes room
-        refusal = self._no_room(fields, current)
-        if refusal is None:
-            try:
-                self._kept = [
-                    one or ([Watch(array) for array in arrays], Rows(arrays, self.device))
-                    for one, arrays in zip(current, fields, strict=True)
-                ]
-            except torch.OutOfMemoryError:
-                size = _size(sum(map(_bytes, fields)))
-                refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
-                self._refused = _keys(fields), refusal  # not tried again while they are the same
-        if refusal is not None:
+        try:
+            self._kept = [
+                one or ([Watch(array) for array in arrays], Rows(arrays, self.device))
+                for one, arrays in zip(current, fields, strict=True)
+            ]
+        except torch.OutOfMemoryError:
+            size = _size(sum(map(_bytes, fields)))
+            refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
+            self._refused = _keys(fields), refusal  # not tried again while they are the same
             return refusal
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # from now on any stream may read them
         firsts = np.cumsum([0, *(leaf.size for leaf in plan.leaves)])[:-1].astype(np.int64)
-        return Held(plan, self.device, tuple(store for _, store in self._kept), firsts)
+        return ResidentPlan(plan, self.device, tuple(store for _, store in self._kept), firsts)
 
-    def told(self, plan: NativePlan) -> str:
+    def explain(self, plan: NativePlan) -> str:
         """Return where batches of a plan are made, for explain()."""
         refusal = self.refusal(plan)
         if refusal is not None:
@@ -121,22 +111,30 @@ class Resident:
     def __repr__(self) -> str:
         return f"Resident({_size(sum(store.words.nbytes for _, store in self._kept))} on {self.device})"
 
-    def _current(self, fields: Sequence[Sequence[torch.Tensor]]) -> list[_Kept | None]:
-        """Return what is kept of each field, where it is still the same."""
-        kept = [*self._kept, *[None] * len(fields)]
-        return [one if one and _same(one[0], arrays) else None for one, arrays in zip(kept, fields, strict=False)]
+    def _fit(self, plan: NativePlan, *, release: bool) -> list[_Kept | None] | Refusal:
+        """Return what is kept of each field of a plan and still the same, or why the device cannot make its batches.
 
-    def _no_room(
-        self, fields: Sequence[Sequence[torch.Tensor]], current: Sequence[_Kept | None], old: int = 0
-    ) -> Refusal | None:
-        """Return why what is not current does not fit; old: bytes that make room for it."""
+        release: all else that is kept is dropped, and makes room; else it is counted as room.
+        """
+        refusal = _unsuitable(plan)
+        if refusal is not None:
+            return refusal
+        fields = _fields(plan)
+        current = [
+            one if one and _same(one[0], arrays) else None
+            for one, arrays in itertools.zip_longest(self._kept[: len(fields)], fields)
+        ]
+        if release:
+            self._kept = [one for one in current if one]
         if self._refused is not None and self._refused[0] == _keys(fields):
             return self._refused[1]
-        needed = sum(_bytes(arrays) for arrays, kept in zip(fields, current, strict=True) if kept is None)
+        needed = sum(_bytes(arrays) for arrays, one in zip(fields, current, strict=True) if one is None)
         left = available(self.device) if needed else None
-        left = None if left is None else left + old
-        if left is None or needed <= left * (1 - _FOR_THE_PROGRAM):
-            return None
+        if left is None:
+            return current
+        left += sum(one[1].words.nbytes for one in self._kept if one not in current)
+        if needed <= left * (1 - _FOR_THE_PROGRAM):
+            return current
         return _refused(
             f"{_size(needed)} of arrays do not fit on {self.device}, which has {_size(left)} left, a quarter of it for "
             "the program"
@@ -156,7 +154,7 @@ def available(device: torch.device) -> int | None:
 
 
 def _unsuitable(plan: NativePlan) -> Refusal | None:
-    """Return why a device cannot make the batches of a plan."""
+    """Return why a device cannot make the batches of a plan, or None."""
     for leaf in plan.leaves:
         if leaf.held is None:
             return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")

@@ -67,7 +67,7 @@ def _number_of_samples(batch: object) -> int:
                 f"a {type(leaf).__name__} holds tensors of its own and cannot be cut along dimension 0; give a step "
                 "that takes these tensors in a tuple, dict or dataclass"
             )
-    # A batch without tensors, of strings for example: as long as the lists and tuples that hold them.
+    # A batch without tensors, of strings for example, is as long as the lists and tuples that hold them.
     lengths = set(shapes) or {len(one) for one in leaves(batch, _is_flat) if _is_flat(one)}
     if len(lengths) > 1:
         raise ValueError(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.executors.buffers import torch_dtype
 from penstock.order.permutations import Indices
 from penstock.sources.tree import LeafNumbers
@@ -39,12 +39,9 @@ class Rows:
         self.dtype = first.dtype
         self.shape = tuple(first.shape[1:])
         self.row_bytes = row_bytes(first)
+        unit = next(unit for unit in (8, 4, 2, 1) if self.row_bytes % unit == 0)
         #: The same memory in the largest units that a row consists of: (rows, row_bytes // unit).
-        self.words = torch.empty(
-            (sum(map(len, parts)), self.row_bytes // _unit(self.row_bytes)),
-            dtype=_WORDS[_unit(self.row_bytes)],
-            device=device,
-        )
+        self.words = torch.empty((sum(map(len, parts)), self.row_bytes // unit), dtype=_WORDS[unit], device=device)
         for part, place in zip(parts, torch.split(self.words, [len(part) for part in parts]), strict=True):
             if part.numel():
                 _upload(part, place)
@@ -61,10 +58,6 @@ def row_bytes(tensor: torch.Tensor) -> int:
     return math.prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _unit(size: int) -> int:
-    return next(unit for unit in (8, 4, 2, 1) if size % unit == 0)
-
-
 def _upload(rows: torch.Tensor, place: torch.Tensor) -> None:
     number = max(1, _PIECE // row_bytes(rows))
     for some, there in zip(torch.split(rows.detach(), number), torch.split(place, number), strict=True):
@@ -78,7 +71,7 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type not in ("cpu", "mps"))
 
 
-def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+def send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return a copy of an array on a device."""
     given = torch.from_numpy(array)
     staged = host_memory(tuple(given.shape), given.dtype, device)
@@ -86,28 +79,27 @@ def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class Images:
-    """Makes fields of the images of a store, as recipes that only crop, pad, flip and convert make them.
+    """Makes fields of the images of a store, by recipes that only crop, pad, flip and convert.
 
     Args:
         store: images of (height, width, channels) uint8.
-        recipes: of each leaf. Their tables are equal, and so are the sizes of their results.
+        recipes: one for each leaf, with equal tables and equal sizes of their results.
     """
 
     def __init__(self, store: Rows, recipes: Sequence[_native.Recipe]) -> None:
-        device = store.words.device
+        self._device = device = store.words.device
         self._height, self._width, channels = store.shape
         self._recipes = recipes
         size = _native.map_size(recipes[0], self._width, self._height)
         assert size is not None
         self._size = size
-        self._device = device
         self._pixels = store.words.view(torch.uint8).view(-1, channels)
         self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
         self._dtype = torch_dtype(recipes[0].dtype)
         fills = [np.frombuffer(fill, np.uint8) for recipe in recipes for fill in recipe.fills]
         #: Of each leaf, the fills of those before it.
         self._before = np.cumsum([0, *(len(recipe.fills) for recipe in recipes)])[:-1]
-        self._fills = sent(np.stack(fills), device) if fills else None
+        self._fills = send(np.stack(fills), device) if fills else None
         self._elements: torch.Tensor | None = None
         table = recipes[0].table
         if table is not None:
@@ -116,8 +108,8 @@ class Images:
             given += [fill.reshape(channels, 1, -1) for fill in fills]
             elements = np.concatenate(given, axis=1)
             firsts = np.arange(channels, dtype=np.int32) * np.int32(elements.shape[1])
-            self._elements = sent(elements.reshape(-1), device).view(word)
-            self._firsts = sent(firsts, device).view(-1, 1, 1)
+            self._elements = send(elements.reshape(-1), device).view(word)
+            self._firsts = send(firsts, device).view(-1, 1, 1)
 
     def bytes_of(self, samples: int) -> int:
         """Return about how many bytes of the device take() needs for so many samples."""
@@ -157,18 +149,12 @@ class Images:
         rows, columns = maps[:, :height].unsqueeze(2), maps[:, height:].unsqueeze(1)
         first = (index * (self._height * self._width)).to(self._places).view(-1, 1, 1)
         places = (first + rows * self._width) + columns
-        if self._fills is None:
-            return self._finished(self._select(places), None, None)
-        outside = torch.minimum(rows, columns)  # -1 - k where fill k is shown: of two, the later operation's
-        inside = outside >= 0
-        return self._finished(self._select(places.mul_(inside)), outside, inside)
-
-    def _select(self, places: torch.Tensor) -> torch.Tensor:
-        return self._pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
-
-    def _finished(
-        self, pixels: torch.Tensor, outside: torch.Tensor | None, inside: torch.Tensor | None
-    ) -> torch.Tensor:
+        outside = inside = None
+        if self._fills is not None:
+            outside = torch.minimum(rows, columns)  # -1 - k where fill k is shown: of two, the later operation's
+            inside = outside >= 0
+            places.mul_(inside)
+        pixels = self._pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
         if self._elements is None:
             if outside is not None and inside is not None:
                 pixels = torch.where(inside.unsqueeze(-1), pixels, self._colours(outside))

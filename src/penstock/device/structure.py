@@ -6,24 +6,21 @@ import copy
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-
-T = TypeVar("T")
 
 
 def _no_other(value: object) -> bool:
     return False
 
 
-def map_leaves(batch: T, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = _no_other) -> T:
+def map_leaves(batch: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = _no_other) -> Any:
     """Return the batch with function(leaf) in the place of each leaf; the batch itself is left as it is.
 
     Containers keep their types: tuples, named tuples, lists and their subclasses, mappings (a plain dict where the
-    type cannot be built from a dict) and dataclasses, frozen ones too. Fields of a
-    dataclass that its __init__ does not take are left to its __post_init__. All else is a leaf: tensors, arrays,
-    numbers, strings, None, sets, objects.
+    type cannot be built from a dict) and dataclasses, frozen ones too. Fields of a dataclass that its __init__ does
+    not take are left to its __post_init__. All else is a leaf: tensors, arrays, numbers, strings, None, sets, objects.
 
     Args:
         batch: of any structure.
@@ -33,8 +30,9 @@ def map_leaves(batch: T, function: Callable[[Any], Any], is_leaf: Callable[[Any]
     Raises:
         Exception: what function raises, and what a container's own type raises when it is built anew.
     """
-    value: Any = batch
-    return _map(value, function, is_leaf)  # type: ignore[no-any-return]  # a container of the same type
+    if is_leaf(batch) or (parts := _parts(batch)) is None:
+        return function(batch)
+    return _rebuilt(batch, [map_leaves(part, function, is_leaf) for part in parts])
 
 
 def leaves(batch: Any, is_leaf: Callable[[Any], bool] = _no_other) -> Iterator[Any]:
@@ -46,16 +44,9 @@ def leaves(batch: Any, is_leaf: Callable[[Any], bool] = _no_other) -> Iterator[A
             yield from leaves(part, is_leaf)
 
 
-def _map(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
-    if is_leaf(value):
-        return function(value)
-    parts = _parts(value)
-    return function(value) if parts is None else _rebuilt(value, [_map(part, function, is_leaf) for part in parts])
-
-
 def _parts(value: Any) -> list[Any] | None:
     """Return what a container holds, or None for all else."""
-    if isinstance(value, torch.Tensor | str | bytes):  # most leaves: asked no further
+    if isinstance(value, torch.Tensor | str | bytes):  # most leaves are: no further question
         return None
     if isinstance(value, tuple | list):
         return list(value)

@@ -1,4 +1,4 @@
-"""Whether an array is as it was: what can be told of it at little cost."""
+"""Whether an array is as it was, as far as that can be known at little cost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from penstock.executors.buffers import bytes_in
 
 _BLOCK = 4096
-#: Blocks that are looked at each time, of those that there are: 4 MB, or about a millisecond.
+#: Blocks that are summed at each look at a large array: 4 MB, or about a millisecond.
 _BLOCKS = 1024
-#: Odd, so that a change of one element always changes the sum; and different, so that an exchange of two may.
+#: Weights of a block's elements. They are odd: one changed element always changes the sum. They differ: two exchanged
+#: elements mostly change it.
 _WEIGHTS = np.arange(1, _BLOCK // 4, 2, dtype=np.int64) * 0x5851F42D4C957F2D
 
 
@@ -30,9 +31,12 @@ class Watch:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor  # held, so that no other can be where it is
         self._key = key(tensor)
-        self._bytes = _dense_bytes(tensor)
-        self._sums = _sums(_blocks(self._bytes))
-        self._tail = _tail(self._bytes).tobytes()
+        memory = _dense_bytes(tensor)
+        whole = len(memory) // _BLOCK
+        self._blocks = memory[: whole * _BLOCK].view(np.int64).reshape(whole, _BLOCK // 8)
+        self._tail = memory[whole * _BLOCK :]
+        self._sums = _sums(self._blocks)
+        self._end = self._tail.tobytes()
         self._turn = 0
 
     def same(self, tensor: torch.Tensor) -> bool:
@@ -41,8 +45,8 @@ class Watch:
             return False
         step = max(1, -(-len(self._sums) // _BLOCKS))
         turn, self._turn = self._turn % step, self._turn + 1
-        some = _sums(_blocks(self._bytes)[turn::step])
-        return np.array_equal(some, self._sums[turn::step]) and _tail(self._bytes).tobytes() == self._tail
+        share = slice(turn, None, step)
+        return np.array_equal(_sums(self._blocks[share]), self._sums[share]) and self._tail.tobytes() == self._end
 
 
 def key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -59,15 +63,6 @@ def _dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return bytes_in(tensor)
 
 
-def _blocks(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
-    whole = len(memory) // _BLOCK
-    return memory[: whole * _BLOCK].view(np.int64).reshape(whole, _BLOCK // 8)
-
-
 def _sums(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     sums: NDArray[np.int64] = blocks @ _WEIGHTS  # modulo 2**64
     return sums
-
-
-def _tail(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return memory[len(memory) // _BLOCK * _BLOCK :]

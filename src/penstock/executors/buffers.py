@@ -9,6 +9,7 @@ block.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import weakref
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.system.modes import outside_inference
 
 _HUGE_PAGE = 2 << 20
@@ -75,31 +76,32 @@ def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return _native.bytes_of(tensor, tensor.data_ptr(), size) if size else np.empty(0, np.uint8)
 
 
-class _Block:
+class Block:
     """A storage of torch, and where its memory lay when it was made."""
 
-    __slots__ = ("address", "nbytes", "storage")
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.nbytes = storage.nbytes()
+        self.address = storage.data_ptr()
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        try:
-            self.storage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:  # of torch's allocator
-            raise MemoryError(f"a batch of {nbytes:,} bytes: {str(error).splitlines()[0]}") from None
-        self.address = self.storage.data_ptr()
-        if nbytes >= _HUGE_PAGE:
-            _native.advise_huge_pages(self.address, nbytes)
-
-    def tensor(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor on this memory."""
+    def tensor(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, offset: int = 0
+    ) -> torch.Tensor:
+        """Return a tensor on this memory, from an element on."""
         if dtype is torch.complex32:  # of which torch.empty warns
-            return self.tensor((self.nbytes,), (1,), torch.uint8).view(dtype).view(shape)
-        return torch.empty(0, dtype=dtype, device=_CPU).set_(self.storage, 0, shape, strides)
+            whole = self.tensor((self.nbytes,), (1,), torch.uint8).view(dtype)
+            return whole.as_strided(shape, strides, offset)
+        return torch.empty(0, dtype=dtype, device=_CPU).set_(self.storage, offset, shape, strides)
 
     def holders(self) -> tuple[int, int]:
         """Return how many hold the storage: in C++, and its one Python object."""
         storage = self.storage
         return 0 if _use_count is None else _use_count(storage._cdata), sys.getrefcount(storage)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody but its owner holds the storage."""
+        return self.holders() != _ALONE
 
     @property
     def sound(self) -> bool:
@@ -111,12 +113,23 @@ class _Block:
         return storage.nbytes() == self.nbytes and storage.data_ptr() == self.address and not storage.is_shared()
 
 
+def _new_block(nbytes: int) -> Block:
+    """Return a block of torch's allocator. Raises MemoryError."""
+    try:
+        block = Block(torch.UntypedStorage(nbytes))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise MemoryError(f"a batch of {nbytes:,} bytes: {str(error).splitlines()[0]}") from None
+    if nbytes >= _HUGE_PAGE:
+        _native.advise_huge_pages(block.address, nbytes)
+    return block
+
+
 def _holders_alone() -> tuple[int, int] | None:
     """Return what holders() of a block gives that nobody else holds; None: this torch does not tell.
 
     It tells by the use count, or by the Python object, which all users in C++ hold together (torch from 2.10 on).
     """
-    block = _Block(8)
+    block = _new_block(8)
     tensor = block.tensor((8,), (1,), torch.uint8)
     used = block.holders()
     user = tensor.untyped_storage()  # the very object that the block holds
@@ -135,10 +148,10 @@ class _Loan(weakref.ref[torch.Tensor]):
     """Tells when the tensor of a block is gone; views of it may still hold the block."""
 
     __slots__ = ("block",)
-    block: _Block
+    block: Block
 
 
-class _Shelf:
+class Shelf:
     """Which blocks are lent, and which have come back.
 
     Any thread may call any method, and the garbage collector in the middle of one: there is no lock, and each step on
@@ -146,27 +159,27 @@ class _Shelf:
     """
 
     def __init__(self, keep: int) -> None:
-        self._keep = keep
+        self.keep = keep
         self._lent: dict[int, _Loan] = {}  # by id: hashing a weak reference asks what it refers to
-        self._back: deque[_Block] = deque()  # their tensors are gone; in the order in which they went
+        self._back: deque[Block] = deque()  # their tensors are gone; in the order in which they went
 
-    def lend(self, block: _Block, tensor: torch.Tensor) -> None:
+    def lend(self, block: Block, tensor: torch.Tensor) -> None:
         """Take note that a tensor rests on a block."""
         loan = _Loan(tensor, self._came_back)
         loan.block = block
         self._lent[id(loan)] = loan
 
-    def take(self, nbytes: int) -> _Block | None:
+    def take(self, nbytes: int) -> Block | None:
         """Return a block of that size that nobody holds: of several the last that came back, which caches may hold."""
         back = self._back
-        passed: list[_Block] = []
+        passed: list[Block] = []
         found = None
         while back and found is None:
             try:
                 block = back.pop()
             except IndexError:  # another thread has taken it
                 break
-            if block.nbytes != nbytes or block.holders() != _ALONE:
+            if block.nbytes != nbytes or block.is_held:
                 passed.append(block)
             elif block.sound:  # else it is not ours any more
                 found = block
@@ -174,27 +187,25 @@ class _Shelf:
             back.extend(reversed(passed))
         return found
 
+    def give_back(self, block: Block) -> None:
+        """Take a block that is free, or whose tensor is gone: whoever takes it looks whether a view holds it."""
+        if _ALONE is None:
+            return
+        self._back.append(block)
+        if len(self._back) > self.keep:
+            with contextlib.suppress(IndexError):  # another thread has taken it
+                self._back.popleft()
+
     def counts(self) -> tuple[int, int]:
         """Return how many blocks are lent and free."""
         back = list(self._back)
-        held = sum(map(_is_held, back))
+        held = sum(block.is_held for block in back)
         return len(self._lent) + held, len(back) - held
 
     def _came_back(self, loan: Any) -> None:
         # The tensor holds its memory until this returns, and views of it longer: whoever takes the block looks.
         self._lent.pop(id(loan), None)
-        if _ALONE is None:
-            return
-        self._back.append(loan.block)
-        if len(self._back) > self._keep:
-            try:
-                self._back.popleft()
-            except IndexError:  # another thread has taken it
-                return
-
-
-def _is_held(block: _Block) -> bool:
-    return block.holders() != _ALONE
+        self.give_back(loan.block)
 
 
 class Buffers:
@@ -207,7 +218,7 @@ class Buffers:
 
     def __init__(self, *, pinned: bool, keep: int) -> None:
         self.pinned = pinned
-        self._shelf = _Shelf(keep)
+        self._shelf = Shelf(keep)
         self._created = 0
 
     def rows(self, samples: int, field: Field) -> Rows:
@@ -229,7 +240,7 @@ class Buffers:
             return Rows(tensor, tensor.data_ptr(), nbytes)
         block = self._shelf.take(nbytes)
         if block is None:
-            block = _Block(nbytes)
+            block = _new_block(nbytes)
             self._created += 1
         tensor = block.tensor(shape, field.strides, field.dtype)
         self._shelf.lend(block, tensor)

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock import _native
-from penstock.executors.buffers import Buffers, Field, Rows
+import penstock._native as _native
+from penstock.executors.buffers import Field, Rows
 from penstock.sample_notes import collated, note_batch
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
@@ -108,13 +108,20 @@ def _torch_name(dtype: np.dtype[Any]) -> str | None:
         return None
 
 
+class BatchMemory(Protocol):
+    """Where a batch is built."""
+
+    def rows(self, samples: int, field: Field) -> Rows:
+        """Return uninitialised memory for a field of a batch."""
+
+
 class Build:
     """One batch while its samples come in.
 
     `take` may be called by several threads at once, for different positions; `finish` once, after all of them.
     """
 
-    def __init__(self, layout: Layout, samples: int, buffers: Buffers) -> None:
+    def __init__(self, layout: Layout, samples: int, buffers: BatchMemory) -> None:
         self._samples = samples
         self._part = layout.make([buffers.rows(samples, field) for field in layout.fields], samples)
         self._differing: dict[int, Any] = {}

@@ -271,11 +271,11 @@ class Copier:
         return value if own is owner else getattr(own, value.__name__)
 
     def _weak(self, value: weakref.ref[Any]) -> Any:
-        there = value()
-        if there is None:
+        referent = value()
+        if referent is None:
             return value
-        own = self._copy(there)
-        return value if own is there else weakref.ref(own)
+        own = self._copy(referent)
+        return value if own is referent else weakref.ref(own)
 
     # --- objects ----------------------------------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ _MAKERS: dict[type, Callable[[Copier, Any], Any]] = {
 
 
 def _found_by_name(function: types.FunctionType) -> bool:
-    """Return whether a function is an attribute of a module or of a class there, as pickle would look it up."""
+    """Return whether a function is an attribute of a module, or of a class of a module, as pickle would look it up."""
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)

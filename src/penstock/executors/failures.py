@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import ShapeMismatch
-from penstock.executors.workers.native import InFlight
+from penstock.executors.workers.native import NativeBatch
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
 from penstock.sources.reading import outside_root, system_error, unreadable
 
 
-def error_of(plan: NativePlan, batch: InFlight, failures: list[_native.Failure]) -> Exception:
+def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure]) -> Exception:
     """Return the error of the first sample that failed; a shape counts only where nothing worse happened."""
     grave = [failure for failure in failures if failure[2] != "mismatch"]
     position, number, code, system, *_ = (grave or failures)[0]
@@ -30,7 +30,7 @@ def error_of(plan: NativePlan, batch: InFlight, failures: list[_native.Failure])
     return _mismatch(plan, batch, failures, number)
 
 
-def identify(plan: NativePlan, batch: InFlight, position: int) -> tuple[str, str | None]:
+def identify(plan: NativePlan, batch: NativeBatch, position: int) -> tuple[str, str | None]:
     """Return the ID and the file of a sample of a batch, for messages."""
     name, path = plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
     if path is None:  # a number in one of several datasets would name two samples
@@ -38,7 +38,7 @@ def identify(plan: NativePlan, batch: InFlight, position: int) -> tuple[str, str
     return name, path
 
 
-def _mismatch(plan: NativePlan, batch: InFlight, failures: list[_native.Failure], number: int) -> ShapeMismatch:
+def _mismatch(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure], number: int) -> ShapeMismatch:
     """Return the error that names two samples of a batch which do not agree in a field."""
     of_field = {failure[0]: (failure[5], failure[6]) for failure in failures if failure[1] == number}
     spec = batch.fields[number].spec

@@ -22,7 +22,7 @@ from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
-from penstock.system.randomness import digest, kept, sample_number, seed_globals
+from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
 
 
 class Note(Protocol):
@@ -107,20 +107,20 @@ class Fetch:
         """Whether a batch's samples are fetched by one call each."""
         return self._read is not None or _whole_batches(self.dataset) is None
 
-    def load(self, task: Task) -> Any:
-        """Return the batch of a task."""
+    def load(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
+        """Return the batch of a task. collate: in the place of this object's own method."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
             task = replace(task, given=list(task.given))  # it is gone through more than once
         if self.batched:
             samples: Any = self.samples(task)
         else:
             (samples,) = one_by_one(partial(self.sample, task), [task.given])
-        return self.collate(task, samples)
+        return (collate or self.collate)(task, samples)
 
     @contextmanager
     def as_guest(self) -> Iterator[None]:
         """Work in a thread that is not ours: its global generators are left as they were."""
-        generators = kept() if self._seeded else nullcontext()
+        generators = generators_kept() if self._seeded else nullcontext()
         with generators, drawing.given_back(), natively() if self.composes else nullcontext():
             yield
 

@@ -18,20 +18,20 @@ from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.observe import Meter
 from penstock.recipe.compose_hook import natively
-from penstock.sample_notes import collated, fetched, one_by_one
+from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
-from penstock.state.streams import Streams, begun, go_on, state_of, tell_dataset
+from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
 
 
-class Inline(TorchPass, _SingleProcessDataLoaderIter):
+class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
     Args:
         loader: a torch DataLoader with num_workers=0.
-        batches: what its sampler gives; None: it is asked by torch.
+        batches: what the loader's sampler gives; None: torch's iterator calls the sampler.
         composes: each Compose that the dataset calls runs natively.
-        streams: where the dataset is that says so itself.
+        streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
     """
@@ -59,7 +59,7 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
             self._sampler_iter = self._batches
         fetcher = self._dataset_fetcher
         if given is not None and batches is None:
-            go_on(fetcher, given)
+            restore_fetcher(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
             streams.now = partial(_state_now, loader.dataset, fetcher)
@@ -70,12 +70,12 @@ class Inline(TorchPass, _SingleProcessDataLoaderIter):
 
     @_base_seed.setter
     def _base_seed(self, drawn: int) -> None:
-        # torch's __init__ has drawn it, and calls iter() next. What the dataset is told may be a generator's state.
+        # torch's __init__ has drawn the seed, and calls iter() next. The dataset's state may be that of a generator.
         self._base = drawn
         if self._given is not None:
             if self._batches is not None and self._mid_epoch:
-                self._batches = begun(self._batches)
-            tell_dataset(self._dataset, self._given)
+                self._batches = with_first_drawn(self._batches)
+            restore_dataset(self._dataset, self._given)
 
     def _next_index(self) -> Any:
         self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class _Noting(_MapDatasetFetcher):
         """Return the batch of what a sampler gave."""
         began = time.perf_counter()
         if self.auto_collation:
-            samples = fetched(self.dataset, given)
+            samples = fetch_samples(self.dataset, given)
         else:
             (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
         fetched_at = time.perf_counter()
@@ -138,27 +138,27 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 class InlineExecutor:
     """Torch's own iterator: for what no other executor accepts."""
 
-    kind = Inline
+    kind = InlinePass
 
     def accepts(self, job: Job) -> bool:
         """Return True."""
         return True
 
-    def open(self, job: Job) -> Inline:
+    def open(self, job: Job) -> InlinePass:
         """Return an iterator of the batches."""
         settings = job.settings
         job.epochs.next(counted=True)
-        made = Inline(
+        made = InlinePass(
             view_of(job),
             None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.means.meter,
+            meter=job.resources.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made
 
-    def restart(self, held: Inline, job: Job) -> None:
+    def restart(self, held: InlinePass, job: Job) -> None:
         """Raise RuntimeError: torch keeps no iterator without workers."""
         raise RuntimeError("an iterator of the caller's thread makes one pass")

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -19,7 +18,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
+from penstock.executors.cursor import SamplerCursor
 from penstock.executors.workers.native import ThreadWorker
+from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Positions
 from penstock.sources.tree import Unresolved
@@ -38,7 +39,7 @@ def batches_that_fit(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
+class PassInput:
     """What a pass goes through, and the key of its random draws."""
 
     batches: Iterator[tuple[Any, Positions]]
@@ -48,26 +49,28 @@ class Course:
     seed: int
     epoch: int
     promised: int | None = None
-    """What len() of an iterable dataset said, where the loader was asked for its length."""
+    """The length of an iterable dataset, where a program has called len() of the loader."""
     dataset: str = ""
     """The repr of that dataset."""
 
 
 @dataclass(frozen=True)
-class Means:
+class PassResources:
     """What a pass works with, from its loader."""
 
     workers: int
-    """Threads; 0 does everything in the caller's thread, when it is asked for."""
+    """Threads; 0: the caller's thread does all work, in next()."""
     in_flight: int | None
     """Batches in flight; None: chosen by their size."""
     buffers: Buffers
     meter: Meter = field(default_factory=Meter)
     """Adds up what the workers spend in each stage."""
+    shared: SharedBuffers | None = None
+    """Batch memory that worker processes fill; None: each batch comes in memory of its own, as torch's does."""
     timeout: float = 0
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True
-    """Batches may be asked of the sampler before the user asks for them."""
+    """Batches may be taken from the sampler before the user calls next() for them."""
     persistent: bool = False
     """The iterator is used for the next pass too."""
 
@@ -96,19 +99,19 @@ class Pass(_BaseDataLoaderIter):
     flight until it is handed out, and one that did not reach its caller comes with the next call.
     """
 
-    def __init__(self, means: Means) -> None:  # not torch's: this draws and starts other things
-        self._means = means
-        self._num_workers = means.workers
-        self._persistent_workers = means.persistent
-        self._timeout = means.timeout
+    # Over 25 methods and 15 attributes: those that every kind of pass defines, and those that torch's iterators have.
+
+    def __init__(self, resources: PassResources) -> None:  # not torch's: this draws and starts other things
+        self._resources = resources
+        self._num_workers = resources.workers
+        self._persistent_workers = resources.persistent
+        self._timeout = resources.timeout
         self._num_yielded = 0
-        self._course = Course(iter(()), None, 0, 0)
+        self._begin_with(PassInput(iter(()), None, 0, 0))
         self._open = False
         self._exhausted = False
-        self._reads_ahead = bool(means.workers) and means.ahead
-        """Batches are made that the user has not asked for yet."""
-        self._queue: deque[Any] = deque()
-        self._forget_given()
+        self._reads_ahead = bool(resources.workers) and resources.ahead
+        """Batches are begun before the user calls next() for them."""
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
@@ -120,11 +123,11 @@ class Pass(_BaseDataLoaderIter):
 
     @abstractmethod
     def _new_batch(self) -> Any:
-        """Return an empty Batch, to be asked for."""
+        """Return an empty Batch."""
 
     @abstractmethod
     def _begin(self, batch: Any) -> None:
-        """Begin to make a batch of what the sampler gave: again after an interrupt, once it was begun."""
+        """Begin to make a batch of what the sampler gave. After an interrupt the same batch comes a second time."""
 
     @abstractmethod
     def _depth(self, queue: deque[Any]) -> int:
@@ -142,7 +145,7 @@ class Pass(_BaseDataLoaderIter):
         """Return a batch as its user gets it."""
 
     def _prepare(self) -> None:
-        """Do what comes before batches are asked for."""
+        """Do what comes before the sampler is called."""
 
     def _delivery(self, batch: Any, out: Any, waited: float) -> Delivery:
         """Return the delivery of a batch."""
@@ -172,7 +175,7 @@ class Pass(_BaseDataLoaderIter):
         except Exception:
             self._drop(batch)
             raise
-        if self._reads_ahead:  # without workers nothing is done before it is asked for
+        if self._reads_ahead:  # without workers nothing is done ahead
             self._refill(queue, done=1)
         delivery = self._delivery(batch, out, time.perf_counter() - started)
         handed.append((batch, delivery))
@@ -206,39 +209,10 @@ class Pass(_BaseDataLoaderIter):
     def _end_pass(self) -> None:
         self.close()
 
-    def _forget_given(self) -> None:
-        self._given: deque[tuple[Any, Positions]] = deque()  # what the sampler gave and is not in flight: at most one
-        self._cut = False  # an interrupt came from within the sampler
-        self._count = 0  # of what the sampler gave
-        self._back: deque[Delivery] = deque()  # of batches that did not reach their caller
-
-    def _take(self) -> tuple[Any, Positions] | None:
-        """Return what the sampler gives next, and its positions; again, until `_took` is called. None: the end."""
-        if not self._given:
-            try:  # in one step of the interpreter, so that an interrupt comes before it or after it
-                self._given.extend(islice(self._course.batches, 1))
-            except Exception:
-                raise
-            except BaseException as error:  # with a frame behind this one it came from within the sampler
-                self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-                raise
-            if not self._given:
-                if self._cut and self._count != self._course.length:  # an interrupted generator is at its end
-                    raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
-                return None
-            self._cut = False
-            self._count += 1
-        return self._given[0]
-
-    def _took(self, given: tuple[Any, Positions]) -> None:
-        """Take note that what `_take` returned is in flight."""
-        if self._given and self._given[0] is given:
-            self._given.clear()
-
     def _ask(self, queue: deque[Any], batch: Batch) -> bool:
-        """Ask the sampler for a batch, and put it into a queue; its error too. False: there is none left."""
+        """Put what the sampler gives next, or its error, into a queue. False: the sampler is at its end."""
         try:
-            batch.given = self._take()
+            batch.given = self._cursor.take()
         except Exception as error:
             batch.error = error
         if batch.given is None and batch.error is None:
@@ -249,11 +223,11 @@ class Pass(_BaseDataLoaderIter):
         return True
 
     def _settle(self, batch: Batch) -> None:
-        """Begin a batch that is in a queue; again, after an interrupt, or for another plan."""
+        """Begin a batch that is in a queue: after an interrupt, or for another plan, a second time."""
         if batch.settled:
             return
         if batch.given is not None:
-            self._took(batch.given)
+            self._cursor.taken(batch.given)
             self._begin(batch)
         batch.settled = True
 
@@ -263,24 +237,27 @@ class Pass(_BaseDataLoaderIter):
         self._ended = crew.ended
         self._end = weakref.finalize(self, crew.close)
 
-    def _start(self, course: Course, *, eager: bool) -> None:
-        """Begin a pass. eager: ask for batches now, not when the first one is asked for."""
-        self._queue = deque()
+    def _start(self, pass_input: PassInput, *, eager: bool) -> None:
+        """Begin a pass. eager: batches are begun now, not at the first next()."""
+        self._begin_with(pass_input)
         self._exhausted = False
-        self._course = course
         self._num_yielded = 0
-        self._forget_given()
         self._open = True
         if eager:
             self._refill(self._queue)
+
+    def _begin_with(self, pass_input: PassInput) -> None:
+        """Forget the batches in flight and those that did not reach their caller."""
+        self._queue: deque[Any] = deque()
+        self._input, self._cursor = pass_input, SamplerCursor(pass_input.batches, pass_input.length)
+        self._back: deque[Delivery] = deque()
 
     def close(self) -> None:
         """End the threads and the pass. Batches in flight are dropped."""
         if self._end is not None:
             self._end()
         self._open = False
-        self._queue = deque()
-        self._forget_given()
+        self._begin_with(self._input)
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
         self.close()
@@ -314,14 +291,14 @@ class Pass(_BaseDataLoaderIter):
             else:
                 delivery = self._hand_out(handed)
             self._num_yielded += 1
-            if self._course.promised is not None and self._num_yielded > self._course.promised:
-                self._warn_of_more(self._course.promised)
+            if self._input.promised is not None and self._num_yielded > self._input.promised:
+                self._warn_of_more(self._input.promised)
             return delivery
 
     def _warn_of_more(self, promised: int) -> None:
         """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
         text = (
-            f"Length of IterableDataset {self._course.dataset} was reported to be {promised}"
+            f"Length of IterableDataset {self._input.dataset} was reported to be {promised}"
             f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
         )
         if self._num_workers:
@@ -333,9 +310,9 @@ class Pass(_BaseDataLoaderIter):
         warn_user(text)
 
     def __len__(self) -> int:
-        if self._course.length is None:
+        if self._input.length is None:
             raise TypeError("the batch sampler of this loader has no length")
-        return self._course.length
+        return self._input.length
 
     @property
     def _workers(self) -> list[ThreadWorker]:

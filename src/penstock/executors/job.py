@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Course, Means
+from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.epochs import Epochs
 from penstock.plan import Plan, PythonPlan
 from penstock.settings import Method, Settings
@@ -31,7 +31,7 @@ class Job:
     epochs: Epochs
     key: Callable[[], tuple[int, int]]
     """Returns (seed, epoch) of the pass, and advances the generators as torch's iterator would. Called once."""
-    means: Means
+    resources: PassResources
     substitutes: Substitutes | None
     """How bad samples are replaced; None raises their errors."""
     pins: bool
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def eager(self) -> bool:
-        """Whether work begins before the first batch is asked for."""
+        """Whether work begins before the first next()."""
         return not self.settings.on_demand
 
     @property
@@ -49,19 +49,19 @@ class Job:
         """Where the dataset is in each worker, where it says so itself."""
         return self.progress.streams
 
-    def course(self) -> Course:
+    def pass_input(self) -> PassInput:
         """Return what the pass goes through; called once, for it draws."""
         length = self.batches.order.length
         if self.batches.drawn_first():
             batches = self.batches.sampled()
-            return Course(batches, length(), *self.key())
+            return PassInput(batches, length(), *self.key())
         seed, epoch = self.key()
-        return Course(self.batches(seed, epoch), length(), seed, epoch)
+        return PassInput(self.batches(seed, epoch), length(), seed, epoch)
 
-    def course_of_python(self) -> Course:
+    def input_of_python(self) -> PassInput:
         """Return the same with what an iterable dataset said of its length."""
-        course, said = self.course(), self.settings.noted_length
-        return course if said is None else replace(course, promised=said, dataset=str(self.settings.dataset))
+        pass_input, said = self.pass_input(), self.settings.noted_length
+        return pass_input if said is None else replace(pass_input, promised=said, dataset=str(self.settings.dataset))
 
     def fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

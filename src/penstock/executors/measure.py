@@ -19,13 +19,13 @@ import torch.utils.data
 
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IN_FLIGHT, Course, Means
-from penstock.executors.threads import Fetching
+from penstock.executors.iterator import IN_FLIGHT, PassInput, PassResources
+from penstock.executors.threads import ThreadPass
 from penstock.executors.workers.own_fetch import Init, OwnFetches
-from penstock.executors.workers.processes import Processes
-from penstock.order.batches import placed
+from penstock.executors.workers.processes import ProcessPass
+from penstock.order.batches import with_sample_numbers
 from penstock.state.delivery import Task
-from penstock.system.randomness import drawn_from, kept, states
+from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept
 
 #: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
 BUDGET_SECONDS = 0.2
@@ -68,7 +68,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """What a trial has found so far."""
 
     draws: tuple[str, ...]
@@ -81,13 +81,13 @@ class Found:
 
 def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
     """Return which global generators one sample draws from; they are given back as they were."""
-    with kept():
-        before = states()
+    with generators_kept():
+        before = generator_states()
         fetch.sample(task, index)
-        return drawn_from(before)
+        return generators_drawn_from(before)
 
 
-def try_both(trial: Trial) -> Iterator[Found]:
+def try_both(trial: Trial) -> Iterator[Measurement]:
     """Yield what is found, more and more of it. Raises what the dataset raises.
 
     The process that calls it must be one that ends then: workers are forked, samples are fetched.
@@ -97,10 +97,10 @@ def try_both(trial: Trial) -> Iterator[Found]:
     task = Task(None, 0, 0)
     draws = draws_of(trial.fetch, task, next(indices))  # the first one also opens and imports what later ones need not
     began = time.perf_counter()
-    with kept():
+    with generators_kept():
         trial.fetch.sample(task, next(indices))
     seconds = time.perf_counter() - began
-    yield Found(draws, seconds)
+    yield Measurement(draws, seconds)
     if seconds > SLOW_SECONDS:
         return
     count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
@@ -116,7 +116,7 @@ def try_both(trial: Trial) -> Iterator[Found]:
                 Speed(max(0.0, first - batches.count * seconds), run.best)
                 for run, first in zip(runs, firsts, strict=True)
             ]
-            yield Found(draws, seconds, *speeds)
+            yield Measurement(draws, seconds, *speeds)
             if spent > BUDGET_SECONDS:
                 break  # samples so slow that a round tells enough
     finally:
@@ -191,7 +191,7 @@ class _InThreads(_Run):
         super().__init__(batches)
         self._trial = trial
         self._own = own
-        self._means = Means(
+        self._resources = PassResources(
             workers=trial.workers,
             in_flight=trial.in_flight,
             buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
@@ -199,12 +199,14 @@ class _InThreads(_Run):
         )
 
     def begin(self) -> Iterator[Any]:
-        given = placed(iter(self.batches), 0, batched=self._trial.fetch.batched)
-        course = Course(given, None, 0, 0)
+        given = with_sample_numbers(iter(self.batches), 0, batched=self._trial.fetch.batched)
+        pass_input = PassInput(given, None, 0, 0)
         if self.iterator is None:
-            self.iterator = Fetching(self._trial.fetch, course, self._means, init=self._trial.init, own=self._own)
+            self.iterator = ThreadPass(
+                self._trial.fetch, pass_input, self._resources, init=self._trial.init, own=self._own
+            )
         else:
-            self.iterator.begin(self._trial.fetch, course)
+            self.iterator.begin(self._trial.fetch, pass_input)
         return self.iterator  # type: ignore[no-any-return]
 
 
@@ -236,7 +238,7 @@ class _Loader(torch.utils.data.DataLoader[Any]):
     fetch: Fetch
 
     def _get_iterator(self) -> Any:
-        return Processes(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
+        return ProcessPass(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

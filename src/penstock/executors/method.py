@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.measure import Found, Trial, draws_of, try_both
+from penstock.executors.measure import Measurement, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.recipe.compose_hook import natively_in_this_process
@@ -43,7 +43,7 @@ class Choice:
     why: str
 
 
-def choose(found: Found, samples: int | None, *, seeded: bool) -> Choice:
+def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
     """Return the faster method, and the figures behind it: threads where they are as fast, for they start at once.
 
     Args:
@@ -142,12 +142,12 @@ def _apart(work: Callable[[], Iterable[T]], seconds: float) -> tuple[list[T], bo
     found: list[T] = []
     try:
         while reader.poll(max(0.0, deadline - time.monotonic())):
-            what, told = reader.recv()
+            what, content = reader.recv()
             if what == "failed":
-                raise _Failed(told)
+                raise _Failed(content)
             if what == "end":
                 return found, False
-            found.append(told)
+            found.append(content)
         return found, True
     except (EOFError, OSError):
         raise _Failed("the process that tried them ended without a word") from None

@@ -1,6 +1,6 @@
 """One pass over the data: batches filled ahead of the user, and handed out in order.
 
-`Filling` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
+`NativePass` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
 
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
@@ -20,22 +20,22 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Course, IndexedPass, Means, batches_that_fit, pinned
+from penstock.executors.iterator import IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
-from penstock.executors.workers.native import InFlight, Workers
+from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
-from penstock.sample_notes import as_torch_would, note_batch
+from penstock.sample_notes import note_batch, torch_batch
 from penstock.sources.tree import same_table
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
-from penstock.system.modes import as_taken
+from penstock.system.modes import in_callers_mode
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
@@ -43,13 +43,13 @@ _UNKNOWN = Field(_native.Spec("uint8", [0]))
 _TIMES = 8
 
 
-class Filling(IndexedPass):
+class NativePass(IndexedPass):
     """One pass over the data of a native plan.
 
     Args:
         plan: what fills the batches.
-        course: the dataset indices of each batch; a list holds what a sampler gave that is none.
-        means: the threads are native ones.
+        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
+        resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
@@ -59,43 +59,45 @@ class Filling(IndexedPass):
             dataset ceased to be native.
     """
 
+    # Over 15 attributes: the pass, and the plan, crew and layout that a changed dataset exchanges in its middle.
+
     def __init__(
         self,
         plan: NativePlan,
-        course: Course,
-        means: Means,
+        pass_input: PassInput,
+        resources: PassResources,
         *,
         substitutes: Substitutes | None = None,
         eager: bool = False,
         live: bool = False,
         fetch: Callable[..., Fetch] | None = None,
     ) -> None:
-        super().__init__(means)
+        super().__init__(resources)
         self._live = live
         self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
-        self._threads = means.workers
-        self._buffers = means.buffers
+        self._threads = resources.workers
+        self._buffers = resources.buffers
         self._substitutes = substitutes
-        self.begin(plan, course, eager=eager)
+        self.begin(plan, pass_input, eager=eager)
 
-    def begin(self, plan: NativePlan, course: Course, *, eager: bool = False) -> None:
+    def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._fetch: Fetch | None = None  # reads the rest of the pass
         self._adopt(plan)
         self._table = plan.table
-        self._start(course, eager=eager)
+        self._start(pass_input, eager=eager)
 
     def _prepare(self) -> None:
         if self._looks_first and not self._plan.still():
             self._plan_anew()
 
-    def _new_batch(self) -> InFlight:
-        return InFlight(key=(self._course.seed, self._course.epoch))
+    def _new_batch(self) -> NativeBatch:
+        return NativeBatch(key=(self._input.seed, self._input.epoch))
 
-    def _depth(self, queue: deque[InFlight]) -> int:
+    def _depth(self, queue: deque[NativeBatch]) -> int:
         return self._target
 
-    def _ready(self, queue: deque[InFlight]) -> InFlight:
+    def _ready(self, queue: deque[NativeBatch]) -> NativeBatch:
         batch = queue[0]
         if batch.error is None and (failures := self._finish(batch)):
             batch.error = error_of(self._plan, batch, failures)
@@ -103,19 +105,19 @@ class Filling(IndexedPass):
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
-        return f"<Filling: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
+        return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
 
     # --- changes of the dataset -----------------------------------------------------------------------------
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = Workers(plan, self._threads, self._means.meter)
+        self._crew = NativeCrew(plan, self._threads, self._resources.meter)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-        self._reads_ahead = bool(self._threads) and self._means.ahead and not (self._live and plan.in_memory)
+        self._reads_ahead = bool(self._threads) and self._resources.ahead and not (self._live and plan.in_memory)
         #: The plan is looked at when a batch is asked for; else when it is handed out.
         self._looks_first = self._live and not self._reads_ahead
         #: Whether a batch that was filled is what the user asked for. Costs microseconds.
@@ -126,7 +128,7 @@ class Filling(IndexedPass):
 
         give_up: Python reads the rest of the pass, whatever the plan.
         """
-        found = self._plan.again()
+        found = self._plan.replan()
         queue = self._queue
         for batch in queue:
             batch.unsettle()
@@ -142,16 +144,16 @@ class Filling(IndexedPass):
         for batch in queue:
             self._settle(batch)
 
-    def _begin_again(self, batch: InFlight) -> None:
+    def _restart_batch(self, batch: NativeBatch) -> None:
         batch.unsettle()
         self._settle(batch)
 
-    def _meet_other_samples(self, batch: InFlight) -> bool:
+    def _meet_other_samples(self, batch: NativeBatch) -> bool:
         """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
 
         In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
         """
-        now = InFlight(indices=batch.indices, leaves=batch.leaves, local=batch.local)
+        now = NativeBatch(indices=batch.indices, leaves=batch.leaves, local=batch.local)
         try:
             if self._live:
                 self._resolve(now)
@@ -163,7 +165,7 @@ class Filling(IndexedPass):
         except Exception:  # it is raised when the batch begins anew
             pass
         self._retired(batch)
-        self._begin_again(batch)
+        self._restart_batch(batch)
         return True
 
     # --- submitting -----------------------------------------------------------------------------------------
@@ -173,11 +175,11 @@ class Filling(IndexedPass):
         known = [field for field in self._fields if field is not None]
         if not self._reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
-        if self._means.in_flight is not None:
-            return max(1, self._means.in_flight)
+        if self._resources.in_flight is not None:
+            return max(1, self._resources.in_flight)
         return batches_that_fit(samples * sum(field.nbytes for field in known))
 
-    def _begin_indices(self, batch: InFlight) -> None:
+    def _begin_indices(self, batch: NativeBatch) -> None:
         if self._fetch is not None:
             batch.other = batch.wanted.tolist()
             return
@@ -190,11 +192,11 @@ class Filling(IndexedPass):
         self._resolve(batch)
         self._submit(batch)
 
-    def _resolve(self, batch: InFlight) -> None:
+    def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
 
-    def _submit(self, batch: InFlight) -> None:
+    def _submit(self, batch: NativeBatch) -> None:
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -206,14 +208,14 @@ class Filling(IndexedPass):
             batch.fields.append(field)
             batch.rows.append(rows)
             fields.append((*rows, field.spec))
-        course = self._course
+        pass_input = self._input
         numbers = self._crew.numbers
         with self._crew.lock:
             following = numbers[-1] + 1 if numbers else 0
             self._crew.batches[following] = batch
             arguments = (
-                course.seed & 0xFFFFFFFFFFFFFFFF,
-                course.epoch,
+                pass_input.seed & 0xFFFFFFFFFFFFFFFF,
+                pass_input.epoch,
                 batch.local,
                 batch.indices,
                 as_array(batch.positions),
@@ -227,7 +229,7 @@ class Filling(IndexedPass):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def _finish(self, batch: InFlight) -> list[_native.Failure]:
+    def _finish(self, batch: NativeBatch) -> list[_native.Failure]:
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
         for times in count():
             if batch.number < 0:
@@ -251,7 +253,7 @@ class Filling(IndexedPass):
             self._submit(batch)
         return []
 
-    def _wait(self, batch: InFlight) -> None:
+    def _wait(self, batch: NativeBatch) -> None:
         if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
             self._pool.run_here(batch.number)
         if self._threads == 0:
@@ -267,20 +269,20 @@ class Filling(IndexedPass):
     def _stuck(self) -> str:
         """Return what each thread is at."""
         at = [(*busy, "natively") for busy in self._pool.busy()] + [(*busy, "by Python") for busy in self._crew.busy()]
-        told = []
+        lines = []
         for number, position, seconds, how in at:
             batch = self._crew.batches.get(number)
             if batch is not None:
                 name, path = identify(self._plan, batch, position)
-                told.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+                lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
         return (
             f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
             "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
-            + "\n".join(told or ["No thread is at work."])
+            + "\n".join(lines or ["No thread is at work."])
         )
 
-    def _retired(self, batch: InFlight) -> list[_native.Failure]:
-        """Return what failed in a batch that is done; again, after an interrupt."""
+    def _retired(self, batch: NativeBatch) -> list[_native.Failure]:
+        """Return what failed in a batch that is done; after an interrupt, a second time."""
         if not batch.retired:
             batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
         self._crew.batches.pop(batch.number, None)
@@ -292,11 +294,11 @@ class Filling(IndexedPass):
         moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
         return sorted([*failures, *moved], key=operator.itemgetter(0))
 
-    def _assemble(self, batch: InFlight) -> Any:
+    def _assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
-        fields: list[Any] = as_taken([rows.tensor for rows in batch.rows])
+        fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
             labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
         except Exception as error:
@@ -306,10 +308,10 @@ class Filling(IndexedPass):
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return fields if self._plan.leaves[0].pair else fields[0]
 
-    def _by_python(self, batch: InFlight) -> Any:
+    def _by_python(self, batch: NativeBatch) -> Any:
         """Return the batch that the dataset itself gives."""
         if self._fetch is None:
-            out = as_torch_would(self._plan.dataset, batch.other)
+            out = torch_batch(self._plan.dataset, batch.other)
         else:
             with self._fetch.as_guest():
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
@@ -319,7 +321,7 @@ class Filling(IndexedPass):
 
     # --- failures -------------------------------------------------------------------------------------------
 
-    def _learn(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+    def _learn(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Take over the rows' shape from a batch whose samples agree on another one; False: they do not.
 
         Where bad samples are replaced, the shape that most samples of the first batch have is the right one.
@@ -337,7 +339,7 @@ class Filling(IndexedPass):
         self._fields = learned
         return True
 
-    def _replace(self, batch: InFlight, failures: list[_native.Failure]) -> bool:
+    def _replace(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
         if self._substitutes is None:
             return False
@@ -349,10 +351,10 @@ class Filling(IndexedPass):
         self._resolve(batch)
         return True
 
-    def _put_others(self, batch: InFlight, positions: list[int]) -> bool:
-        """Draw a sample that is not known as bad for each of these positions; False: there is none for one of them."""
+    def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:
+        """Draw a sample that is not known as bad for each of these positions; False: none is left for one of them."""
         assert self._substitutes is not None
-        task = Task(batch.wanted, self._course.seed, self._course.epoch)
+        task = Task(batch.wanted, self._input.seed, self._input.epoch)
         indices = batch.indices.copy()
         for position in positions:
             candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
@@ -364,27 +366,27 @@ class Filling(IndexedPass):
         return True
 
 
-def _was_interrupted(batch: InFlight) -> bool:
-    """Return whether Ctrl-C came while the caller's thread read a sample: it is read again."""
+def _was_interrupted(batch: NativeBatch) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample, which is then read a second time."""
     return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
 
 
 class NativeExecutor:
     """Native threads, for a dataset that the native core reads."""
 
-    kind = Filling
+    kind = NativePass
 
     def accepts(self, job: Job) -> bool:
         """Return whether the plan is native."""
         return isinstance(job.plan, NativePlan)
 
-    def open(self, job: Job) -> Filling:
+    def open(self, job: Job) -> NativePass:
         """Return an iterator of the batches."""
         assert isinstance(job.plan, NativePlan)
-        made = Filling(
+        made = NativePass(
             job.plan,
-            job.course(),
-            job.means,
+            job.pass_input(),
+            job.resources,
             substitutes=job.substitutes,
             eager=job.eager,
             live=not job.eager,
@@ -393,8 +395,8 @@ class NativeExecutor:
         job.progress.arrivals = None  # batches come in order
         return made
 
-    def restart(self, held: Filling, job: Job) -> None:
+    def restart(self, held: NativePass, job: Job) -> None:
         """Make another pass with the same iterator."""
         assert isinstance(job.plan, NativePlan)
-        held.begin(job.plan, job.course(), eager=job.eager)
+        held.begin(job.plan, job.pass_input(), eager=job.eager)
         job.progress.arrivals = None

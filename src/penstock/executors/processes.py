@@ -6,26 +6,26 @@ from functools import partial
 
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import view_of
-from penstock.executors.workers.processes import Processes
+from penstock.executors.workers.processes import ProcessPass
 from penstock.plan import NativePlan
 from penstock.settings import Method
 from penstock.sources.naming import name_of
 
 
 class ProcessExecutor:
-    """Torch's worker processes, where Python reads the dataset and nobody asked for threads."""
+    """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
 
-    kind = Processes
+    kind = ProcessPass
 
     def accepts(self, job: Job) -> bool:
         """Return whether there are workers, and no threads in their place."""
         return not isinstance(job.plan, NativePlan) and job.settings.num_workers > 0 and not job.in_threads
 
-    def open(self, job: Job) -> Processes:
+    def open(self, job: Job) -> ProcessPass:
         """Return an iterator of the batches."""
         settings = job.settings
         job.loader.check_worker_number_rationality()
-        made = Processes(
+        made = ProcessPass(
             view_of(job),
             None if settings.iterable else job.fetch(here=True),
             key=partial(job.epochs.next, counted=settings.persistent_workers),
@@ -34,17 +34,18 @@ class ProcessExecutor:
             streams=job.streams,
             base_seed=job.progress.drawn.get("base"),
             identify=partial(name_of, settings.dataset),
-            meter=job.means.meter,
+            meter=job.resources.meter,
+            shared=job.resources.shared,
         )
         return self._follow(made, job)
 
-    def restart(self, held: Processes, job: Job) -> None:
+    def restart(self, held: ProcessPass, job: Job) -> None:
         """Let the same workers make another pass."""
         held.batches = job.batches
         held._reset(view_of(job))
         self._follow(held, job)
 
-    def _follow(self, made: Processes, job: Job) -> Processes:
+    def _follow(self, made: ProcessPass, job: Job) -> ProcessPass:
         if made.streams is not job.streams:
             made.follow(job.streams)  # the workers came with those of the pass before
         job.progress.drawn.setdefault("base", made.base_seed)

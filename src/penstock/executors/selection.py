@@ -13,20 +13,22 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
-from penstock.executors.iterator import IN_FLIGHT, Course, Means, Pass
+from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
 from penstock.executors.job import Executor, Job, fetcher
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
-from penstock.executors.native import Filling, NativeExecutor
+from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
-from penstock.executors.threads import Fetching, ThreadExecutor
+from penstock.executors.threads import ThreadExecutor, ThreadPass
+from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import draw, settled_at_start
+from penstock.order.batches import settled_at_start
 from penstock.order.epochs import Epochs
+from penstock.order.keyed import draw_seed
 from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
@@ -47,13 +49,14 @@ class Executors:
         reach: warns of draws that the seed does not reach.
     """
 
-    def __init__(self, register: Register | None, reach: Reach) -> None:
+    def __init__(self, register: Register | None, reach: SeedWarnings) -> None:
         self.register = register
         self.reach = reach
         self.counters = Counters()
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
+        self.shared = SharedBuffers()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
@@ -70,7 +73,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "observers", "buffers", "_base_seed")
+        anew = ("counters", "observers", "buffers", "shared", "_base_seed")
         return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ class Executors:
             PassBatches(BatchOrder(settings), progress, self.reach, native),
             epochs,
             lambda: self._key(settings, progress, epochs),
-            self.means(settings, chosen, sends=sends),
+            self.resources(settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
             not native and self.in_threads(settings, chosen),
@@ -111,7 +114,7 @@ class Executors:
             held._shutdown_workers()
             held = None
         if not settings.num_workers and streams is not None:
-            streams.tell_between(settings.dataset)
+            streams.restore_between_passes(settings.dataset)
         if held is not None:
             executor.restart(held, job)
             return held
@@ -128,14 +131,14 @@ class Executors:
         chosen, seed = planned(settings), settings.seed
         assert seed is not None
         self.pins(settings)  # which warns
-        means = replace(self.means(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
+        resources = replace(self.resources(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
         made: Pass
         if isinstance(chosen, NativePlan):
-            course = Course(iter([(indices, positions)]), 1, seed, epoch)
-            made = Filling(chosen, course, means, substitutes=self.substitutes(settings))
+            pass_input = PassInput(iter([(indices, positions)]), 1, seed, epoch)
+            made = NativePass(chosen, pass_input, resources, substitutes=self.substitutes(settings))
         else:
-            course = Course(iter([(indices.tolist(), positions)]), 1, seed, epoch)
-            made = Fetching(self.fetch(settings, chosen, here=True), course, means, eager=False)
+            pass_input = PassInput(iter([(indices.tolist(), positions)]), 1, seed, epoch)
+            made = ThreadPass(self.fetch(settings, chosen, here=True), pass_input, resources, eager=False)
         if self.register is not None:
             made.observers = (self.register,)
         return next(made)
@@ -148,17 +151,18 @@ class Executors:
         self.register.substitutes.population = drawn_from
         return self.register.substitutes
 
-    def means(self, settings: Settings, chosen: Plan, *, sends: bool) -> Means:
+    def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
         """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
         if settings.num_workers == 0 and settings.timeout:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
                 "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
             )
-        return Means(
+        return PassResources(
             workers=settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
+            shared=self.shared,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
             persistent=settings.persistent_workers,
@@ -178,7 +182,7 @@ class Executors:
         if seed is not None:
             return seed, epoch
         if self._base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-            self._base_seed = draw(settings.draws_from)
+            self._base_seed = draw_seed(settings.draws_from)
         self._base_seed = progress.drawn.setdefault("base", self._base_seed)
         return self._base_seed, epoch
 
@@ -237,7 +241,7 @@ class Executors:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
-        self.reach.tell_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
+        self.reach.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
 
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

@@ -12,7 +12,7 @@ import torch
 
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Course, Handed, Means, Pass, batches_that_fit, pinned
+from penstock.executors.iterator import Handed, Pass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
@@ -22,25 +22,25 @@ from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan
 from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Task
-from penstock.state.streams import Streams, begun, state_of, tell_dataset
+from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
-from penstock.system.modes import as_taken
+from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import sample_number
 
 
-class Fetching(Pass):
+class ThreadPass(Pass):
     """One pass over a dataset whose samples Python threads fetch into the rows of the batch.
 
     Args:
         fetch: calls the user's dataset.
-        course: what the sampler gives.
-        means: the threads are Python's.
+        pass_input: what the sampler gives.
+        resources: the threads are Python's.
         init: the loader's worker_init_fn, called in each thread when it starts.
         iterable: each thread goes through the dataset on its own, as torch's worker processes do.
         in_order: batches are handed out in the sampler's order.
         drop_last: of an iterable dataset, a last batch that is not full is left out.
         eager: start fetching now, not when the first batch is asked for.
-        streams: where the dataset is that says so itself; they are told of the batches that come.
+        streams: the states of a dataset that has a state_dict(); the pass reports to them each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
     """
 
@@ -50,8 +50,8 @@ class Fetching(Pass):
     def __init__(
         self,
         fetch: Fetch,
-        course: Course,
-        means: Means,
+        pass_input: PassInput,
+        resources: PassResources,
         *,
         init: Init | None = None,
         iterable: bool = False,
@@ -61,43 +61,47 @@ class Fetching(Pass):
         streams: Streams | None = None,
         own: OwnFetches | None = None,
     ) -> None:
-        super().__init__(means)
+        super().__init__(resources)
         self._in_order = in_order
         self._iterable = iterable
         stacks = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
-        self._rows = SampleRows(means.buffers) if stacks else None
+        self._rows = SampleRows(resources.buffers) if stacks else None
         try:
             self._crew = ThreadCrew(
                 fetch,
-                means.workers,
+                resources.workers,
                 own=own or OwnFetches(fetch, init, shared=True),
                 rows=self._rows,
-                meter=means.meter,
+                meter=resources.meter,
                 iterable=iterable,
                 drop_last=drop_last,
                 # With a seed passes differ by their epoch alone.
-                seed=course.seed if course.epoch == 0 else sample_number((course.seed, course.epoch)) >> 1,
+                seed=pass_input.seed
+                if pass_input.epoch == 0
+                else sample_number((pass_input.seed, pass_input.epoch)) >> 1,
             )
         except RuntimeError as error:
-            raise InvalidOption(f"num_workers={means.workers}: the system has not so many threads ({error})") from error
+            raise InvalidOption(
+                f"num_workers={resources.workers}: the system has not so many threads ({error})"
+            ) from error
         self._hold(self._crew)
         self._pid = os.getpid()
-        self.begin(fetch, course, eager=eager, streams=streams)
+        self.begin(fetch, pass_input, eager=eager, streams=streams)
 
-    def begin(self, fetch: Fetch, course: Course, *, eager: bool = True, streams: Streams | None = None) -> None:
+    def begin(self, fetch: Fetch, pass_input: PassInput, *, eager: bool = True, streams: Streams | None = None) -> None:
         """Begin a pass with the same threads."""
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
         self._fetch = fetch
         self._streams = streams
         if streams is not None and not self._iterable:
             if any(streams.counts):
-                course = replace(course, batches=begun(course.batches))
-            tell_dataset(fetch.dataset, streams.states()[0])
+                pass_input = replace(pass_input, batches=with_first_drawn(pass_input.batches))
+            restore_dataset(fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(fetch.dataset))
         self._owners = deque(range(self._num_workers)) if self._iterable else None  # whose turn it is
         if self._owners is not None and streams is not None and streams.given:
             self._owners.rotate(-streams.following)
-        self._start(course, eager=eager)
+        self._start(pass_input, eager=eager)
 
     def _hand_out(self, handed: Handed) -> Delivery:
         self._came: FetchedBatch | None = None
@@ -135,9 +139,9 @@ class Fetching(Pass):
         assert batch.given is not None
         if batch.task is None:
             given, positions = batch.given
-            batch.number = self._count - 1
+            batch.number = self._cursor.count - 1
             batch.owner = self._owners[0] if self._owners else None
-            task = Task(given, self._course.seed, self._course.epoch, positions)
+            task = Task(given, self._input.seed, self._input.epoch, positions)
             try:
                 self._crew.prepare(batch, task)
             except Exception as error:  # it is no list of indices
@@ -153,8 +157,8 @@ class Fetching(Pass):
             return 0  # all threads are at the end of the dataset
         if not self._reads_ahead:
             return 1
-        if self._means.in_flight is not None:
-            return max(1, self._means.in_flight)
+        if self._resources.in_flight is not None:
+            return max(1, self._resources.in_flight)
         sample_bytes = None if self._rows is None else self._rows.sample_bytes
         if self._iterable or sample_bytes is None or not queue:
             return 2 * workers + 1
@@ -188,8 +192,8 @@ class Fetching(Pass):
     def _assemble(self, batch: FetchedBatch) -> Any:
         out = batch.result
         if self._num_workers or batch.in_place:  # else it was made here
-            out = as_taken(out)
-        return pinned(out) if self._means.buffers.pinned else out
+            out = in_callers_mode(out)
+        return pinned(out) if self._resources.buffers.pinned else out
 
     def _delivery(self, batch: FetchedBatch, out: Any, waited: float) -> Delivery:
         self._report(done=True)
@@ -214,7 +218,7 @@ class Fetching(Pass):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return (
-            f"<Fetching: {state}, {self._num_workers} threads, {self._crew.pace.active} at a time, "
+            f"<ThreadPass: {state}, {self._num_workers} threads, {self._crew.pace.active} at a time, "
             f"{len(self._queue)} batches in flight>"
         )
 
@@ -242,10 +246,10 @@ class Fetching(Pass):
 class ThreadExecutor:
     """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
 
-    kind = Fetching
+    kind = ThreadPass
 
     def accepts(self, job: Job) -> bool:
-        """Return whether threads read the dataset, or torch's own iterator could not do what is asked of a sample."""
+        """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
         settings = job.settings
         if isinstance(job.plan, NativePlan):
             return False
@@ -253,15 +257,15 @@ class ThreadExecutor:
             return True
         return not settings.num_workers and not settings.iterable and not job.fetch(here=True).plain
 
-    def open(self, job: Job) -> Fetching:
+    def open(self, job: Job) -> ThreadPass:
         """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""
         settings = job.settings
         fetch = job.fetch(here=settings.num_workers == 0)
         own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
-        made = Fetching(
+        made = ThreadPass(
             fetch,
-            job.course_of_python(),
-            job.means,
+            job.input_of_python(),
+            job.resources,
             init=settings.worker_init_fn,
             iterable=settings.iterable,
             in_order=settings.in_order,
@@ -273,7 +277,7 @@ class ThreadExecutor:
         made.arrivals = job.progress.arrivals
         return made
 
-    def restart(self, held: Fetching, job: Job) -> None:
+    def restart(self, held: ThreadPass, job: Job) -> None:
         """Let the same threads make another pass."""
-        held.begin(job.fetch(here=False), job.course_of_python(), eager=job.eager, streams=job.streams)
+        held.begin(job.fetch(here=False), job.input_of_python(), eager=job.eager, streams=job.streams)
         held.arrivals = job.progress.arrivals

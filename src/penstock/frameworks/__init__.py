@@ -1,4 +1,4 @@
-"""What other frameworks are told, so that penstock loaders work in them."""
+"""Penstock loaders in the hands of other frameworks."""
 
 from penstock.frameworks.keeping import keep_loaders
 

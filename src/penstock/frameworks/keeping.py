@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate keeps penstock loaders, without being told.
+"""Hugging Face Accelerate keeps penstock loaders, without a call of the user's.
 
 Accelerate builds a torch loader of its own from the attributes of the one that it is given, and so loses whatever torch
 does not know. Here it does all of that first (sampler, ranks, devices, generators), and only then a penstock loader
@@ -61,16 +61,16 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
 def meet_accelerate() -> bool:
     """Let Accelerate's functions look for penstock loaders, if it was imported; return whether they do."""
     module = sys.modules.get(_MODULE)
-    if module is None or not all(hasattr(module, name) for name in _LOOKING):
+    if module is None or not all(hasattr(module, name) for name in _REPLACED):
         return False
-    for name, (looking, ours) in _LOOKING.items():
+    for name, (code_of, ours) in _REPLACED.items():
         held = f"_penstock_{name}"
         if not hasattr(module, held):
-            _exchange(getattr(module, name), looking, held, ours)
+            _exchange(getattr(module, name), code_of, held, ours)
     return True
 
 
-def _exchange(function: Any, looking: Any, held: str, ours: Callable[..., Any]) -> None:
+def _exchange(function: Any, code_of: Any, held: str, ours: Callable[..., Any]) -> None:
     """Give a function other code, which finds `ours` in the function's own module, under the name `held`.
 
     The function itself stays: programs hold it by name.
@@ -82,15 +82,15 @@ def _exchange(function: Any, looking: Any, held: str, ours: Callable[..., Any]) 
     function.__globals__[held] = functools.partial(ours, before)
     function.__signature__ = inspect.signature(before)
     function.__defaults__ = function.__kwdefaults__ = None
-    function.__code__ = looking.__code__
+    function.__code__ = code_of.__code__
 
 
-def _looking_to_prepare(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_our_prepare(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
     # Runs with the names of Accelerate's module around it.
     return _penstock_prepare_data_loader(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
-def _looking_to_skip(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_our_skip(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
     return _penstock_skip_first_batches(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -107,7 +107,7 @@ def _prepare(prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs
     if not _can_hold_ours(made) and not data_loader.own_options():
         return made  # torchdata's loader, or a TPU's: nothing of ours is lost but speed
     made = _with_ours(data_loader, made)
-    made.prepared = Prepared(made, _processes(kwargs.get("num_processes")), skips=False)
+    made.prepared = Prepared(made, kwargs.get("num_processes"), skips=False)
     return made
 
 
@@ -116,7 +116,8 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
     ours = dataloader if type(dataloader) is DataLoader else vars(dataloader).get("base_dataloader")
     if not isinstance(ours, DataLoader):
         return skip(dataloader, num_batches)
-    if _goes_on(ours):
+    state = ours._checkpoint.resume
+    if state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None):
         raise InvalidOption(
             "a state was loaded, and the next pass goes on behind the batches that were handed out before: go through "
             "the loader itself, without skip_first_batches"
@@ -125,20 +126,14 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
         return _with_ours(ours, skip(_as_torchs(ours), num_batches))
     made = _with_ours(ours, skip(dataloader, num_batches))
     made.iteration = dataloader.iteration  # which Accelerate 1.8 does not hand on
-    made.prepared = Prepared(made, _processes(None), skips=True)
+    made.prepared = Prepared(made, None, skips=True)
     return made
 
 
-_LOOKING: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "prepare_data_loader": (_looking_to_prepare, _prepare),
-    "skip_first_batches": (_looking_to_skip, _skip),
+_REPLACED: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "prepare_data_loader": (_call_our_prepare, _prepare),
+    "skip_first_batches": (_call_our_skip, _skip),
 }
-
-
-def _processes(told: int | None) -> int:
-    """Return among how many processes Accelerate cuts the batches."""
-    count: int = sys.modules["accelerate.state"].PartialState().num_processes if told is None else told
-    return count
 
 
 # In the place of Accelerator.register_for_checkpointing: the same arguments, after the original.
@@ -148,12 +143,6 @@ def _register(register: Callable[..., Any], *objects: Any) -> Any:
         if isinstance(prepared, Prepared):
             prepared.state_dict()  # what cannot be saved is said here, not at the first checkpoint
     return register(*objects)
-
-
-def _goes_on(loader: DataLoader[Any]) -> bool:
-    """Return whether the next pass goes on in the middle of an epoch."""
-    state = loader._checkpoint.resume
-    return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
 
 
 def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
@@ -169,13 +158,13 @@ def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
 def _with_ours(loader: DataLoader[Any], made: Any) -> Any:
     """Replace the torch loader that Accelerate made, bare or inside an adapter, by ours with `loader`'s arguments."""
     if type(made) is torch.utils.data.DataLoader:
-        return _again(loader, made)
+        return _twin(loader, made)
     if not _can_hold_ours(made):
         raise InvalidOption(
             f"a penstock loader cannot be kept inside {type(made).__module__}.{type(made).__name__}: "
             f"Accelerate 1.8 or newer and a device other than a TPU are needed; else use torch.utils.data.DataLoader"
         )
-    made.base_dataloader = _again(loader, made.base_dataloader)
+    made.base_dataloader = _twin(loader, made.base_dataloader)
     made._is_accelerate_prepared = True
     return made
 
@@ -185,12 +174,12 @@ def _can_hold_ours(made: Any) -> bool:
     return type(vars(made).get("base_dataloader")) is torch.utils.data.DataLoader
 
 
-def _again(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> DataLoader[Any]:
+def _twin(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> DataLoader[Any]:
     """Return a penstock loader of the samples that a torch loader reads."""
     if base.batch_size is None and base.batch_sampler is not None:
-        return loader.again(base.dataset, batch_sampler=base.batch_sampler)
+        return loader.with_samples(base.dataset, batch_sampler=base.batch_sampler)
     sampler = None if isinstance(base.dataset, IterableDataset) else base.sampler
-    return loader.again(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
+    return loader.with_samples(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
 
 
 # Without importing Accelerate, and without being imported by the loader.

@@ -6,6 +6,7 @@ Accelerate's adapter fetches one step ahead of the one that it yields, notes the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
 from penstock.order.batches import deepest, order_of
-from penstock.order.keyed import KeyedSampler, one_by_one
+from penstock.order.keyed import KeyedSampler, indices_one_by_one
 from penstock.state.checkpoint import OnChange
 
 
@@ -39,7 +40,7 @@ class Seeded(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self)
-        yield from one_by_one(order_of(self._sampler, True, size, self._seed, self._epoch, {}), size)
+        yield from indices_one_by_one(order_of(self._sampler, True, size, self._seed, self._epoch, {}), size)
 
 
 class Prepared:
@@ -49,11 +50,13 @@ class Prepared:
 
     Args:
         adapter: a DataLoaderShard or DataLoaderDispatcher.
-        processes: among which the batches are cut.
+        processes: how many the batches are cut among; None: as many as Accelerate has.
         skips: the adapter leaves out the first batches of every pass.
     """
 
-    def __init__(self, adapter: Any, processes: int, *, skips: bool) -> None:
+    def __init__(self, adapter: Any, processes: int | None, *, skips: bool) -> None:
+        if processes is None:
+            processes = sys.modules["accelerate.state"].PartialState().num_processes
         self._adapter = adapter
         self._loader: DataLoader[Any] = adapter.base_dataloader
         batches = self._loader.sampler if self._loader.batch_sampler is None else self._loader.batch_sampler

@@ -1,7 +1,7 @@
-"""What was handed out ahead of what is still missing, where batches are handed out as they come (in_order=False).
+"""Which batches were handed out before earlier ones, where batches are handed out as they come (in_order=False).
 
-Numbers are positions of an epoch's order, or of batches where a sampler says what comes. Everything before a first
-number was handed out; behind it a few ranges were handed out as well. What is left is counted without these.
+Numbers are positions of an epoch's order, or numbers of batches where a sampler makes the order. Everything before some
+number was handed out, and behind it a few ranges: what is "ahead". What is "left" is counted without these ranges.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Ahead:
     """Ranges of numbers that were handed out ahead: ascending, disjoint, none of them empty."""
 
     ranges: tuple[tuple[int, int], ...] = ()
-    """First number of each, and the one behind its last."""
+    """The first number of each range, and the number behind its last."""
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Ahead:
-        """Return these ranges in order, those that touch joined."""
+        """Return these ranges sorted, and joined where they touch."""
         joined: list[tuple[int, int]] = []
         for begin, end in sorted(ranges):
             if joined and begin <= joined[-1][1]:
@@ -38,11 +38,11 @@ class Ahead:
 
     @property
     def count(self) -> int:
-        """Return how many numbers they hold."""
+        """Return how many numbers the ranges hold."""
         return sum(end - begin for begin, end in self.ranges)
 
     def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of numbers that `begin` to `end` are, of those that are left."""
+        """Return the ranges of numbers that the `begin`-th to `end`-th number left are."""
         found = []
         shift = 0
         for first, behind in self.ranges:
@@ -56,13 +56,13 @@ class Ahead:
         return [*found, (begin + shift, end + shift)]
 
     def numbers(self, left: range) -> Positions:
-        """Return the numbers that some of those left are."""
+        """Return the number of each of some that are left, given by their counts."""
         if not self.ranges:
             return left
         return [number for span in self.spans(left.start, left.stop) for number in range(*span)]
 
     def number(self, left: int) -> int:
-        """Return the number that one of those left is."""
+        """Return the number of one that is left, given by its count."""
         return self.spans(left, left + 1)[0][0]
 
     def order(self, make: Callable[[], Order]) -> Callable[[], Order]:
@@ -70,7 +70,7 @@ class Ahead:
         return (lambda: _OrderOfTheLeft(self, make())) if self.ranges else make
 
     def leave_out(self, items: Iterator[T], first: int) -> Iterator[T]:
-        """Return those of the items, numbered from `first` on, that are left."""
+        """Yield those of the items, numbered from `first` on, that are left."""
         if not self.ranges:
             return items
         taken = [range(*one) for one in self.ranges]
@@ -91,7 +91,7 @@ class _OrderOfTheLeft:
 
 
 class Arrivals:
-    """Which of its batches, counted from 0, a pass has handed out. Read by one thread, handed out by another."""
+    """Which of its batches, counted from 0, a pass has handed out. One thread reads them, another hands them out."""
 
     def __init__(self) -> None:
         self._read: deque[int | None] = deque()
@@ -100,14 +100,14 @@ class Arrivals:
         self.prefix = 0
         """All batches before this one were handed out."""
         self.latest = -1
-        """The one that was handed out last."""
+        """The batch that was handed out last."""
 
     def read(self, number: int | None) -> None:
-        """Note a batch that came, or whose error did; None: an error that is of no batch."""
+        """Note that a batch, or its error, was read; None: an error of no batch."""
         self._read.append(number)
 
     def took(self, *, handed: bool) -> None:
-        """Note that the user was given the next of these. One that failed counts once a later one was handed out."""
+        """Note that the user was given the next batch read, or its error: that counts once a later batch was given."""
         number = self._read.popleft() if self._read else None
         if number is None:
             return
@@ -122,5 +122,5 @@ class Arrivals:
             self.prefix += 1
 
     def ahead(self) -> list[int]:
-        """Return those that were handed out behind one that was not."""
+        """Return the batches that were handed out behind one that was not."""
         return sorted(self._handed)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
 from penstock.order.ahead import NONE_AHEAD, Ahead
-from penstock.order.batches import innermost, length, order_of
+from penstock.order.batches import length, order_of
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
 from penstock.settings import Settings
+from penstock.system.words import there_are
 
-#: The kind of an order that only a sampler of the user's knows.
+#: The kind of an order that comes from a sampler of the user's.
 BY_SAMPLER = "by a sampler"
 
 
@@ -37,18 +39,18 @@ class BatchOrder:
         share = share_of(self.settings.shard)
         return None if isinstance(self.innermost(), DistributedSampler) else share
 
-    def innermost(self) -> object:
+    def innermost(self) -> Any:
         """Return the sampler that says which samples come."""
-        return innermost(self.settings.sampler, self.settings.batch_sampler)
+        return getattr(self.settings.batch_sampler, "sampler", self.settings.sampler)
 
     def length(self) -> int | None:
         """Return the number of batches of a pass, None where the sampler has no length."""
         return length(self.settings.index_sampler) if self.share() is None else self.schedule().steps
 
     def schedule(
-        self, start: int = 0, share: Share | None = None, rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+        self, start: int = 0, share: Share | None = None, rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
     ) -> Schedule:
-        """Return which positions each batch of an epoch, or of the rest of one, holds on this rank, or another.
+        """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
         Positions are counted without those that were handed out ahead.
         """
@@ -58,11 +60,11 @@ class BatchOrder:
         return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
 
     def order(
-        self, seed: int, epoch: int, drawn: dict[str, int], rest: Rest | None = None, ahead: Ahead = NONE_AHEAD
+        self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
     ) -> Callable[[], Order]:
         """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead.
 
-        drawn: without a seed, keeps what the sampler draws for the order.
+        drawn: without a seed, holds the seed that the sampler draws for the order; see `order_of`.
         """
         sampler, keyed = self.settings.sampler, self.settings.seed is not None
         if rest is None:
@@ -71,7 +73,7 @@ class BatchOrder:
         return ahead.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
 
     def kind(self) -> str:
-        """Return what distinguishes the order from others, but for seed and epoch."""
+        """Return what tells the order from orders of other loaders, but for seed and epoch."""
         inner = self.innermost()
         if isinstance(inner, KeyedSampler):
             return f"{type(inner).__name__} {inner.fingerprint()}"
@@ -84,14 +86,14 @@ class BatchOrder:
         step: int,
         rank: int | None,
         start: int = 0,
-        rest: Rest | None = None,
+        rest: Remainder | None = None,
         ahead: Ahead = NONE_AHEAD,
     ) -> tuple[Indices, Positions]:
         """Return the indices of a batch of an epoch, and their positions in the epoch's order.
 
         Args:
-            epoch: its number.
-            step: the batch, counted from `start` on.
+            epoch: the number of the epoch.
+            step: the number of the batch, counted from `start` on.
             rank: another rank; None: this one.
             start: the position that the pass began at.
             rest: what is left of the epoch where its dataset has changed.
@@ -108,7 +110,7 @@ class BatchOrder:
         share = self.share() or Share()
         if rank is not None:
             if not 0 <= rank < share.world:
-                raise InvalidOption(f"rank={rank}: there are {share.world} ranks")
+                raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
         order = self.order(seed, checked_epoch(epoch), {}, rest, ahead)
         part = self.schedule(start, share, rest, ahead).part(step)
@@ -119,15 +121,11 @@ class BatchOrder:
     def cuts_itself(self) -> bool:
         """Return whether the batch sampler is torch's own, as torch made it, and of an order that Penstock makes."""
         settings, batches = self.settings, self.settings.batch_sampler
-        if type(batches) is not BatchSampler or settings.index_sampler is not batches:
-            return False
-        if (batches.sampler, batches.batch_size, batches.drop_last) != (
-            settings.sampler,
+        as_made = self.is_cut_by_torch() and (batches.batch_size, batches.drop_last) == (
             settings.batch_size,
             settings.drop_last,
-        ):
-            return False
-        return self.draws_itself()
+        )
+        return as_made and self.draws_itself()
 
     def draws_itself(self) -> bool:
         """Return whether Penstock makes the order: of a sampler that torch made, as torch made it, or a keyed one."""
@@ -165,13 +163,13 @@ class BatchOrder:
         """Raise InvalidOption where shard= cannot be."""
         if self.settings.shard is None:
             return
-        if self.settings.shard != "auto":  # which is resolved when a pass begins: the process group may run by then
+        if self.settings.shard != "auto":  # "auto" is resolved when a pass begins: the process group may run by then
             share_of(self.settings.shard)
         inner = self.innermost()
         if self.settings.iterable:
             raise InvalidOption("shard= needs a map-style dataset: an iterable one is cut by itself")
         if isinstance(inner, DistributedSampler):
-            return  # which is respected, and not cut a second time
+            return  # its share is respected, and not cut a second time
         if not self.settings.own_order and not isinstance(inner, KeyedSampler):
             raise InvalidOption(
                 "shard= cuts the loader's own order: give shuffle= in place of the sampler, or shard=None"

@@ -18,42 +18,34 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from penstock.errors import InvalidOption
-from penstock.order.keyed import KeyedSampler
+from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order, Positions, TorchShuffle
 from penstock.system.randomness import digest, torch_seed
 
 
 def settled_at_start(sampler: Any) -> bool:
-    """Return whether all that a sampler gives in a pass is settled when its first index is asked for.
+    """Return whether all indices that a sampler gives in a pass are settled when its first index is taken.
 
-    Those of torch are, but for draws with replacement. Any other one may give something else when asked early.
+    They are with torch's samplers, but for draws with replacement. A sampler of the user's may depend on when each
+    index is taken.
     """
     if type(sampler) is BatchSampler:
         return settled_at_start(sampler.sampler)
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) in _SETTLED
-
-
-_SETTLED = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple, range)
-
-
-def checked_seed(seed: object) -> int:
-    """Return a seed as torch.Generator.manual_seed takes it. Raises TypeError, InvalidOption."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed must be an integer, not {seed!r}")
-    number = operator.index(seed)
-    if not -(1 << 63) <= number < 1 << 64:
-        raise InvalidOption(f"seed={number} is out of range: 64 bits are used, -2**63 to 2**64 - 1")
-    return number
+    settled = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple, range)
+    return type(sampler) in settled
 
 
 def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn: dict[str, int]) -> Order:
     """Return the order of an epoch whose sampler is torch's own, or keyed.
 
-    keyed: it is a function of seed and epoch. drawn: else, where the seed is kept that the sampler itself would draw;
-    one that is there is taken instead, and drawn all the same where it was "foretold".
+    Args:
+        sampler, size: the sampler, and the number of samples.
+        keyed: the order is a function of seed and epoch.
+        seed, epoch: these.
+        drawn: without a key, holds the seed that the sampler draws for the order, as "order". A seed that it holds
+            already is taken, and one is drawn from the generator all the same where the seed was "foretold".
     """
     if type(sampler) is SequentialSampler:
         return InSequence()
@@ -61,21 +53,16 @@ def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn:
     if keyed:
         return sampler.order(seed, epoch) if own else KeyedShuffle(size, seed, epoch)
     if "order" not in drawn or drawn.pop("foretold", 0):
-        drawn.setdefault("order", draw(sampler.generator if own else None))
+        drawn.setdefault("order", draw_seed(sampler.generator if own else None))
     return sampler.order(drawn["order"], sampler.epoch) if own else TorchShuffle(size, drawn["order"])
 
 
-def draw(generator: torch.Generator | None) -> int:
-    """Draw a seed of 63 bits, as torch's samplers and iterators do. None: from torch's global generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
 def foretell(base: torch.Generator | None, order: torch.Generator | None, *, base_first: bool) -> dict[str, int]:
-    """Return what a pass that began now would draw, "base" and "order", without drawing it.
+    """Return the seeds, "base" and "order", that a pass which began now would draw, and draw none.
 
     Args:
-        base, order: the generators that they are drawn from; None: torch's global one.
-        base_first: a base seed is drawn at all.
+        base, order: the generators of these seeds; None: torch's global one.
+        base_first: whether a pass draws a base seed at all, before the other.
     """
     copies: dict[int, torch.Generator] = {}
 
@@ -84,7 +71,7 @@ def foretell(base: torch.Generator | None, order: torch.Generator | None, *, bas
             state = torch.get_rng_state() if generator is None else generator.get_state()
             copies[id(generator)] = torch.Generator("cpu" if generator is None else generator.device)
             copies[id(generator)].set_state(state)
-        return draw(copies[id(generator)])
+        return draw_seed(copies[id(generator)])
 
     return {**({"base": drawn(base)} if base_first else {}), "order": drawn(order)}
 
@@ -98,10 +85,9 @@ def length(sampler: Any) -> int | None:
 
 
 def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> Any:
-    """Return a sampler, or one of batches, whose order is a function of seed and epoch, where it is torch's or keyed.
+    """Return a copy of a sampler, or of a sampler of batches, whose order is a function of seed and epoch.
 
-    The one given is left as it is, and returned where it has a generator of its own, other than `own`, or is of another
-    class.
+    The sampler itself is returned where it has a generator other than `own`, or is neither torch's nor keyed.
     """
     if type(batches) is BatchSampler:
         inner = seeded(batches.sampler, own, seed, epoch)
@@ -118,7 +104,7 @@ def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> 
 
 
 _SEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-# Sets their digests apart from others of as many numbers.
+#: Sets the digests of samplers apart from other digests of three numbers.
 _SAMPLERS = int.from_bytes(b"samplers", "little")
 
 
@@ -138,9 +124,9 @@ def without_skip(batches: Any) -> tuple[Any, int]:
 
 
 def share_of_sampler(batches: Any, inner: Any) -> range:
-    """Return where samples of a sampler of batches stand in the order of all ranks: sample k at start + k * step.
+    """Return which positions in the order of all ranks the samples of a rank's sampler have: k-th at start + k * step.
 
-    inner: the sampler of indices below it. Ranks whose sampler does not say which they are have positions of their own.
+    inner: the sampler of indices below `batches`. A sampler that does not know its rank counts by itself, from 0.
     """
     if isinstance(inner, DistributedSampler) and (batches is inner or type(batches) is BatchSampler):
         return range(inner.rank, inner.rank + inner.num_replicas, inner.num_replicas)
@@ -153,10 +139,10 @@ def _of_accelerate(sampler: object, name: str) -> bool:
     return (type(sampler).__module__, type(sampler).__name__) == ("accelerate.data_loader", name)
 
 
-def placed(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tuple[Any, range]]:
-    """Yield what a sampler gives, and which of its samples these are, counted from `before` on.
+def with_sample_numbers(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tuple[Any, range]]:
+    """Yield what a sampler gives, and the numbers of these samples, counted from `before` on.
 
-    batched: it gives batches, which are made lists where they can be gone through but have no length.
+    batched: the sampler gives batches; a batch without a length is made a list.
     """
     for given in items:
         samples = 1
@@ -171,8 +157,8 @@ def placed(items: Iterator[Any], before: int, *, batched: bool) -> Iterator[tupl
 
 
 def as_indices(batch: Any) -> Indices | list[Any]:
-    """Return what a sampler of batches gave: as an array where it is indices, else as the list that it is."""
-    given = list(batch)  # it may be a generator, to be read once
+    """Return a batch of a sampler: as an array where it holds whole numbers, else as a list."""
+    given = list(batch)  # a generator can be read once only
     try:
         indices = np.array([operator.index(_scalar(i)) for i in given], dtype=np.int64)
     except (TypeError, OverflowError):
@@ -204,13 +190,8 @@ def as_list(indices: Indices) -> list[int]:
     return listed
 
 
-def innermost(sampler: Any, batch_sampler: Any) -> Any:
-    """Return the sampler that says which samples come."""
-    return getattr(batch_sampler, "sampler", sampler) if batch_sampler is not None else sampler
-
-
 def deepest(sampler: Any) -> Any:
-    """Return the sampler that says which samples come, below any number of others that group, cut and skip."""
+    """Return the sampler of indices below any number of samplers that group, cut and skip."""
     for name in ("batch_sampler", "sampler"):
         inner = getattr(sampler, name, None)
         if inner is not None and inner is not sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -15,14 +16,12 @@ class Epochs:
 
     def copy(self) -> Epochs:
         """Return a copy that counts on by itself."""
-        twin = Epochs(self.seed)
-        twin.number = self.number
-        return twin
+        return copy.copy(self)
 
     def next(self, *, counted: bool) -> tuple[int | None, int]:
         """Return (seed, epoch) of the pass that begins.
 
-        Without a seed each pass has a base seed of its own, and is epoch 0 of it, unless they are counted.
+        Without a seed each pass has a base seed of its own and is epoch 0 of that, unless passes are counted.
         """
         epoch, self.number = self.number, self.number + 1
         return self.seed, epoch if counted or self.seed is not None else 0
@@ -32,7 +31,7 @@ class SetEpoch:
     """The set_epoch of a sampler whose order its loader makes: Lightning and others look for it on samplers.
 
     Args:
-        loader: has the set_epoch that is called. It is held weakly, because the loader holds the sampler.
+        loader: the loader whose set_epoch is called. It is held weakly, because the loader holds the sampler.
     """
 
     def __init__(self, loader: Any = None) -> None:

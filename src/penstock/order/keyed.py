@@ -12,15 +12,15 @@ from torch.utils.data import Sampler
 from penstock.errors import InvalidOption
 from penstock.order.permutations import Order
 
-# Indices that are made at once where they are asked for one by one.
-_AT_ONCE = 1024
+#: How many indices of an order an iterator takes at once.
+_INDICES_PER_CALL = 1024
 
 
 class KeyedSampler(Sampler[int], ABC):
-    """The base of samplers that a loader with a seed asks for an order instead of iterating.
+    """The base of samplers whose order is a function of seed and epoch; a loader takes the order and does not iterate.
 
     Iterated by itself, or by torch's loader, it draws the seed of each pass from `generator` (None: torch's global
-    one) when the first index is asked for, as torch's samplers do.
+    one) with the first index, as torch's samplers do.
 
     Args:
         generator: where the seeds of passes come from.
@@ -30,12 +30,12 @@ class KeyedSampler(Sampler[int], ABC):
         self.generator = generator
         self.epoch = 0
 
-    #: Whether a draw says nothing of another: then there is no rest of an epoch, but any number of further draws.
+    #: Whether the draws are independent: what was drawn then says nothing of what is left of an epoch.
     independent = False
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return what tells the orders of this sampler from those of another of its class: a hash."""
+        """Return a hash that differs between samplers of one class whose orders differ."""
 
     @abstractmethod
     def drawn_from(self) -> Sequence[int]:
@@ -53,37 +53,45 @@ class KeyedSampler(Sampler[int], ABC):
         self.epoch = checked_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        yield from one_by_one(self.order(seed, self.epoch), len(self))
+        yield from indices_one_by_one(self.order(draw_seed(self.generator), self.epoch), len(self))
 
 
-def one_by_one(order: Order, size: int) -> Iterator[int]:
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Draw a seed of 63 bits, as torch's samplers and iterators do. None: from torch's global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def indices_one_by_one(order: Order, size: int) -> Iterator[int]:
     """Yield the indices at the first positions of an order."""
-    for begin in range(0, size, _AT_ONCE):
-        yield from order.take(begin, min(_AT_ONCE, size - begin)).tolist()
+    for begin in range(0, size, _INDICES_PER_CALL):
+        yield from order.take(begin, min(_INDICES_PER_CALL, size - begin)).tolist()
+
+
+def checked_seed(seed: object) -> int:
+    """Return a seed as torch.Generator.manual_seed takes it. Raises TypeError, InvalidOption."""
+    return _whole_number("seed", seed, -(1 << 63), 1 << 64, "64 bits are used, -2**63 to 2**64 - 1")
 
 
 def checked_epoch(epoch: object) -> int:
     """Return the number of an epoch. Raises TypeError, InvalidOption."""
-    if isinstance(epoch, bool) or not hasattr(epoch, "__index__"):
-        raise TypeError(f"epoch must be an integer, not {epoch!r}")
-    number = operator.index(epoch)
-    if not 0 <= number < 1 << 63:
-        raise InvalidOption(f"epoch={number} is out of range: epochs are counted from 0")
-    return number
+    return _whole_number("epoch", epoch, 0, 1 << 63, "epochs are counted from 0")
 
 
 def checked_count(name: str, value: object) -> int:
     """Return a number of samples, at least one. Raises TypeError, InvalidOption."""
+    return _whole_number(name, value, 1, 1 << 62, "1 to 2**62 - 1")
+
+
+def _whole_number(name: str, value: object, least: int, end: int, allowed: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
-    count = operator.index(value)
-    if not 0 < count < 1 << 62:
-        raise InvalidOption(f"{name}={count} is out of range: 1 to 2**62 - 1")
-    return count
+    number = operator.index(value)
+    if not least <= number < end:
+        raise InvalidOption(f"{name}={number} is out of range: {allowed}")
+    return number
 
 
 def check_positions(begin: int, count: int, size: int) -> None:
-    """Raise IndexError for positions that an order of `size` has not."""
+    """Raise IndexError for positions that an order of `size` samples does not have."""
     if begin < 0 or count < 0 or begin + count > size:
         raise IndexError(f"positions {begin} to {begin + count} are past the end: the order has {size}")

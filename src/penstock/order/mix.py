@@ -30,8 +30,8 @@ class Mix(ConcatDataset[T_co]):
 
     As a dataset it is torch's ConcatDataset: sample i is sample i of the concatenation in every epoch, so that a sample
     keeps its name. The proportions are in the order. ``penstock.DataLoader(mix, shuffle=...)`` takes `sampler()` by
-    itself; torch's loader is given it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives
-    each sample of each dataset once: the sizes are then the proportions.)
+    itself; torch's loader needs it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives each
+    sample of each dataset once: the sizes are then the proportions.)
 
     Of any n consecutive positions, within an epoch or over the end of one, the number that fall to a dataset differs
     from n * share by less than `bound`: 1 for two datasets, at most 2 for three or four and for any number of equal
@@ -76,11 +76,8 @@ class Mix(ConcatDataset[T_co]):
         self._tree = split_tree(units)
         self.bound = bound(self._tree)
         sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]
-        if length is None:
-            # The first position at which a sample comes a second time.
-            self.length = min(first_positions(self._tree, sizes))
-        else:
-            self.length = checked_count("length", length)
+        # By default the first position at which a sample comes a second time.
+        self.length = min(first_positions(self._tree, sizes)) if length is None else checked_count("length", length)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> MixOrder:
         """Return an epoch's indices into the concatenation, by position.
@@ -95,8 +92,8 @@ class Mix(ConcatDataset[T_co]):
 
     def __repr__(self) -> str:
         parts = zip(self.names, self.datasets, self.shares, strict=True)
-        told = ", ".join(f"{name}: {float(share):.3g} of {len(part)}" for name, part, share in parts)  # type: ignore[arg-type]
-        return f"Mix({told}; {self.length} an epoch)"
+        texts = (f"{name}: {float(share):.3g} of {len(part)}" for name, part, share in parts)  # type: ignore[arg-type]
+        return f"Mix({', '.join(texts)}; {self.length} an epoch)"
 
 
 class MixSampler(KeyedSampler):
@@ -131,8 +128,8 @@ class MixOrder:
         self._tree = tree
         self._length = length
         self._begin = epoch * length  # positions are counted through all epochs
-        self._streams = [
-            _Stream(begin, end - begin, None if seed is None else _key(seed, number))
+        self._rounds = [
+            _Rounds(begin, end - begin, None if seed is None else _key(seed, number))
             for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
         ]
 
@@ -140,11 +137,11 @@ class MixOrder:
         check_positions(begin, count, self._length)
         out = np.empty(count, dtype=np.int64)
         for leaf, first, places in depth_first(self._tree, self._begin + begin, count):
-            out[places] = self._streams[leaf].take(first, len(places))
+            out[places] = self._rounds[leaf].take(first, len(places))
         return out
 
 
-class _Stream:
+class _Rounds:
     """The samples of one dataset, round after round."""
 
     def __init__(self, offset: int, size: int, key: int | None) -> None:
@@ -163,20 +160,16 @@ class _Stream:
             number, inside = divmod(begin + done, self._size)
             if number != self._round or self._shuffle is None:
                 self._round, self._shuffle = number, KeyedShuffle(self._size, self._key, number)
-            here = min(count - done, self._size - inside)
-            out[done : done + here] = self._shuffle.take(inside, here)
-            done += here
+            taken = min(count - done, self._size - inside)
+            out[done : done + taken] = self._shuffle.take(inside, taken)
+            done += taken
         out += self._offset
         return out
 
 
 def _key(seed: int, number: int) -> int:
-    """Return the seed of one dataset's permutations."""
-    return int.from_bytes(digest(seed, number, _KEYS)[:8], "little")
-
-
-# Sets these digests apart from those of samples.
-_KEYS = int.from_bytes(b"mixed by", "little")
+    """Return the seed of one dataset's permutations; the name sets its digest apart from those of samples."""
+    return int.from_bytes(digest(seed, number, int.from_bytes(b"mixed by", "little"))[:8], "little")
 
 
 def _checked(parts: object) -> dict[str, tuple[Any, Any]]:
@@ -207,8 +200,7 @@ def _checked(parts: object) -> dict[str, tuple[Any, Any]]:
 def _fraction(name: str, share: object) -> Fraction:
     if isinstance(share, bool) or not isinstance(share, Real):
         raise TypeError(f"the share of {name!r} is {share!r}, which is no number")
-    exact = isinstance(share, Rational)
-    if not (exact or math.isfinite(share)) or share <= 0:
+    if not (isinstance(share, Rational) or math.isfinite(share)) or share <= 0:
         raise InvalidOption(f"the share of {name!r} is {share}: shares are positive and finite")
     if isinstance(share, Rational):
         return Fraction(int(share.numerator), int(share.denominator))

@@ -1,8 +1,4 @@
-"""Which sample, when.
-
-An order gives the dataset index at any position of an epoch. It knows only numbers: how many samples there
-are, a seed and an epoch.
-"""
+"""The dataset index at each position of an epoch, from the number of samples, a seed and the epoch's number."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 
-#: Where samples stand in an epoch's order: a range, unless some of what lies between was handed out before.
+#: Positions of samples in an epoch's order: a range, unless some positions within it were handed out before.
 Positions: TypeAlias = range | list[int]
 
 Indices = NDArray[np.int64]
@@ -34,7 +30,7 @@ class InSequence:
 
 
 class TorchShuffle:
-    """The permutation that torch's RandomSampler draws for a seed, evaluated as far as it is asked for.
+    """The permutation that torch's RandomSampler draws for a seed, evaluated as far as indices are taken.
 
     Equals ``torch.randperm(size, generator=torch.Generator().manual_seed(seed))``.
     """

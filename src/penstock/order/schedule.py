@@ -17,6 +17,7 @@ import torch.distributed
 from penstock.errors import InvalidOption
 from penstock.order.permutations import Indices, Order
 from penstock.system.launched import launched_as
+from penstock.system.words import counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ Shard = str | tuple[int, int] | None
 
 
 def share_of(shard: Shard) -> Share | None:
-    """Return what shard= means now: "auto" asks torch.distributed, or, before that runs, torchrun.
+    """Return what shard= means now; "auto" is what torch.distributed says or, before that runs, torchrun.
 
     Raises:
         InvalidOption: anything else than None, "auto" or (rank, world) with 0 <= rank < world; "auto" where processes
@@ -46,10 +47,9 @@ def share_of(shard: Shard) -> Share | None:
     pair: Any = shard
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(number) is int for number in pair):
         raise InvalidOption(f"shard={shard!r}: 'auto', or (rank, number of ranks)")
-    rank_, world_ = pair
-    if not 0 <= rank_ < world_:
+    if not 0 <= pair[0] < pair[1]:
         raise InvalidOption(f"shard={shard!r}: the rank is 0 or more, and less than the number of ranks")
-    return Share(rank_, world_)
+    return Share(*pair)
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,15 @@ class Part:
     """A rank's part of one global batch."""
 
     begin: int
-    """Its first position."""
+    """The first position of the part."""
     count: int
-    """Samples in it, padding included."""
+    """The number of samples in the part, padding included."""
     padding: int
-    """Of these, at its end, how many repeat samples of the same global batch so that all ranks have as many."""
+    """How many samples at the end of the part repeat others of the global batch, so that all ranks have as many."""
     turn: int
-    """Positions of the global batch, from `start` on, among which a padded part goes round."""
+    """The number of positions of the global batch, from `start` on, over which a padded part goes round."""
     start: int
+    """The first position of the global batch."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Schedule:
     def part(self, step: int) -> Part:
         """Return this rank's part of a step. Raises IndexError where there is no such step."""
         if not 0 <= step < self.steps:
-            raise IndexError(f"step {step} of {self.steps}")
+            raise IndexError(f"there is no step {step}: the pass has {counted(self.steps, 'step')}, counted from 0")
         rank, world = self.share.rank, self.share.world
         start = self.start + step * self.step_size
         left = self.size - start
@@ -132,7 +133,7 @@ def positions_of(part: Part) -> range:
 
 
 def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
-    """Yield indices and positions of each batch; the order is drawn when the first is asked for, as torch does."""
+    """Yield indices and positions of each batch; the order is drawn with the first batch, as torch does."""
     positions = order()
     size, step_size = schedule.batch_size, schedule.step_size
     full = max(0, schedule.size - schedule.start) // step_size

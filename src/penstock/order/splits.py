@@ -31,7 +31,7 @@ _LARGEST: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One of the things that are mixed."""
+    """One of what is mixed."""
 
     number: int
     units: int
@@ -101,9 +101,9 @@ def bound(tree: Split | Leaf) -> float:
         if isinstance(node, Leaf):
             yield above * node.units
             return
-        here = above + (0 if node is tree else Fraction(1, node.units))
-        yield from sums(node.left, here)
-        yield from sums(node.right, here)
+        total = above + (0 if node is tree else Fraction(1, node.units))
+        yield from sums(node.left, total)
+        yield from sums(node.right, total)
 
     return 1 + math.ceil(8 * max(sums(tree, Fraction(0)))) / 8
 
@@ -133,11 +133,10 @@ def _deal(node: Split | Leaf, begin: int, places: Indices) -> Iterator[tuple[int
 
 
 def first_positions(tree: Split | Leaf, numbers: Sequence[int]) -> list[int]:
-    """Return, for each leaf i, the position of the one that is numbers[i] among those of the leaf, from 0."""
-    found = [0] * len(numbers)
+    """Return, for each leaf i, which position of the whole is its position numbers[i], both counted from 0."""
 
     def ascend(node: Split | Leaf) -> dict[int, int]:
-        """Return the positions on this node."""
+        """Return the position on this node by leaf."""
         if isinstance(node, Leaf):
             return {node.number: numbers[node.number]}
         left, whole = node.left.units, node.units
@@ -145,6 +144,5 @@ def first_positions(tree: Split | Leaf, numbers: Sequence[int]) -> list[int]:
         right = {leaf: n * whole // (whole - left) for leaf, n in ascend(node.right).items()}
         return positions | right
 
-    for leaf, position in ascend(tree).items():
-        found[leaf] = position
-    return found
+    positions = ascend(tree)
+    return [positions[leaf] for leaf in range(len(numbers))]

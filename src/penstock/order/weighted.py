@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidOption
 from penstock.order.keyed import KeyedSampler, check_positions, checked_count
 from penstock.order.permutations import Indices, Order
@@ -32,7 +32,7 @@ class Weighted(KeyedSampler):
 
     Args:
         weights: numbers of any sum, shape (N,); a weight of 0 is never drawn. Weights are rounded to multiples of 2^-62
-            of their sum, and such as are positive are never rounded to 0.
+            of their sum, positive weights never to 0.
         num_samples: draws in an epoch; None: N.
         replacement: whether a sample may come more than once in an epoch.
         generator: see KeyedSampler.

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.prefix import picture
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Refused, classes, is_v1, margins
 
-#: What a run gives where Python must do its part.
+#: What a run returns where torchvision must run the transforms.
 REFUSED = object()
 
 
 def called(transforms: Sequence[Any], begin: int, value: Any) -> Any:
-    """Return what the transforms from one on return in turn; as a loop does, it goes by what the list is by then."""
+    """Return what the transforms from number `begin` on return in turn; they may change the list while they run."""
     while begin < len(transforms):
         value = transforms[begin](value)
         begin += 1
@@ -37,17 +37,15 @@ class Run:
     """Known transforms that follow each other, on a PIL image."""
 
     length: int
-    """How many transforms."""
+    """The number of transforms."""
     natives: dict[bool, _native.Recipe]
-    """What they do, by whether the channels of the result lie side by side."""
-    drawing: tuple[Draw | None, ...]
+    """The native recipe, by whether the channels of the result lie side by side."""
+    draws: tuple[Draw | None, ...]
     """For each native operation, what has torchvision draw its parameters; None: it has none."""
-    channels: int
-    """Of the result."""
     mode: str | None
-    """Of the result, a PIL image; None: it is a tensor."""
+    """The mode of the result, a PIL image; None: the result is a tensor."""
     keeps_info: bool
-    """A PIL image has the info of the one before it, unless something was padded to it."""
+    """The result, a PIL image, has the info of the given image, unless something was padded to it."""
     like: Any
     """The tensor that the transforms make of a small image."""
     tail: int
@@ -55,54 +53,54 @@ class Run:
     paddings: tuple[tuple[int, int], ...]
     """Rows and columns that each operation adds before it crops."""
     remakes: bool
-    """A PIL image is never the one that was given."""
+    """The result, a PIL image, is never the given image itself."""
     learned: dict[Any, bool | None] = field(default_factory=dict)
-    """How the channels of a tensor lie that was cropped or resized, by what was done to it; as torch had it."""
+    """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
         """Return the result; or REFUSED, and torch's generator is as it was. Raises what the transforms raise.
 
-        transforms: the ones that this was read from.
+        transforms: the transforms that the run was read from.
         """
         width, height = image.size
         sizes = _native.sizes(next(iter(self.natives.values())), width, height)
         if not sizes:
             return REFUSED
-        marked = drawing.mark() if any(self.drawing) else None
+        marked = drawing.mark() if any(self.draws) else None
         key, interleaved = None, None
         try:
-            draws = [None if draw is None else draw(*size) for draw, size in zip(self.drawing, sizes, strict=False)]
+            draws = [None if draw is None else draw(*size) for draw, size in zip(self.draws, sizes, strict=False)]
             key = self._key(sizes, draws)
             interleaved = self._interleaved(key, sizes, draws)
             if interleaved is not None:
-                image.load()  # not before: where nothing is done, nothing is read
+                image.load()  # not before: an image that nothing is done to is not read
                 # Raises in a Pillow before 11.2, and for an image in several blocks of memory.
                 schema, pixels = image.__arrow_c_array__()
-                if image.size != (width, height):  # some formats tell only then
+                if image.size != (width, height):  # images of some formats have their size only then
                     raise ValueError(image.size)
                 out = self._room(interleaved, *sizes[-1])
                 native = self.natives[interleaved]
                 padded = _native.transform_image(native, schema, pixels, width, height, draws, out)
                 if not isinstance(padded, str):
                     return self._result(image, out, interleaved, padded)
-        except Exception:  # torchvision itself raises it, where there is anything to raise
+        except Exception:  # torchvision itself raises the error, if it is one
             key = None
         if marked is not None:
-            drawing.go_back(marked)
+            drawing.rewind(marked)
         return self._learn(key, image, transforms) if key is not None and interleaved is None else REFUSED
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:
-        """Return what the strides of the result depend on, where tensors are cropped or resized; None: it is known."""
+        """Return what the strides of a result depend on that was cropped or resized as a tensor; None: nothing."""
         if self.mode is not None or self.tail == len(draws) or min(map(min, sizes[self.tail :])) < 2:
             return None
         key: list[Any] = []
-        for at in range(self.tail, len(draws)):
-            drawn = draws[at]
-            given = [side + more for side, more in zip(sizes[at], self.paddings[at], strict=True)]
+        for number in range(self.tail, len(draws)):
+            drawn = draws[number]
+            given = [side + more for side, more in zip(sizes[number], self.paddings[number], strict=True)]
             cropped = drawn[2:] if isinstance(drawn, tuple) else given
             if min(cropped) < 2:
                 return None
-            key += [_compared(given, cropped), _compared(cropped, sizes[at + 1]), drawn is True]
+            key += [_compared(given, cropped), _compared(cropped, sizes[number + 1]), drawn is True]
         done = tuple(key)
         return None if len(self.learned) >= 256 and done not in self.learned else done
 
@@ -118,7 +116,7 @@ class Run:
         return _interleaved(self.like) if self.tail == len(draws) and min(sizes[-1]) > 1 else None
 
     def _learn(self, key: Any, image: Image.Image, transforms: Sequence[Any]) -> Any:
-        """Call the transforms themselves, and take note of how the result lies."""
+        """Return what the transforms themselves return, and note how its channels lie."""
         if key in self.learned:
             return REFUSED
         result = called(transforms, 0, image)
@@ -137,7 +135,8 @@ class Run:
     def _room(self, interleaved: bool, height: int, width: int) -> torch.Tensor:
         """Return the memory of the result, with the native core's order of dimensions."""
         dtype = torch.uint8 if self.mode is not None else self.like.dtype
-        shape = (height, width, self.channels) if interleaved else (self.channels, height, width)
+        channels = len(self.mode) if self.mode is not None else int(self.like.shape[0])  # of modes "RGB" and "L"
+        shape = (height, width, channels) if interleaved else (channels, height, width)
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -147,51 +146,49 @@ def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 
 
 def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
-    """Return how as many of the first transforms as are known are run together on PIL images of a mode.
+    """Return how the known ones among the first transforms are run together on PIL images of a mode.
 
-    None where that gains nothing: neither a resize nor a tensor is among what they do.
+    None where that gains nothing: they neither resize nor make a tensor.
     """
     reader = Reader(mode)
-    drawing: list[Draw | None] = []
+    draws: list[Draw | None] = []
     length, whole = 0, 0
     tail: int | None = None
     try:
         for transform in transforms:
             reader.add(transform)
             length += 1
-            drawing += [_drawing(transform)] * (len(reader.operations) - len(drawing))
+            draws += [_draw_of(transform)] * (len(reader.operations) - len(draws))
             tensor = not isinstance(reader.values[0], Image.Image)
-            tail = len(drawing) if tensor and tail is None else tail
-            # A crop of a tensor is a part of it, until something makes another one of it.
+            tail = len(draws) if tensor and tail is None else tail
+            # A crop of a tensor is a view of it, until a transform copies it.
             if not (tensor and _is_part(transform, whole == length - 1)):
                 whole = length
     except Refused:
         pass
     if whole < length:
         return read_run(transforms[:whole], mode)
-    tail = len(drawing) if tail is None else tail
+    tail = len(draws) if tail is None else tail
     like: Any = reader.values[0]
-    operations = reader.operations[: len(drawing)]
+    operations = reader.operations[: len(draws)]
     try:
         if isinstance(like, Image.Image):
             if not any("filter" in operation for operation in operations):
                 return None
             native, result = reader.finish_picture()
             natives = {True: native}
-            channels = len(result)
         else:
             if not like.is_cpu or like.requires_grad:
                 return None
             layouts = {_interleaved(like)} if tail == len(operations) else {True, False}
             natives = {each: reader.finish(None, layout="hwc" if each else "chw").native for each in layouts}
-            channels, result = int(like.shape[0]), None
+            result = None
     except Refused:
         return None
     return Run(
         length,
         natives,
-        tuple(drawing),
-        channels,
+        tuple(draws),
         result,
         reader.keeps_info,
         like,
@@ -202,7 +199,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
 
 
 def _is_part(transform: Any, whole: bool) -> bool:
-    """Return whether what a transform makes of a tensor is a part of a larger one, or may be."""
+    """Return whether what a transform makes of a tensor is, or may be, a view of a larger one."""
     kind = type(transform)
     if any(kind in classes(name) for name in ("CenterCrop", "RandomCrop")):
         return True
@@ -225,26 +222,24 @@ Draw = Callable[[int, int], Any]
 """Has a transform draw its parameters for a picture of (height, width); returns them as the native core takes them."""
 
 
-def _drawing(transform: Any) -> Draw | None:
+def _draw_of(transform: Any) -> Draw | None:
     kind = type(transform)
-    if kind in classes("RandomResizedCrop") or kind in classes("RandomCrop"):
-        if not is_v1(transform):
-            return functools.partial(_crop_drawn_by_v2, transform)
-        if kind in classes("RandomCrop"):
-            return functools.partial(_crop_drawn_by_v1, transform)
-        return functools.partial(_resized_crop_drawn_by_v1, transform)
     if kind in classes("RandomHorizontalFlip") or kind in classes("RandomVerticalFlip"):
-        return functools.partial(_flip_drawn, transform)
+        return lambda height, width: drawing.flips(transform.p)
+    if kind in classes("RandomResizedCrop"):
+        return functools.partial(_resized_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform)
+    if kind in classes("RandomCrop"):
+        return functools.partial(_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform)
     return None
 
 
-def _seen(height: int, width: int) -> torch.Tensor:
-    """Return something of that size for torchvision to look at."""
+def _tensor_of(height: int, width: int) -> torch.Tensor:
+    """Return a tensor of that size for torchvision to look at, of one element's memory."""
     return torch.empty(1, device="cpu").expand(1, height, width)
 
 
 def _resized_crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
-    return transform.get_params(_seen(height, width), transform.scale, transform.ratio)
+    return transform.get_params(_tensor_of(height, width), transform.scale, transform.ratio)
 
 
 def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
@@ -255,13 +250,9 @@ def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
     if transform.pad_if_needed:
         width += 2 * max(0, wanted_width - width)
         height += 2 * max(0, wanted_height - height)
-    return transform.get_params(_seen(height, width), transform.size)
+    return transform.get_params(_tensor_of(height, width), transform.size)
 
 
 def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
-    drawn = transform.make_params([_seen(height, width)])
+    drawn = transform.make_params([_tensor_of(height, width)])
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
-
-
-def _flip_drawn(transform: Any, height: int, width: int) -> bool:
-    return drawing.flips(transform.p)

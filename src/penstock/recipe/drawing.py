@@ -23,95 +23,76 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from penstock import _native
+import penstock._native as _native
+from penstock.recipe.originals import is_original
+from penstock.recipe.torchvision import V1, V2
 
-#: torchvision's two generations of transforms; `transforms`, which may ask is_own(), has them too.
-V1 = "torchvision.transforms.transforms"
-V2 = "torchvision.transforms.v2"
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     draws: _native.SampleDraws | None = None
-    """Of the sample that this thread works on."""
+    """The draws of the sample that this thread works on."""
 
 
-_here = _Here()
+_this_thread = _ThreadState()
 
 
 def turn_to(seed: int, epoch: int, sample: int, position: int) -> None:
     """Let the known transforms draw for a sample in this thread, from its first operation on."""
-    _here.draws = _native.SampleDraws(seed & _MASK, epoch & _MASK, sample & _MASK, position & _MASK)
+    _this_thread.draws = _native.SampleDraws(seed & _MASK, epoch & _MASK, sample & _MASK, position & _MASK)
 
 
-def leave() -> None:
-    """Let them draw from torch's generator again in this thread."""
-    _here.draws = None
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Let the known transforms draw afterwards as they did before, in a thread that is not ours."""
+    before = _this_thread.draws
+    try:
+        yield
+    finally:
+        _this_thread.draws = before
 
 
 @contextmanager
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread."""
     hook()
-    before = _here.draws
-    turn_to(seed, epoch, sample, position)
-    try:
+    with given_back():
+        turn_to(seed, epoch, sample, position)
         yield
-    finally:
-        _here.draws = before
 
 
-@contextmanager
-def given_back() -> Iterator[None]:
-    """Let the known transforms draw afterwards as they did before, in a thread that is not ours."""
-    before = _here.draws
-    try:
-        yield
-    finally:
-        _here.draws = before
-
-
-def drew(operations: int) -> None:
-    """Take note of what the native core has drawn for this thread's sample: so many operations."""
-    if _here.draws is not None:
-        _here.draws.count = operations
+def note_draws(operations: int) -> None:
+    """Note that the native core has done the draws of so many operations for this thread's sample."""
+    if _this_thread.draws is not None:
+        _this_thread.draws.count = operations
 
 
 def mark() -> Any:
-    """Return what go_back() needs to have all that is drawn from here on drawn again."""
-    return torch.get_rng_state() if _here.draws is None else _here.draws.count
+    """Return what rewind() needs to have everything drawn from now on drawn once more."""
+    return torch.get_rng_state() if _this_thread.draws is None else _this_thread.draws.count
 
 
-def go_back(marked: Any) -> None:
-    """Have what was drawn since mark() drawn again."""
-    if _here.draws is None:
+def rewind(marked: Any) -> None:
+    """Have everything that was drawn since mark() drawn once more."""
+    if _this_thread.draws is None:
         torch.set_rng_state(marked)
     else:
-        _here.draws.count = marked
+        _this_thread.draws.count = marked
 
 
 def flips(p: float) -> bool:
     """Return whether a random flip of probability p is done."""
-    draws = _here.draws
+    draws = _this_thread.draws
     return bool(torch.rand(1) < p) if draws is None else draws.flip(p)
 
 
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
-#: (class, function) of what draws.
-_V1_HOOKED = (
-    ("RandomResizedCrop", "get_params"),
-    ("RandomCrop", "get_params"),
-    ("RandomHorizontalFlip", "forward"),
-    ("RandomVerticalFlip", "forward"),
-)
-_V2_HOOKED = (("RandomResizedCrop", "make_params"), ("RandomCrop", "make_params"), ("_RandomApplyTransform", "forward"))
-
-_hooked: dict[types.FunctionType, types.CodeType] = {}
-"""The functions that carry a hook, and the code of it."""
+_hooked: set[types.FunctionType] = set()
 _hooking = threading.Lock()
 _complete: set[str] = set()
-"""The modules in which nothing is left to do."""
+"""The modules in which all functions are hooked."""
 
 
 def _in_child() -> None:
@@ -123,7 +104,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def hook() -> None:
-    """Hook what of torchvision is imported. Costs next to nothing the second time."""
+    """Put the hooks into what is imported of torchvision. The second call costs next to nothing."""
     for module in (V1, V2):
         if module not in _complete and module in sys.modules:
             with _hooking:
@@ -132,28 +113,20 @@ def hook() -> None:
 
 def is_own(function: object) -> bool:
     """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
-    if not isinstance(function, types.FunctionType):
-        return False
-    if function in _hooked:
-        return function.__code__ is _hooked[function]
-    name = function.__module__ or ""
-    module = sys.modules.get(name)
-    if module is None or not name.startswith("torchvision.") or function.__globals__ is not vars(module):
-        return False
-    path = name.replace(".", os.sep)
-    return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
+    home = getattr(function, "__module__", None) or ""
+    return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
 
 
 def _hook(module: str) -> None:
     done = True
-    for name, method in _V1_HOOKED if module == V1 else _V2_HOOKED:
+    for name, method, instead, form in _HOOKS[module]:
         kind = _class(module, name)
         function: Any = vars(kind).get(method) if kind is not None else None
         function = function.__func__ if isinstance(function, staticmethod) else function
         own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
         done = done and own  # else it is a program's, for now perhaps
         if own and function not in _hooked:
-            _put_into(function, _HOOKS[module, name])
+            _put_into(function, instead, form)
     if done:
         _complete.add(module)
 
@@ -165,9 +138,8 @@ def _class(module: str, name: str) -> Any:
     return vars(sys.modules[module]).get(name)
 
 
-def _put_into(function: types.FunctionType, hook: tuple[Callable[..., Any], types.CodeType]) -> None:
-    """Exchange a function's code for that of a hook, which finds the original code's function among the globals."""
-    instead, form = hook
+def _put_into(function: types.FunctionType, instead: Callable[..., Any], form: types.CodeType) -> None:
+    """Exchange a function's code for that of a form, which finds `instead` with the original among the globals."""
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -181,7 +153,8 @@ def _put_into(function: types.FunctionType, hook: tuple[Callable[..., Any], type
         co_qualname=function.__qualname__,
     )
     function.__wrapped__ = original  # type: ignore[attr-defined]  # where inspect, and so torch.jit, find the source
-    function.__code__ = _hooked[function] = code
+    function.__code__ = code
+    _hooked.add(function)
 
 
 class _Bound:
@@ -191,7 +164,7 @@ class _Bound:
         self._instead, self._original = instead, original
 
     def __call__(self, *args: Any) -> Any:
-        draws = _here.draws
+        draws = _this_thread.draws
         if draws is None:
             return self._original(*args)
         return self._instead(draws, self._original, *args)
@@ -294,13 +267,18 @@ def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any)
     return one
 
 
-#: What is called in place of each, with the draws and the original function before its arguments; and its form.
-_HOOKS: dict[tuple[str, str], tuple[Callable[..., Any], types.CodeType]] = {
-    (V1, "RandomResizedCrop"): (_resized_crop_v1, _of_image_scale_ratio.__code__),
-    (V1, "RandomCrop"): (_crop_v1, _of_image_size.__code__),
-    (V1, "RandomHorizontalFlip"): (_flip_v1("hflip"), _of_self_image.__code__),
-    (V1, "RandomVerticalFlip"): (_flip_v1("vflip"), _of_self_image.__code__),
-    (V2, "RandomResizedCrop"): (_resized_crop_v2, _of_self_flat_inputs.__code__),
-    (V2, "RandomCrop"): (_crop_v2, _of_self_flat_inputs.__code__),
-    (V2, "_RandomApplyTransform"): (_flip_v2, _of_self_inputs.__code__),
+#: By module: the class and the function that draws; what is called in its place, with the draws and the original
+#: function before its arguments; and the form of it.
+_HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...]] = {
+    V1: (
+        ("RandomResizedCrop", "get_params", _resized_crop_v1, _of_image_scale_ratio.__code__),
+        ("RandomCrop", "get_params", _crop_v1, _of_image_size.__code__),
+        ("RandomHorizontalFlip", "forward", _flip_v1("hflip"), _of_self_image.__code__),
+        ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image.__code__),
+    ),
+    V2: (
+        ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
+        ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
+        ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
+    ),
 }

@@ -1,4 +1,4 @@
-"""From what a conversion made of pixels back to the pixels, bit for bit."""
+"""The inverse of a conversion, from its elements back to the pixels, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from penstock.errors import InvalidOption
 
-#: Integers that hold an element's bits, by its bytes.
+#: By an element's size in bytes: the integer dtype that holds its bits.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -54,7 +54,7 @@ def _bits(elements: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_pixels(batch: Any) -> None:
-    """Raise InvalidOption for a batch of pixels where the device takes pixels for what it is yet to convert."""
+    """Raise InvalidOption for a batch that is uint8 after its conversion, which the device would convert once more."""
     first = batch[0] if isinstance(batch, list) else batch
     if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
         raise converted_otherwise()

@@ -1,7 +1,7 @@
 """Whether the installed Pillow and the native core decode JPEG to the same pixels.
 
-Both have a libjpeg of their own. Another one, or one built otherwise, may round otherwise; and releases of
-libjpeg-turbo are known that go wrong where rows are skipped or columns left out, as the native core does.
+Each has a libjpeg of its own. Another release or build may round otherwise; and some releases of libjpeg-turbo go
+wrong where rows are skipped or columns left out, as the native core does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 
 #: Sides of the images, in pixels: not whole numbers of blocks, and rows enough that most of them can be skipped.
 _WIDTH, _HEIGHT = 51, 73
@@ -32,7 +32,7 @@ _BOXES = (
 def decoded_alike() -> bool:
     """Return whether small images of all kinds that the native core takes have the pixels that Pillow gives them.
 
-    Looked at once in a process; takes some milliseconds. False too where Pillow cannot write or read JPEG.
+    Found out once in a process, in some milliseconds. False too where Pillow cannot write or read JPEG.
     """
     try:
         return all(_alike(data) for data in _images())

@@ -1,9 +1,9 @@
 """Which functions that a native plan stands for are still the ones that their packages define.
 
-A program, or a test of one, may put a function of its own in the place of any method or function. The native core then
-does not do what the program asked for, so that a plan asks here first, and Python is left to read where anything was
-replaced. No function is compared with what was there before: a function is its package's own where its globals and its
-code come from that package, so that it does not matter who came first, and a mock is never one.
+A program, or a test of one, may put a function of its own in the place of any method or function. The native core would
+then not do what the program wants, so that no plan is native where a function was replaced. A function counts as its
+package's own if its globals and its code come from that package: this does not depend on whether Penstock or the
+program was imported first, and a mock never does.
 
 A hook of Penstock's own passes for the function that it stands for, which it names as `__penstock_original__` (or
 wraps, by functools.wraps).
@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from operator import eq, itemgetter
+from functools import cached_property, partial
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -25,8 +24,8 @@ import torch
 from penstock.recipe.steps import Refusal
 from penstock.system.warn_user import PACKAGE
 
-# By module, or class in a module after a colon: the functions that torchvision's transforms come to on images. What a
-# release does not have is not asked for. "a=b": b, under the name of a.
+# By module, or class in a module after a colon: the functions that torchvision's transforms come to on images. A name
+# that a release does not have is passed over.
 _DRAWING = {"torch": "rand randint empty log exp tensor"}
 _CALLING = {"torch.nn.modules.module:Module": "__call__ _call_impl __getattr__ __getattribute__"}
 _PICTURES = {
@@ -82,31 +81,23 @@ _SECOND = {
 _KERNELS = "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype"
 _KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
 
-_LOADING = _OPENING | {"torchvision.datasets.folder": "pil_loader", "torchvision": "get_image_backend"}
 _TABLES = {
     "transforms": _DRAWING | _CALLING | _PICTURES | _FIRST | _SECOND,
     "first": _DRAWING | _CALLING | _PICTURES | _FIRST,
-    "opening": _LOADING,
+    "opening": _OPENING | {"torchvision.datasets.folder": "pil_loader", "torchvision": "get_image_backend"},
 }
-#: (what it is called in messages, what is there, whether that is foreign)
-_Seen = tuple[str, Any, bool]
-
-#: By class and names: the attributes of it and its bases, and what they were when none of these methods was replaced.
-_good_classes: dict[tuple[type, str], tuple[list[Mapping[str, Any]], list[dict[str, Any]]]] = {}
-#: What a table's functions were when none of them was replaced.
-_good: dict[str, list[Any]] = {}
 
 #: Methods that tell how an object reads, and nothing of what it does to an image.
 _HARMLESS = {"__init__", "__init_subclass__", "__repr__", "extra_repr", "__class_getitem__"}
 #: The methods of a dataset that its samples come from, and those that its other parts are found with.
-READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ read label path"
+READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ _sample read label path"
 
 
 def replaced_in_transforms() -> Refusal | None:
     """Return which function that torchvision's transforms come to was replaced, or None."""
     if hooked():
         return Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
-    return _replaced_in_table("transforms") or _replaced_in_kernels()
+    return _replaced_beneath_transforms()
 
 
 def hooked() -> bool:
@@ -116,7 +107,7 @@ def hooked() -> bool:
 
 def replaced_in_opening() -> Refusal | None:
     """Return which function that opens and decodes image files was replaced, or None."""
-    found = _replaced_in_table("opening")
+    found = _replaced_in_table("opening", _TABLES["opening"])
     image = sys.modules.get("PIL.Image")
     plugin = sys.modules.get("PIL.JpegImagePlugin")
     if found is None and image is not None and plugin is not None:
@@ -128,22 +119,12 @@ def replaced_in_opening() -> Refusal | None:
 
 def replaced_in(module: str, names: str) -> Refusal | None:
     """Return which of these functions of a module (or class in it, after a colon) was replaced, or None."""
-    return _replaced_in(f"{module} {names}", {module: names})
+    return _replaced_in_table(f"{module} {names}", {module: names})
 
 
 def replaced_in_class(kind: type, names: str = "") -> Refusal | None:
     """Return which of these methods (default: any) of a class of a package's own was replaced, or None."""
-    known = _good_classes.get((kind, names))
-    try:
-        if known is not None and all(map(eq, *known)):
-            return None
-    except Exception:  # of a comparison with something that is no function
-        pass
-    bases = [base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch")]
-    found = _first(_of_class(kind, names))
-    if found is None:
-        _good_classes[kind, names] = list(map(vars, bases)), [dict(vars(base)) for base in bases]
-    return found
+    return _replaced((kind, names), lambda: _looks_at_class(kind, names), lambda: _found_in_class(kind, names))
 
 
 def own_class(module: str, name: str) -> Any:
@@ -152,108 +133,109 @@ def own_class(module: str, name: str) -> Any:
     return kind if isinstance(kind, type) and _root(kind.__module__) == _root(module) else None
 
 
-def is_original(value: object, module: str, name: str) -> bool:
-    """Return whether a function is the one that a module defines under a name."""
-    known = _good.get(f"{module}.{name}")
-    if known is not None and known[0] is value:
-        return True
-    if _is_foreign(value, module, "", name):
-        return False
-    _good[f"{module}.{name}"] = [value]
-    return True
+def is_original(value: object, module: str, name: str = "") -> bool:
+    """Return whether a function is defined by a module, under this name if one is given."""
+    return not _is_foreign(value, module, "", name)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The functions that known transforms come to, as they were: looking at them again takes microseconds."""
+def snapshot(kinds: Iterable[type]) -> tuple[Refusal | None, Callable[[], bool]]:
+    """Return which function that transforms of these classes come to was replaced, and whether all stay as they are.
 
-    replaced: Refusal | None
-    """What was replaced by then."""
-    names: tuple[tuple[Mapping[Any, Any], dict[Any, Any]], ...]
-    """The attributes of each class and the kernels of each function, and what they were."""
-    functions: tuple[tuple[Callable[[Any], Any], Any, Any], ...]
-    """What takes the functions out of each module, the module's names, and what was taken."""
-
-    def same(self) -> bool:
-        """Return whether they still are what they were."""
-        try:
-            return all(now == before for now, before in self.names) and all(
-                take(now) == before for take, now, before in self.functions
-            )
-        except Exception:  # one was deleted; or attributes of a class cannot be compared
-            return False
-
-
-def snapshot(kinds: Iterable[type]) -> Snapshot:
-    """Return what the functions are that transforms of these classes come to."""
+    The second is a function that takes microseconds.
+    """
     bases = {base: None for kind in kinds for base in kind.__mro__ if base is not object}
     own = [base for base in bases if _root(base.__module__) != "torch"]
     second = any(base.__module__.startswith("torchvision.transforms.v2") for base in own)
-    _, functions = _looked_at(_TABLES["transforms" if second else "first"])
-    replaced = _replaced_in_table("transforms") or _replaced_in_kernels()
-    replaced = replaced or next(filter(None, map(replaced_in_class, own)), None)
-    tables: list[Mapping[Any, Any]] = [*map(vars, own), *(_kernels() if second else ())]
-    return Snapshot(replaced, tuple((now, dict(now)) for now in tables), tuple(functions))
+    looks = [*map(_look_at_names, own), *_looks_at_table(_TABLES["transforms" if second else "first"])]
+    if second:
+        looks += ((_itself, registered, dict(registered)) for registered in _kernels())
+    replaced = _replaced_beneath_transforms() or next(filter(None, map(replaced_in_class, own)), None)
+    return replaced, partial(_unchanged, tuple(looks))
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
+#: What takes functions out of something, that thing, and what was taken.
+_Look = tuple[Callable[[Any], Any], Any, Any]
+#: What a function is called in messages, the function, and whether it is foreign.
+_Found = tuple[str, Any, bool]
 
-#: By a table's name: its modules that were absent, and of all others what takes the functions out and what was taken.
-_looks: dict[str, tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]] = {}
+#: By question: the looks of a time when nothing was replaced.
+_original: dict[Any, tuple[_Look, ...]] = {}
 
 
-def _replaced_in_table(name: str) -> Refusal | None:
-    return _replaced_in(name, _TABLES[name])
-
-
-def _replaced_in(name: str, table: Mapping[str, str]) -> Refusal | None:
-    """Return which function of a table was replaced, or None: looking closer only where one is another than it was."""
-    absent, looks = _looks.get(name, ((), ()))
+def _unchanged(looks: tuple[_Look, ...]) -> bool:
     try:
-        if looks and not any(map(_holder, absent)) and all(take(now) == before for take, now, before in looks):
-            return None
-    except Exception:  # one was deleted; or a comparison with something that is no function
-        pass
-    absent, looks = _looked_at(table)
-    found = _first(_of_table(table))
-    if found is None:
-        _looks[name] = absent, looks
+        for take, holder, before in looks:  # noqa: SIM110  called for each image, and a generator costs more
+            if take(holder) != before:
+                return False
+        return True
+    except Exception:  # a function was deleted; or what took its place cannot be compared
+        return False
+
+
+def _replaced(key: Any, look: Callable[[], Iterable[_Look]], find: Callable[[], Iterator[_Found]]) -> Refusal | None:
+    """Return what was replaced, or None: looking closer only where something is not as it was when nothing was."""
+    known = _original.get(key)
+    if known is not None and _unchanged(known):
+        return None
+    looks = tuple(look())
+    refusal = next((_refusal(name, value) for name, value, foreign in find() if foreign), None)
+    if refusal is None:
+        _original[key] = looks
     else:
-        _looks.pop(name, None)
-    return found
+        _original.pop(key, None)
+    return refusal
 
 
-def _looked_at(table: Mapping[str, str]) -> tuple[list[str], list[tuple[Callable[[Any], Any], Any, Any]]]:
-    absent, looks = [], []
+def _replaced_beneath_transforms() -> Refusal | None:
+    found = _replaced_in_table("transforms", _TABLES["transforms"])
+    return found or _replaced("kernels", lambda: [(_image_kernels, None, _image_kernels())], _found_in_kernels)
+
+
+def _replaced_in_table(key: str, table: Mapping[str, str]) -> Refusal | None:
+    return _replaced(key, lambda: _looks_at_table(table), lambda: _found_in_table(table))
+
+
+def _looks_at_table(table: Mapping[str, str]) -> Iterator[_Look]:
+    """Yield the looks at the functions of a table, and at what of it is not imported yet."""
     for where, names in table.items():
         holder = _holder(where)
         if holder is None:
-            absent.append(where)
-            continue
-        present = [name for name in names.split() if name in vars(holder)]
-        if present:
+            yield _holder, where, None
+        elif present := [name for name in names.split() if name in vars(holder)]:
             take: Callable[[Any], Any] = itemgetter(*present)
-            looks.append((take, vars(holder), take(vars(holder))))
-    return absent, looks
+            yield take, vars(holder), take(vars(holder))
 
 
-def _replaced_in_kernels() -> Refusal | None:
-    """Look at the kernels that version 2 has registered for images."""
-    inputs = [_holder(given) for given in _KERNEL_INPUTS]
-    values = [[registered.get(given) for given in inputs] for registered in _kernels()]
-    return _unless_good("kernels", values, lambda: _of_kernels(values))
+def _looks_at_class(kind: type, names: str) -> Iterator[_Look]:
+    bases = (base for base in kind.__mro__ if base is not object and (names or _root(base.__module__) != "torch"))
+    return map(_look_at_names, bases)
+
+
+def _look_at_names(kind: type) -> _Look:
+    return vars, kind, dict(vars(kind))
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _kernels() -> list[dict[type, Any]]:
-    """Return what is registered for each function, by the type of the input."""
+    """Return what version 2 has registered for each function, by the type of the input."""
     registry = getattr(sys.modules.get("torchvision.transforms.v2.functional._utils"), "_KERNEL_REGISTRY", {})
     functional = sys.modules.get("torchvision.transforms.v2.functional")
     return [registry.get(getattr(functional, name, None), {}) for name in _KERNELS.split()]
 
 
-def _of_kernels(values: list[list[Any]]) -> Iterator[_Seen]:
-    for name, kernels in zip(_KERNELS.split(), values, strict=True):
+def _image_kernels(_: Any = None) -> list[list[Any]]:
+    """Return the kernels that are registered for images, function by function."""
+    inputs = [_holder(where) for where in _KERNEL_INPUTS]
+    return [[registered.get(given) for given in inputs] for registered in _kernels()]
+
+
+def _found_in_kernels() -> Iterator[_Found]:
+    for name, kernels in zip(_KERNELS.split(), _image_kernels(), strict=True):
         for kernel in kernels:
             if kernel is not None:
                 # The wrapper of a kernel is the package's, too.
@@ -262,39 +244,27 @@ def _of_kernels(values: list[list[Any]]) -> Iterator[_Seen]:
                 yield f"the kernel of v2.functional.{name}", kernel, foreign
 
 
-def _unless_good(what: str, values: list[Any], seen: Callable[[], Iterator[_Seen]]) -> Refusal | None:
-    """Return what was replaced, looking only where the values are others than when nothing was."""
-    try:
-        if values == _good.get(what):
-            return None
-    except Exception:  # of a comparison with something that is no function
-        pass
-    found = _first(seen())
-    if found is None:
-        _good[what] = values
-    return found
-
-
-def _first(seen: Iterator[_Seen]) -> Refusal | None:
-    return next((_refusal(name, value) for name, value, foreign in seen if foreign), None)
-
-
-def _refusal(name: str, value: object) -> Refusal:
-    return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
-
-
-def _of_table(table: Mapping[str, str]) -> Iterator[_Seen]:
+def _found_in_table(table: Mapping[str, str]) -> Iterator[_Found]:
     for where, names in table.items():
         holder = _holder(where)
-        if holder is None:
-            continue
         if isinstance(holder, type):
-            yield from _of_class(holder, names)
+            yield from _found_in_class(holder, names)
+        elif holder is not None:
+            for name in names.split():
+                if name in vars(holder):
+                    value = vars(holder)[name]
+                    yield f"{where}.{name}", value, _is_foreign(value, where, "", name)
+
+
+def _found_in_class(kind: type, names: str) -> Iterator[_Found]:
+    """Yield the methods of a class and its bases; where names are given, only those."""
+    for base in kind.__mro__:
+        if base is object or base.__module__ == "typing":
             continue
-        for name in names.split():
-            if name in vars(holder):
-                value = vars(holder)[name]
-                yield f"{where}.{name}", value, _is_foreign(value, where, "", name)
+        for name in names.split() or (vars(base).keys() - _HARMLESS if _root(base.__module__) != "torch" else ()):
+            if name in vars(base):
+                value = vars(base)[name]
+                yield f"{base.__qualname__}.{name}", value, _is_foreign(value, base.__module__, base.__qualname__, name)
 
 
 def _holder(where: str) -> Any:
@@ -304,15 +274,8 @@ def _holder(where: str) -> Any:
     return vars(found).get(kind) if kind and found is not None else found
 
 
-def _of_class(kind: type, names: str) -> Iterator[_Seen]:
-    """Yield the methods of a class and its bases; where names are given, only those."""
-    for base in kind.__mro__:
-        if base is object or base.__module__ == "typing":
-            continue
-        for name in names.split() or (vars(base).keys() - _HARMLESS if _root(base.__module__) != "torch" else ()):
-            if name in vars(base):
-                value = vars(base)[name]
-                yield f"{base.__qualname__}.{name}", value, _is_foreign(value, base.__module__, base.__qualname__, name)
+def _refusal(name: str, value: object) -> Refusal:
+    return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
 
 
 # --- whose a function is ----------------------------------------------------------------------------------------------

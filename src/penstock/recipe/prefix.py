@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.originals import replaced_in_transforms
 from penstock.recipe.reader import DRAWING, Reader, handlers, unknown
 from penstock.recipe.steps import Refusal, Step
@@ -24,17 +24,17 @@ class Prefix:
     native: _native.Recipe
     """Gives the pixels of that image: uint8, (height, width, channels)."""
     drawing: int
-    """How many of its operations draw."""
+    """How many of the native operations draw."""
     mode: str
-    """Of that image, 'RGB' or 'L'."""
+    """The mode of that image, 'RGB' or 'L'."""
     keeps_info: bool
     """The image has the info of its file, unless something was padded to it."""
     rest: tuple[Callable[[Any], Any], ...]
-    """What is called with that image, and then with what the one before returned."""
+    """The transforms that are called in turn, from that image on."""
     ends: Refusal | None
     """Why the first of the rest is Python's; None: there is no rest."""
     steps: tuple[Step, ...]
-    """Of the native part, for explain()."""
+    """The steps of the native part, for explain()."""
 
 
 def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
@@ -49,25 +49,22 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
     Raises:
         ValueError: another mode.
     """
-    if mode not in ("RGB", "L"):
-        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
     reader = Reader(mode)
-    replaced = None if transform is None else replaced_in_transforms()
-    if replaced is not None and transform is not None:
-        native, result = reader.finish_picture()
-        return Prefix(native, 0, result, True, (transform,), replaced, ())
-    steps: list[Any] = [] if transform is None else list(flatten(transform))
-    known, ends = 0, None
+    rest: list[Any] = []
+    ends: Refusal | None = None
+    if transform is not None:
+        ends = replaced_in_transforms()
+        rest = [transform] if ends is not None else list(flatten(transform))
     try:
-        for step in steps:
-            reader.add_to_picture(step)
-            known += 1
+        while rest and ends is None:
+            reader.add_to_picture(rest[0])
+            del rest[0]
     except Refused as refused:
         # A conversion is Python's because of what follows it, where that is not known.
-        ends = next((unknown(step) for step in steps[known:] if type(step) not in handlers()), refused.refusal)
+        ends = next((unknown(step) for step in rest if type(step) not in handlers()), refused.refusal)
     native, result = reader.finish_picture()
     drawing = sum(operation["op"] in DRAWING for operation in reader.operations)
-    return Prefix(native, drawing, result, reader.keeps_info, tuple(steps[known:]), ends, tuple(reader.steps))
+    return Prefix(native, drawing, result, reader.keeps_info, tuple(rest), ends, tuple(reader.steps))
 
 
 def picture(mode: str, pixels: NDArray[np.uint8], info: dict[Any, Any]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""What a loader's seed does not reach in code of the user's: looked for, and told once."""
+"""Random generators in the user's code that a loader's seed does not reach: looked for, and warned of once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.system.randomness import drawn_from, states
+from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.system.warn_user import warn_user
 
-#: How many objects of a dataset are looked at, and how deep in one another.
+#: How many objects of a dataset are searched, and how deep in one another.
 _OBJECTS, _DEPTH = 2_000, 6
-#: Of a list or a dictionary, its first entries.
+#: How many entries of a list or a dictionary are searched.
 _ENTRIES = 32
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -25,21 +25,22 @@ _CLOSED = (str, bytes, int, float, complex, type(None), torch.Tensor, np.ndarray
 _END = object()
 
 
-class Reach:
-    """What was told of a loader's seed: each thing once. Held by what the loader's iterators hold."""
+class SeedWarnings:
+    """The warnings of a loader, each given once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
+    def warn_of_dataset(self, dataset: Any, draws: Callable[[], tuple[str, ...]] | None, *, shared: bool) -> None:
         """Warn of a dataset's draws that do not follow the seed.
 
-        draws: where threads read it: returns the global generators that it draws from. None: the loader owns them.
-        shared: these threads share the dataset.
+        draws: returns the global generators that the dataset draws from, where threads read it. None: the loader sets
+            them for each sample.
+        shared: threads share the dataset.
         """
-        if "dataset" in self._told:
+        if "dataset" in self._warned:
             return
-        self._told.add("dataset")
+        self._warned.add("dataset")
         theirs = missed(dataset, shared=shared)
         if theirs:
             also = " and others" if len(theirs) > 3 else ""
@@ -58,13 +59,13 @@ class Reach:
 
     def watched(self, batches: Iterator[Any], sampler: object) -> Iterator[Any]:
         """Yield what a sampler gives; warn where its first batch is drawn from a global generator."""
-        if "sampler" in self._told:
+        if "sampler" in self._warned:
             yield from batches
             return
-        self._told.add("sampler")
-        before = states()
+        self._warned.add("sampler")
+        before = generator_states()
         first = next(batches, _END)
-        if drawn := drawn_from(before):
+        if drawn := generators_drawn_from(before):
             warn_user(
                 f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
                 f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "
@@ -76,9 +77,9 @@ class Reach:
 
 
 def held_generators(root: object) -> list[tuple[str, Any]]:
-    """Return the generators that an object keeps, in it or in what it holds, and how they are reached.
+    """Return the generators that an object, or what it holds, keeps, each with the expression that leads to it.
 
-    Generators under a seed of their own that Albumentations' pipelines keep are told by the pipeline.
+    A pipeline of Albumentations stands for the generators that it keeps.
     """
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
@@ -96,9 +97,9 @@ def held_generators(root: object) -> list[tuple[str, Any]]:
 
 
 def missed(dataset: object, *, shared: bool) -> list[str]:
-    """Return the generators that a dataset keeps and a loader's seed does not set, as they are written.
+    """Return the expressions of the generators that a dataset keeps and a loader's seed does not set.
 
-    shared: threads share it; each would set what all of them draw from.
+    shared: threads share the dataset, so that none of them may set what all of them draw from.
     """
     return [path for path, value in held_generators(dataset) if shared or not _is_seedable(value)]
 
@@ -131,7 +132,7 @@ def _is_seedable(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, and how it is written."""
+    """Yield what an object holds, each with the end of the expression that leads to it."""
     if isinstance(value, (list, tuple)):
         yield from ((f"[{i}]", part) for i, part in enumerate(value[:_ENTRIES]))
     elif isinstance(value, dict):

@@ -1,11 +1,11 @@
 """Reads torchvision transforms and makes native recipes of them, or says why not.
 
 A recipe gives what the transform followed by torch's default_collate gives, bit for bit; random parameters
-follow torchvision's distributions but are drawn by (seed, epoch, sample, position). Nothing is computed by formula
-that torchvision can be asked: the table from pixel values to elements and the colours of padding are made by
-running the very transform objects on the 256 values of a pixel.
+follow torchvision's distributions but are drawn by (seed, epoch, sample, position). No formula of torchvision's is
+copied: the table from pixel values to elements and the colours of padding are made by running the very transform
+objects on the 256 values of a pixel.
 
-torchvision is not imported: whoever holds one of its transforms has imported it.
+Penstock does not import torchvision: a program that has one of its transforms has imported it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
-from penstock.recipe.resampling import FILTERS, reproduced
+from penstock.recipe.resampling import sampling_of
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import (
     V2,
@@ -36,7 +36,6 @@ from penstock.recipe.torchvision import (
     is_v1,
     low_high,
     margins,
-    names_interpolations,
     pair,
     refuse,
     run,
@@ -48,17 +47,17 @@ class Recipe:
     """What is done to each image."""
 
     native: _native.Recipe
-    """The same for the native core."""
+    """The recipe as the native core runs it."""
     dtype: torch.dtype
-    """Of the result."""
+    """The dtype of the result."""
     shape: tuple[int, int, int] | None
     """(channels, height, width) of the result; None when it depends on the image's size."""
     steps: tuple[Step, ...]
     """For explain()."""
     table: torch.Tensor | None = None
-    """The result is pixels: what each value of them is yet to become, (channels, 256); None: nothing else."""
+    """What each pixel value of the result is yet to become, (channels, 256); None: the result is final."""
     operations: tuple[dict[str, Any], ...] = ()
-    """What moves the pixels, in order, as the native core is told."""
+    """The operations that move pixels, in order, with their parameters as the native core takes them."""
     fills: tuple[bytes, ...] | None = None
     """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
 
@@ -70,21 +69,18 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
         transform: a transform of torchvision.transforms or torchvision.transforms.v2, or a Compose of them.
         mode: of the PIL image that the transform would be given, 'RGB' or 'L'.
         size: (height, width), where all images have the same.
-        raw: leave the conversion of the pixels to whoever takes the result, where nothing is lost by that.
+        raw: leave the conversion of the pixels to the consumer of the result, where nothing is lost by that.
 
     Raises:
         ValueError: another mode.
     """
-    if mode not in ("RGB", "L"):
-        raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
+    reader = Reader(mode)
     if transform is None:
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
-    replaced = replaced_in_transforms()
-    if replaced is not None:
+    if (replaced := replaced_in_transforms()) is not None:
         return replaced
     try:
-        reader = Reader(mode)
         for step in flatten(transform):
             reader.add(step)
         return reader.finish(size, raw=raw)
@@ -96,11 +92,13 @@ class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
     def __init__(self, mode: str) -> None:
+        if mode not in ("RGB", "L"):
+            raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
         self.source_channels = _channels(mode)
         self.operations: list[dict[str, Any]] = []
         self.steps: list[Step] = []
-        # What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest).
         self.values: list[Any] = [_ramp(mode)]
+        """What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest)."""
         self.fill_pixels: list[bytes] = []
         self.pointwise_names: list[str] = []
         self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
@@ -109,8 +107,7 @@ class Reader:
         handler = handlers().get(type(transform))
         if handler is None:
             raise Refused(unknown(transform))
-        why = changed(transform)
-        if why is not None:
+        if (why := changed(transform)) is not None:
             refuse(transform, why, "the class as it is")
         handler(self, transform)
 
@@ -163,7 +160,7 @@ class Reader:
         return Recipe(native, values[0].dtype, shape, steps, table, operations, fills if pixels else None)
 
     def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
-        """Return what pixel values become, and all values before that; no table where that loses any of them."""
+        """Return what pixel values become, and all values before that; no table where values would be lost."""
         table = _plain(self.values[0]).reshape(-1, 256)
         try:
             inverse = Inverse(table)
@@ -206,7 +203,7 @@ class Reader:
         if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
             refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
         size = pair(transform, transform.size)
-        sampling = self._sampling(transform)
+        sampling = sampling_of(transform, pil=self._pil(), raw=self._raw())
         self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
 
     def resize(self, transform: Any) -> None:
@@ -218,7 +215,7 @@ class Reader:
             refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
         size = tuple(sizes) if len(sizes) == 2 else None
         shorter = sizes[0] if len(sizes) == 1 else 0
-        sampling = self._sampling(transform)
+        sampling = sampling_of(transform, pil=self._pil(), raw=self._raw())
         self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
 
     def center_crop(self, transform: Any) -> None:
@@ -279,41 +276,6 @@ class Reader:
         self.operations.append(operation)
         self.steps.append(Step(f"{verb:<7} {transform!r}", "native"))
 
-    def _sampling(self, transform: Any) -> dict[str, Any]:
-        given = transform.interpolation
-        name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-        named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
-        if named or name not in {*FILTERS.values(), "nearest-exact"}:
-            refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
-        antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
-        if self._pil():
-            # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
-            name, antialias = ("nearest" if name == "nearest-exact" else name), True
-            arithmetic = "pillow" if reproduced("pillow", name, antialias) else "pillow_12"
-        elif self._raw():
-            # torch's own vector code is reproduced, not what it does on other processors.
-            if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-                why = "torch's resize is not reproduced on this processor"
-                refuse(transform, why, "the resize before the conversion")
-            arithmetic = "torch_u8" if self._resizes_bytes(transform, name) else "torch_f32"
-        else:
-            refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
-        if not reproduced(arithmetic, name, antialias):
-            what = "Pillow" if self._pil() else "torch"
-            why = f"the {name} resize of this {what} is not reproduced natively"
-            refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
-        return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
-
-    def _resizes_bytes(self, transform: Any, name: str) -> bool:
-        """Return whether torchvision resizes uint8 tensors as such, rather than through float32, on this machine."""
-        if name not in ("bilinear", "bicubic") or is_v1(transform):
-            return False
-        geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
-        decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
-        if decide is None:
-            refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
-        return bool(decide(geometry.InterpolationMode(name)))
-
     # ---- the colour of padding ----
 
     def _dot(self) -> Any:
@@ -345,6 +307,7 @@ class Reader:
 DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
 
 _Handler = Callable[[Reader, Any], None]
+_CONVERSIONS = ("ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype")
 _HANDLERS: dict[str, _Handler] = {
     "RandomResizedCrop": Reader.random_resized_crop,
     "Resize": Reader.resize,
@@ -354,14 +317,7 @@ _HANDLERS: dict[str, _Handler] = {
     "RandomHorizontalFlip": Reader.flip,
     "RandomVerticalFlip": Reader.flip,
     "Grayscale": Reader.grayscale,
-    "ToTensor": Reader.pointwise,
-    "PILToTensor": Reader.pointwise,
-    "ToImage": Reader.pointwise,
-    "ToPureTensor": Reader.pointwise,
-    "ToDtype": Reader.pointwise,
-    "ConvertImageDtype": Reader.pointwise,
-    "Normalize": Reader.pointwise,
-    "Identity": Reader.pointwise,
+    **dict.fromkeys((*_CONVERSIONS, "Normalize", "Identity"), Reader.pointwise),
 }
 
 

@@ -1,18 +1,62 @@
-"""Which resizes of the installed Pillow and torch the native core reproduces, byte for byte."""
+"""How a transform resizes, and which resizes of the installed Pillow and torch the native core reproduces."""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from penstock import _native
+import penstock._native as _native
+from penstock.recipe.torchvision import is_v1, names_interpolations, refuse
 
 # PIL.Image.Resampling, which both generations of transforms accept as plain integers.
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+def sampling_of(transform: Any, *, pil: bool, raw: bool) -> dict[str, Any]:
+    """Return how a transform of known class resizes, as the native core takes it. Raises Refused.
+
+    pil: the picture is a PIL image. raw: its values are still pixels.
+    """
+    given = transform.interpolation
+    name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
+    named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
+    if named or name not in {*FILTERS.values(), "nearest-exact"}:
+        refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
+    antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
+    if pil:
+        # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.
+        name, antialias = ("nearest" if name == "nearest-exact" else name), True
+        arithmetic = "pillow" if reproduced("pillow", name, antialias) else "pillow_12"
+    elif raw:
+        # torch's own vector code is reproduced, not what it does on other processors.
+        if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+            why = "torch's resize is not reproduced on this processor"
+            refuse(transform, why, "the resize before the conversion")
+        arithmetic = "torch_u8" if _resizes_bytes(transform, name) else "torch_f32"
+    else:
+        refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
+    if not reproduced(arithmetic, name, antialias):
+        what = "Pillow" if pil else "torch"
+        why = f"the {name} resize of this {what} is not reproduced natively"
+        refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
+    return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
+
+
+def _resizes_bytes(transform: Any, name: str) -> bool:
+    """Return whether torchvision resizes uint8 tensors as such, rather than through float32, on this machine."""
+    if name not in ("bilinear", "bicubic") or is_v1(transform):
+        return False
+    geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
+    decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
+    if decide is None:
+        refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
+    return bool(decide(geometry.InterpolationMode(name)))
 
 
 @cache

@@ -1,6 +1,6 @@
-"""torchvision's transform objects: their classes, their parts and their parameters, as far as these are as expected.
+"""torchvision's transform objects: their classes, parts and parameters, and refusals of what is not as expected.
 
-torchvision is not imported: whoever holds one of its transforms has imported it.
+Penstock does not import torchvision: a program that has one of its transforms has imported it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs
 
 
 class Refused(Exception):
-    """Ends the reading of a transform; carries why."""
+    """Ends the reading of a transform; carries the reason."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal)

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, TensorDataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.integrity import truncated
-from penstock.sources.premises import Holds, all_of, attributes, items, places
+from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source
+from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
 
@@ -30,9 +31,9 @@ class _Mapped(NamedTuple):
     path: str
     map: mmap.mmap
     first: int
-    """The byte of the file that follows the first row."""
+    """The end of the first row, as an offset in the file."""
     step: int
-    """Bytes from there to the one that follows the next row."""
+    """Bytes from the end of a row to the end of the next."""
     end: int
     """Bytes that the file must have."""
 
@@ -72,10 +73,10 @@ class Arrays(Dataset[tuple[Any, ...]]):
             for path, array in zip(self._given, held, strict=True)
             if isinstance(path, str) and isinstance(array, np.memmap)
         )
-        # Memory that its owner may exchange under the tensor: ndarray.resize(refcheck=False) does.
+        # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
         self._placed: Holds | None = None
         if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
-            self._placed = places(owned)
+            self._placed = same_memory(owned)
 
     def _check(self) -> None:
         for tensor, array in zip(self.tensors, self._given, strict=True):
@@ -83,14 +84,9 @@ class Arrays(Dataset[tuple[Any, ...]]):
                 raise InvalidOption(f"{_describe(array)} is 0-dimensional: the first dimension is the samples")
             if len(tensor) != len(self.tensors[0]):
                 raise InvalidOption(
-                    f"{_describe(array)} has {len(tensor):,} rows, the first array has {len(self.tensors[0]):,}: "
-                    "all arrays must have one row a sample"
+                    f"{_describe(array)} has {counted(len(tensor), 'row')}, the first array has "
+                    f"{len(self.tensors[0]):,}: all arrays must have one row a sample"
                 )
-
-    @property
-    def maps_files(self) -> bool:
-        """Whether any of the arrays lies in a file."""
-        return bool(self._files)
 
     def holds(self) -> bool:
         """Return whether the tensors still lie in the memory of the arrays that were given."""
@@ -103,23 +99,20 @@ class Arrays(Dataset[tuple[Any, ...]]):
             self._check()
 
     def lost(self, positions: NDArray[np.int64]) -> list[int]:
-        """Return which of these samples, as places in `positions`, lie beyond the end of a file that was truncated."""
-        short = [(file, size) for file in self._files if (size := file.map.size()) < file.end]
-        if not short:
-            return []
-        gone = np.zeros(len(positions), dtype=bool)
-        for file, size in short:
-            gone |= file.first + file.step * positions > size
-        return np.flatnonzero(gone).tolist()
+        """Return which of these samples, by their places in `positions`, lie beyond the end of a truncated file."""
+        lost = [
+            file.first + file.step * positions > size for file in self._files if (size := file.map.size()) < file.end
+        ]
+        return np.flatnonzero(np.any(lost, axis=0)).tolist() if lost else []
 
     def truncated(self, position: int) -> CorruptSample | None:
-        """Return the error of a sample that lies beyond the end of a file; None: it does not."""
+        """Return the error of a sample that lies beyond the end of a truncated file, else None."""
         for file in self._files:
             size = file.map.size()
             if size < file.end and file.first + file.step * position > size:
                 return CorruptSample(
-                    f"sample number {position} is not in {file.path} any more: the file has {size:,} bytes now, and "
-                    f"{file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
+                    f"sample number {position} is not in {file.path} any more: the file has {counted(size, 'byte')} "
+                    f"now, and {file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
                     "by renaming another to its name, not by writing into it",
                     sample_id=f"number {position}",
                     path=file.path,
@@ -146,7 +139,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape[1:])}" for t in self.tensors)
-        return f"Arrays({len(self):,} samples of {rows})"
+        return f"Arrays({counted(len(self), 'sample')} of {rows})"
 
 
 def _absolute(array: ArrayLike) -> np.ndarray | torch.Tensor | str:
@@ -162,12 +155,17 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return array
     if not array.dtype.isnative:
         raise TypeError(f"{_describe(array)} has byte order {array.dtype.str!r}; convert it with astype first")
+    try:
+        return tensor_of(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # rows are only read
-        try:
-            return torch.from_numpy(array)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:
@@ -218,9 +216,9 @@ class ArraysSource(Source):
             return native
         return replace(
             native,
-            still=all_of(native.still, attributes(dataset, "transform"), dataset.holds),
+            still=all_of(native.still, same_attributes(dataset, "transform"), dataset.holds),
             unmoved=all_of(native.unmoved, dataset.holds),
-            lost=dataset.lost if dataset.maps_files else None,
+            lost=dataset.lost if dataset._files else None,
             gone=dataset.truncated,
         )
 
@@ -254,13 +252,13 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
     return NativeSource(
         size=size,
         fields=tuple(fields),
-        steps=(Step(f"gather  {size:,} rows of {', '.join(shapes)}", "native"),),
+        steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
         identify=numbered,
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
         held=InMemory(tuple(tensors)),
-        still=all_of(attributes(dataset, "tensors"), items(tensors), places(tensors)),
-        unmoved=places(aliases),
+        still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
+        unmoved=same_memory(aliases),
     )
 
 
@@ -270,7 +268,7 @@ def numbered(position: int) -> tuple[str, str | None]:
 
 
 def within_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a storage holds all elements of a tensor, as it does unless somebody resized it."""
+    """Return whether a storage holds all elements of a tensor: it may have been made smaller."""
     if tensor.numel() == 0:
         return True
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -18,27 +18,23 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 class Assisted:
     """Reads single samples of a dataset, natively as far as possible.
 
-    Any number of threads may call it at once, also in a process that was forked off. It may be pickled where
-    the dataset may. Made anew for each pass, it sees transforms that were changed; once one is changed during a
-    pass, the dataset reads those samples itself.
+    Any number of threads may call it at once, also in a forked process. It may be pickled where the dataset may. It is
+    made anew for each pass; once a transform is changed during a pass, the dataset reads its samples itself.
 
     Attributes:
         dataset: the dataset.
         steps: who does what, for explain().
+        gains: whether any part of the dataset is read natively.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._reader = sample_reader_of(source_of(dataset))
         self.steps = self._reader.steps
-
-    @property
-    def gains(self) -> bool:
-        """Whether any part of the dataset is read natively."""
-        return self._reader.gains
+        self.gains = self._reader.gains
 
     def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
-        """Return what ``dataset[index]`` returns, random steps done natively being drawn from these."""
+        """Return what ``dataset[index]`` returns; native random steps draw from (seed, epoch, index, position)."""
         number = whole(index)
         if number is None:
             return self.dataset[index]

@@ -1,7 +1,7 @@
 """The catalogue of a dataset: the IDs, labels and sizes of its samples, as far as they can be had without reading them.
 
-Its hashes are the dataset's fingerprint. It is kept in the user's cache folder under them, for a checkpoint holds the
-hashes only: what a dataset was can then be told from what it has become, ID by ID.
+The hashes of a catalogue are the dataset's fingerprint, which a checkpoint holds. The catalogue itself is kept in the
+user's cache folder under them, so that a dataset that has changed can be compared with what it was, ID by ID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.system import cache_folder
 #: The folder of catalogues below the cache folder.
 KIND = "catalogues"
 
-#: How many files are asked for their sizes, evenly spread.
+#: The most files whose sizes are looked up, evenly spread.
 LOOKED_AT = 1024
 
 _HASH_BYTES = 8  # two datasets share a hash by chance once in 2**64 pairs
@@ -38,7 +38,7 @@ class Catalogue(Listing):
     """What is known of a dataset's samples, in order."""
 
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """The shapes of rows that lie in memory; bytes of the files that were looked at, -1 where there was none."""
+    """The shapes of rows that lie in memory; sizes in bytes of the files that were looked at, -1 for a missing file."""
 
     @property
     def nameless(self) -> bool:
@@ -68,14 +68,15 @@ class Catalogue(Listing):
 
     def numbers(self) -> Indices | None:
         """Return the ID of each sample where all are numbers, and no two the same; else None."""
-        if len(self.names) != 1 or self.names[0].texts is not None or self.names[0].prefix:
+        first = self.names[0]
+        if len(self.names) != 1 or first.texts is not None or first.prefix:
             return None
-        numbers = self.names[0].as_numbers()
-        unique = self.names[0].numbers is None or len(np.unique(numbers)) == len(numbers)
-        return numbers if unique else None
+        if first.numbers is None:
+            return np.arange(first.size, dtype=np.int64)
+        return first.numbers if len(np.unique(first.numbers)) == first.size else None
 
     def keep(self) -> None:
-        """Keep it in the user's cache folder, where there is something to keep."""
+        """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
         if self.nameless and self.labels is None:
             return
         arrays = self._arrays()
@@ -111,23 +112,18 @@ def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
     """Return the catalogue of a dataset that had this fingerprint, None where none is kept."""
     size = fingerprint.get("size")
     if fingerprint.get("ids") is None and fingerprint.get("labels") is None and isinstance(size, int):
-        return Catalogue((Names("", size),))  # which nothing need be kept of
+        return Catalogue((Names("", size),))  # its size is all that there is
     entry = cache_folder.entry(KIND, _key(fingerprint))
     arrays = None if entry is None else cache_folder.load(entry)
     if entry is None or arrays is None:
         return None
     try:
         heads = json.loads(arrays["heads"].tobytes())
-        names = tuple(
-            Names(
-                prefix,
-                size,
-                arrays[f"texts{number}"].tobytes() if texts else None,
-                arrays[f"numbers{number}"] if numbers else None,
-            )
-            for number, (prefix, size, texts, numbers, _) in enumerate(heads)
-        )
-        found = Catalogue(names, arrays["labels"] if heads and heads[0][4] else None, arrays["sizes"])
+        names = []
+        for number, (prefix, size, texts, numbers, _) in enumerate(heads):
+            listed = arrays[f"texts{number}"].tobytes() if texts else None
+            names.append(Names(prefix, size, listed, arrays[f"numbers{number}"] if numbers else None))
+        found = Catalogue(tuple(names), arrays.get("labels"), arrays["sizes"])
         if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
             return None
     except (KeyError, ValueError, TypeError):  # damaged, or of another version
@@ -142,7 +138,7 @@ def place_of(fingerprint: Mapping[str, Any]) -> str:
 
 
 def catalogue(dataset: Any) -> Catalogue:
-    """Return the catalogue of a map-style dataset. No sample is read; up to 1,024 files are asked for their sizes."""
+    """Return the catalogue of a map-style dataset. No sample is read; the sizes of up to 1,024 files are looked up."""
     source = source_of(dataset)
     listing = source.listing()
     size = len(dataset)

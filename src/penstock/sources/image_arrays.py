@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,15 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.order.permutations import Indices
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.arrays import numbered, within_storage
+from penstock.sources.arrays import numbered, tensor_of, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.premises import all_of, places
+from penstock.sources.premises import all_of, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+from penstock.system.words import counted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -60,7 +60,7 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
     transform, targets = dataset.target_transform, dataset.targets
     number = len(targets)
     alias = images.detach() if isinstance(images, torch.Tensor) else images
-    what = f"{len(images):,} images of {images.shape[1]}x{images.shape[2]} in memory"
+    what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
     return NativeSource(
         size=len(images),
         fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
@@ -73,8 +73,10 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
         table=recipe.table,
         recipe=recipe,
         held=InMemory((_as_images(images),), recipe.native, transform is None),
-        still=all_of(transformed_as_now(dataset, "data", "targets"), places([images]), lambda: len(targets) == number),
-        unmoved=places([alias]),
+        still=all_of(
+            transformed_as_now(dataset, "data", "targets"), same_memory([images]), lambda: len(targets) == number
+        ),
+        unmoved=same_memory([alias]),
     )
 
 
@@ -89,17 +91,14 @@ def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
 
 def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
     """Return images as a tensor (images, height, width, channels) that shares their memory."""
-    if isinstance(data, np.ndarray):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
-            data = torch.from_numpy(data)
-    return data if data.ndim == 4 else data.unsqueeze(-1)
+    tensor = tensor_of(data) if isinstance(data, np.ndarray) else data
+    return tensor if tensor.ndim == 4 else tensor.unsqueeze(-1)
 
 
 def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> LabelColumn:
-    """Return the labels at these positions, None: at all, as they are now.
+    """Return the labels at these positions, or at all for None, as they are now.
 
-    as_integers: int() is called on each, as MNIST does.
+    as_integers: int() is called on each label, as MNIST does.
     """
     if as_integers and isinstance(targets, torch.Tensor) and targets.ndim == 1 and targets.dtype in _INTEGERS:
         plain = targets.detach()
@@ -116,9 +115,9 @@ def _taken(targets: Any, positions: Indices | None, *, as_integers: bool) -> Lab
 def _column(
     targets: Any, *, as_integers: bool, target_transform: Callable[[Any], Any] | None
 ) -> Callable[[Indices], LabelColumn]:
-    """Return the labels of a list or tensor of targets, made a column when the first batch is handed out.
+    """Return a function that takes labels from a column, which is made when the first batch is handed out.
 
-    By then the workers are busy: nothing waits for it.
+    By then the workers are busy: nothing waits for the column.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""Image files as the adapters of image folders read them: whole batches natively, or single images for a transform."""
+"""How the adapters of image folders read files: whole batches natively, or single images for a transform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import Pipeline
 from penstock.recipe.jpeg_pixels import decoded_alike
@@ -18,9 +18,10 @@ from penstock.recipe.prefix import Prefix, picture, read_prefix
 from penstock.recipe.reader import Recipe
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.premises import Holds, TransformState, all_of, attributes
+from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
+from penstock.system.words import counted
 
 
 def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
@@ -29,7 +30,7 @@ def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **ow
     Args:
         dataset: the folder.
         raw: images stay pixels, where a recipe allows it.
-        files: the table of its files; None: `paths` names those of each batch.
+        files: the table of the folder's files; None: `paths` names the files of each batch.
         own: the further attributes of the NativeSource.
     """
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
@@ -51,15 +52,14 @@ class ImageReader(FolderReader):
 
     Args:
         dataset: a folder of images.
-        paths: the table of its files; None: they come one by one, from the dataset's `samples`.
+        paths: the table of the folder's files; None: the dataset's `samples` name them.
     """
 
     def __init__(self, dataset: Any, paths: _native.PathTable | None) -> None:
-        super().__init__(dataset)
+        state = TransformState(dataset.transform)
+        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader"), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
-        self._state = TransformState(dataset.transform)
-        self._loader = getattr(dataset, "loader", None)
         self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
         self._in_table = paths is not None
         self.steps = (
@@ -69,20 +69,16 @@ class ImageReader(FolderReader):
             *target_steps(dataset.target_transform),
         )
 
-    def still(self) -> bool:
-        return self._state.holds() and (self._in_table or self.dataset.loader is self._loader)
-
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset
-        path, label = None, None
         if self._in_table:
-            label = int(dataset.labels[position])
+            path, label = None, int(dataset.labels[position])
         else:
             name, label = dataset.samples[position]
             path = os.fsencode(name)
         value = self._image(position, path, draw)
         if value is None:
-            Image.init()  # Pillow looks up its rarer formats once, and an open() in another thread would not wait
+            Image.init()  # Pillow registers its rarer formats once, and an open() in another thread would not wait
             return dataset[position]
         value = self._rest(value)
         return value, label if dataset.target_transform is None else dataset.target_transform(label)
@@ -92,7 +88,7 @@ class ImageReader(FolderReader):
         found = _native.read_image(self._filler, position, path, *draw)
         if isinstance(found, str):
             return None
-        drawing.drew(self._prefix.drawing)
+        drawing.note_draws(self._prefix.drawing)
         pixels, head, padded = found
         try:
             info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for
@@ -104,18 +100,18 @@ class ImageReader(FolderReader):
 def foreign_decoder() -> Refusal | None:
     """Return why Pillow's pixels of a JPEG are not those that the native core decodes, or None."""
     refusal = replaced_in_opening()
-    if refusal is None and not decoded_alike():
-        remedy = "a Pillow whose libjpeg-turbo gives the native core's pixels"
-        return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
-    return refusal
+    if refusal is not None or decoded_alike():
+        return refusal
+    remedy = "a Pillow whose libjpeg-turbo gives the native core's pixels"
+    return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
 
 
 def transformed_as_now(dataset: Any, *names: str) -> Holds:
-    """Return whether these attributes, the transforms and what else recipes depend on are what they are now."""
+    """Return a premise: these attributes, the transforms and all else that recipes depend on stay as they are."""
     state = TransformState(dataset.transform)
     dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
     return all_of(
-        attributes(dataset, "transform", "target_transform", *names),
+        same_attributes(dataset, "transform", "target_transform", *names),
         state.holds,
         lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
         lambda: replaced_in_transforms() is None,
@@ -135,7 +131,7 @@ def spec_of(recipe: Recipe) -> _native.Spec | None:
 
 
 def _read_step(dataset: Any, how: str = "") -> Step:
-    what = f"{len(dataset):,} image files in {dataset.root}; JPEG decoded{how} as far as needed"
+    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} as far as needed"
     return Step(f"read    {what}, other formats by Pillow", "native")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import transformed
@@ -21,13 +21,14 @@ from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.scan_cache import Scan, scan
 from penstock.sources.source import NativeSource, Source
+from penstock.system.words import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 class Samples(Sequence[tuple[str, int]]):
-    """The (path, class index) pairs of an image folder, made when asked for; equal to the list of them."""
+    """The (path, class index) pairs of an image folder, made when they are taken; equal to a list of them."""
 
     def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
         self._paths = paths
@@ -46,7 +47,7 @@ class Samples(Sequence[tuple[str, int]]):
         try:
             return self._pair(range(len(self))[index])
         except IndexError:
-            raise IndexError(f"sample index {index} is out of range: there are {len(self):,} samples") from None
+            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
 
     def _pair(self, position: int) -> tuple[str, int]:
         return os.fsdecode(self._paths.path(position)), int(self._labels[position])
@@ -63,7 +64,7 @@ class Samples(Sequence[tuple[str, int]]):
 
     def __repr__(self) -> str:
         first = ", ".join(map(repr, self[:1]))
-        return f"Samples({len(self):,} pairs: [{first}{', ...' if len(self) > 1 else ''}])"
+        return f"Samples({counted(len(self), 'pair')}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
 class ImageFolder(Dataset[tuple[Any, Any]]):
@@ -83,8 +84,8 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         root: the folder, with ``~`` expanded.
         classes: names of the class folders, sorted.
         class_to_idx: class index by class name.
-        samples, imgs: (path, class index) of each sample; a sequence that makes the pairs when asked for.
-        targets: class index of each sample, a list made when asked for.
+        samples, imgs: (path, class index) of each sample; a sequence that makes the pairs when they are taken.
+        targets: class index of each sample, a list made at its first use.
         paths: the files, a compact table.
         labels: class index of each sample, int64, shape (samples,), read-only.
 
@@ -140,10 +141,9 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        path, label = self.samples[operator.index(index)]  # IndexError past the end
-        position = operator.index(index) % len(self)
-        image: Any = read_image(open_sample(self.paths, position, path), path)
-        target: Any = label
+        index = operator.index(index)
+        target: Any = self.samples[index][1]  # IndexError past the end
+        image: Any = self.read(index % len(self))
         if self.transform is not None:
             image = self.transform(image)
         if self.target_transform is not None:
@@ -211,8 +211,7 @@ class ImageFolderSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        refusal = foreign_decoder()
-        if refusal is not None:
+        if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
         return native_images(

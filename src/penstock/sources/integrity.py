@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from penstock import _native
+import penstock._native as _native
+from penstock.system.words import counted
 
 _ZIP = b"PK\x03\x04"
 _NPY = b"\x93NUMPY"
@@ -56,23 +57,18 @@ def changed(file: BinaryIO) -> str | None:
 
 
 def _crc(file: BinaryIO, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> int | None:
-    """Return the CRC-32 of a record's contents; None: it cannot be told, or a second note in the file confirms it."""
+    """Return the CRC-32 of a record's contents; None: the record's data descriptor confirms it."""
     if record.compress_type != zipfile.ZIP_STORED:
         with archive.open(record) as contents:
-            contents._expected_crc = None  # type: ignore[attr-defined]  # it is compared by our caller
+            contents._expected_crc = None  # type: ignore[attr-defined]  # the caller compares it
             return _crc_of(iter(lambda: contents.read(_CHUNK), b""))
     file.seek(record.header_offset)
     header = _LOCAL.unpack(file.read(_LOCAL.size))
     file.seek(header[9] + header[10], os.SEEK_CUR)
     found = _crc_of(_chunks(file, record.file_size))
     descriptor = file.read(8)
-    if (
-        len(descriptor) == 8
-        and descriptor.startswith(_DESCRIPTOR)
-        and int.from_bytes(descriptor[4:], "little") == found
-    ):
-        return None  # the contents are what was written, and the directory is not
-    return found
+    # Where the descriptor confirms the contents, the directory is wrong and not they.
+    return None if descriptor == _DESCRIPTOR + found.to_bytes(4, "little") else found
 
 
 def _crc_of(chunks: Iterator[bytes]) -> int:
@@ -92,22 +88,23 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def truncated(file: BinaryIO, error: Exception) -> str | None:
-    """Return how much of a .pt or .npy file is there and, where it can be told, how much it needs; None: it is whole.
+    """Return how many bytes a truncated .pt or .npy file has and, if that is known, needs; None: the file is whole.
 
-    error: what torch.load or numpy.load raised for it, on which files of no known length depend.
+    error: what torch.load or numpy.load raised, which decides for a file whose length is not known.
     """
     size = os.fstat(file.fileno()).st_size
     file.seek(0)
     head = file.read(_HEAD)
     if not head:
         return None
+    cut_off = f"it is truncated, it has {counted(size, 'byte')}"
     if head.startswith(_NPY) or _NPY.startswith(head):
         needed = _npy_bytes(file)
         if needed is None and "EOF" not in str(error) and not isinstance(error, EOFError) and not _NPY.startswith(head):
             return None
         if needed is not None and size >= needed:
             return None
-        return f"it is truncated, it has {_bytes(size)}" + (f" of {needed:,}" if needed is not None else "")
+        return cut_off if needed is None else f"{cut_off} of {needed:,}"
     if head.startswith(_ZIP) or _ZIP.startswith(head):
         file.seek(max(0, size - _LONGEST_END))
         tail = file.read()
@@ -116,9 +113,9 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
             return None
         least = _archive_bytes(head)
         more = f" and needs more than {least:,}" if least is not None and least >= size else ""
-        return f"it is truncated, it has {_bytes(size)}{more}, and the directory at the end of a zip archive is missing"
+        return f"{cut_off}{more}, and the directory at the end of a zip archive is missing"
     if head.startswith(b"\x80") and (isinstance(error, EOFError) or "EOF" in str(error) or _pickle_ends(file)):
-        return f"it is truncated, it has {_bytes(size)}"
+        return cut_off
     return None
 
 
@@ -159,17 +156,17 @@ def _pickle_ends(file: BinaryIO) -> bool:
 def _archive_bytes(head: bytes) -> int | None:
     """Return how long an archive of torch.save must be at least, by its data.pkl and where its storage begins."""
     try:
-        begin, at = 0, 0
-        while head[at : at + 4] == _ZIP:  # torch.save writes data.pkl first, and a descriptor behind each record
-            fields = _LOCAL.unpack_from(head, at)
-            name = head[at + _LOCAL.size :][: fields[9]].partition(b"/")[2]
-            begin = at + _LOCAL.size + int(fields[9] + fields[10])
+        record = 0
+        while head[record : record + 4] == _ZIP:  # data.pkl comes first, and a descriptor behind each record
+            fields = _LOCAL.unpack_from(head, record)
+            name = head[record + _LOCAL.size :][: fields[9]].partition(b"/")[2]
+            begin = record + _LOCAL.size + int(fields[9] + fields[10])
             if name == b"data.pkl":
                 pickle = head[begin:]
             if name.startswith(b"data/"):
                 return begin + _storage_bytes(pickle)
-            at = head.index(_DESCRIPTOR, begin) + 16
-    except Exception:  # a file that was cut off before that, or is something else
+            record = head.index(_DESCRIPTOR, begin) + 16
+    except Exception:  # a file that was cut off before its storage, or is no archive of torch.save
         return None
     return None
 
@@ -185,7 +182,3 @@ def _storage_bytes(pickle: bytes) -> int:
         elif opcode.name == "BINPERSID":
             return item * count
     raise ValueError("no storage in the pickle")
-
-
-def _bytes(count: int) -> str:
-    return f"{count:,} byte" + "s" * (count != 1)

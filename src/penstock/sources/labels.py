@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.sample_notes import add_note
 
 LabelColumn = NDArray[Any] | list[Any]
-"""Labels of some samples: an array where they are numbers."""
+"""Labels of some samples: an array where all are numbers."""
 
 _MISSING = object()
 
@@ -30,7 +30,7 @@ class Labels:
 
     @classmethod
     def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
-        """Look up each ID. An ID without a label is remembered, and an error only when it is asked for."""
+        """Look up each ID. A missing label raises an error only when it is taken."""
         values: list[Any]
         try:
             values = list(map(labels.__getitem__, ids))
@@ -64,7 +64,7 @@ class Labels:
 
 
 def as_objects(labels: LabelColumn) -> list[Any]:
-    """Return labels as the Python objects that the dataset itself would give; arrays here are compact columns."""
+    """Return labels as the Python objects that the dataset itself would give."""
     return labels.tolist() if isinstance(labels, np.ndarray) else labels
 
 

@@ -19,12 +19,12 @@ class Names:
     """IDs, in order; compact."""
 
     prefix: str
-    """Before each of them: "0/" in the first part of a ConcatDataset."""
+    """What each ID begins with: "0/" in the first part of a ConcatDataset."""
     size: int
     texts: bytes | None = None
-    """Each followed by a NUL."""
+    """The IDs without the prefix, each followed by a NUL."""
     numbers: Indices | None = None
-    """Int64, shape (size,). Without texts and numbers the IDs are the numbers 0 to size - 1."""
+    """IDs that are numbers: int64, shape (size,). Without texts and numbers the IDs are 0 to size - 1."""
 
     def as_texts(self) -> list[bytes]:
         """Return each ID."""
@@ -34,10 +34,6 @@ class Names:
             return [prefix + text for text in listed] if prefix else listed
         numbers: Iterable[int] = range(self.size) if self.numbers is None else self.numbers.tolist()
         return [prefix + str(number).encode() for number in numbers]
-
-    def as_numbers(self) -> Indices:
-        """Return each ID of those that are numbers."""
-        return np.arange(self.size, dtype=np.int64) if self.numbers is None else self.numbers
 
     def chosen(self, indices: Indices) -> Names:
         """Return the IDs at some indices."""
@@ -65,7 +61,7 @@ class Listing:
         return [text for part in self.names for text in part.as_texts()]
 
     def chosen(self, indices: Indices) -> Listing:
-        """Return the listing of a Subset with these indices, of which negative ones count from the end."""
+        """Return the listing of a Subset with these indices; negative indices count from the end."""
         indices = np.where(indices < 0, indices + self.size, indices)
         if len(self.names) == 1:
             names: tuple[Names, ...] = (self.names[0].chosen(indices),)
@@ -106,7 +102,7 @@ def label_values(labels: Any) -> NDArray[Any]:
 
 
 def as_array(values: Any) -> Any:
-    """Return a tensor as an array of its own: one of its memory would forbid the tensor to grow later."""
+    """Return a copy of a tensor as an array: an array that shares its memory would forbid the tensor to grow."""
     return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
 
 

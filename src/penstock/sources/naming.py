@@ -1,12 +1,15 @@
-"""What a sample is called: its ID and its file, as far as its dataset tells."""
+"""The names of samples: their IDs and files, as far as a dataset has them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+from penstock.sources.source import Source
 from penstock.sources.tree import source_of
+
+T = TypeVar("T")
 
 
 def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
@@ -20,35 +23,37 @@ def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
 
 def names_of(dataset: Any, indices: Iterable[Any]) -> Iterator[tuple[str, str | None]]:
     """Yield (ID, file) of each of these samples."""
-    whole = source_of(dataset)
-    for index in indices:
-        try:
-            prefix, source, number = whole.locate(operator.index(index))
-            name, path = source.name(number)
-            yield (name if path is not None else prefix + name), path
-        except Exception:  # a dataset of any kind, asked for what it need not have
-            yield _short(index), None
+    return _found(dataset, indices, _name, lambda index: (_short(index), None))
+
+
+def _name(prefix: str, source: Source, number: int) -> tuple[str, str | None]:
+    name, path = source.name(number)
+    return (name if path is not None else prefix + name), path
 
 
 def id_of(dataset: Any, index: Any) -> str:
-    """Return the ID of a sample, the same wherever its dataset lies: of a file its name below the dataset's root.
+    """Return the ID of a sample, the same wherever its dataset lies: a file's ID is its name below the root.
 
-    A sample of a ConcatDataset has the number of its part before it: "0/ID".
+    In a ConcatDataset the ID begins with the number of the part: "0/ID".
     """
     return ids_of(dataset, (index,))[0]
 
 
 def ids_of(dataset: Any, indices: Iterable[Any]) -> list[str]:
     """Return the ID of each of these samples."""
+    return list(_found(dataset, indices, lambda prefix, source, number: prefix + source.id(number), _short))
+
+
+def _found(
+    dataset: Any, indices: Iterable[Any], find: Callable[[str, Source, int], T], otherwise: Callable[[Any], T]
+) -> Iterator[T]:
     whole = source_of(dataset)
-    found = []
     for index in indices:
         try:
-            prefix, source, number = whole.locate(operator.index(index))
-            found.append(prefix + source.id(number))
-        except Exception:  # as above
-            found.append(_short(index))
-    return found
+            found = find(*whole.locate(operator.index(index)))
+        except Exception:  # a dataset of any kind may raise anything where it has no names
+            found = otherwise(index)
+        yield found
 
 
 def _short(index: Any) -> str:

@@ -6,14 +6,13 @@ import errno
 import os
 import re
 import stat
-import warnings
 from typing import BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import (
     CorruptSample,
     ImageTooLarge,
@@ -23,11 +22,12 @@ from penstock.errors import (
     UnreadableSample,
     like,
 )
+from penstock.sources.arrays import tensor_of
 from penstock.sources.integrity import changed, foreign, truncated
 
-# How a terminal is told to write in bold, which torch puts into messages.
+# Escape sequences that make a terminal write in bold, which torch puts into messages.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# What torch.load(weights_only=True) refuses to look up, in its messages.
+# The name of what torch.load(weights_only=True) refuses to import, in its messages.
 _GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 
 
@@ -65,7 +65,7 @@ def open_sample(paths: _native.PathTable, position: int, sample_id: str) -> Bina
         descriptor = paths.open(position)
         try:
             return os.fdopen(descriptor, "rb")
-        except BaseException:  # a folder: the descriptor is still ours
+        except BaseException:  # a folder: fdopen has not taken the descriptor
             os.close(descriptor)
             raise
     except PermissionError as error:
@@ -85,9 +85,9 @@ def open_path(path: str) -> BinaryIO:
 
 
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
-    """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close it.
+    """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
 
-    The tensor is on the CPU, detached and strided; the records of a .pt have the CRC-32 that the file gives for them.
+    The tensor is on the CPU, detached and strided; the CRC-32 of each record of a .pt file is compared.
     Raises CorruptSample, UnreadableSample.
     """
     with file:
@@ -101,8 +101,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
             magic = file.read(6)
             file.seek(0)
             tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)
-            wrong = changed(file)
-            if wrong is not None:
+            if (wrong := changed(file)) is not None:
                 raise CorruptSample(_unreadable(sample_id, path, wrong), sample_id=sample_id, path=path)
         except (SampleError, MemoryError):
             raise
@@ -123,7 +122,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
 
 
 def _is_numpy(magic: bytes, path: str) -> bool:
-    """Return whether a file is numpy's to read, or to refuse: by its first bytes, else by its name."""
+    """Return whether numpy reads a file, or refuses it: by its first bytes, else by its name."""
     if magic.startswith((b"PK\x03\x04", b"\x80")) or not magic:
         return False
     return b"\x93NUMPY".startswith(magic) or path.endswith(".npy")
@@ -166,7 +165,7 @@ def _refused(error: Exception) -> str | None:
 
 
 def read_image(file: BinaryIO, path: str) -> Image.Image:
-    """Decode an open image file by Pillow to mode RGB, as torchvision's pil_loader does, and close it.
+    """Decode an open image file by Pillow to mode RGB, as torchvision's pil_loader does, and close the file.
 
     Raises CorruptSample, ImageTooLarge, UnreadableSample.
     """
@@ -200,9 +199,7 @@ def _load_npy(file: BinaryIO) -> torch.Tensor:
     array = np.load(file, allow_pickle=False)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a read-only array: the tensor is copied before anybody writes
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))  # it is copied before anybody writes
 
 
 def _describe(value: object) -> str:
@@ -217,12 +214,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _without_dot(sentence: str) -> str:
-    """Return a sentence so that another one can follow it after a semicolon."""
+    """Return a sentence without its full stop, so that a semicolon can follow it."""
     return sentence.rstrip(". ")
 
 
 def unreadable(name: str) -> CorruptSample:
-    """Return the error of a sample in memory that is not there any more."""
+    """Return the error of a sample whose memory is gone."""
     return CorruptSample(
         f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which "
         "was truncated. Write the file again, and make the dataset anew",

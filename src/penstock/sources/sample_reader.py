@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from penstock.recipe.steps import Step
+from penstock.sources.premises import Holds
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -19,13 +20,13 @@ class Draw(NamedTuple):
     seed: int
     epoch: int
     sample: int
-    """The index that the whole dataset was asked for."""
+    """The sample's index in the whole dataset."""
     position: int
-    """Where it stands in the order of the epoch."""
+    """The sample's position in the order of the epoch."""
 
 
 class SampleReader:
-    """Reads a dataset by its own __getitem__. Subclasses do natively what they can, and leave it the rest.
+    """Reads a dataset by its own __getitem__. Subclasses read natively what they can, and leave it the rest.
 
     Any number of threads may call it at once.
 
@@ -51,23 +52,24 @@ class SampleReader:
 
 
 class FolderReader(SampleReader):
-    """Reads a folder of files, each of them one sample, while its transform is the one that it was."""
+    """Reads a folder of files, each of them one sample.
+
+    Args:
+        dataset: the folder.
+        still: whether the folder's transform is what it was; once it is not, the dataset reads its samples itself.
+    """
 
     gains = True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, still: Holds) -> None:
         super().__init__(dataset)
-        self._transform = dataset.transform
+        self._still = still
 
     def read(self, index: int, draw: Draw) -> Any:
         size = len(self.dataset)
-        if self.dataset.transform is not self._transform or not -size <= index < size or not self.still():
+        if not -size <= index < size or not self._still():
             return self.dataset[index]
         return self.read_at(index % size, draw)
-
-    def still(self) -> bool:
-        """Return whether what was read of the transform once still is so."""
-        return True
 
     def read_at(self, position: int, draw: Draw) -> Any:
         """Return the sample at a position from 0 on."""
@@ -93,5 +95,5 @@ def target_steps(target_transform: Callable[[Any], Any] | None) -> tuple[Step, .
 
 
 def function_name(function: object) -> str:
-    """Return what a function or an object that is called is named in explain()."""
+    """Return the name of a function, or of a callable object's class, for explain()."""
     return getattr(function, "__qualname__", None) or type(function).__name__

@@ -1,7 +1,7 @@
 """The scan of an image folder, kept in the user's cache folder between starts.
 
 One file a tree: an uncompressed .npz with the names and with a stamp (mtime, ctime, inode, device) of each folder.
-It is used when every folder has its stamp still, which takes one stat() a folder and no listing.
+A later start uses it while every folder has its stamp, which takes one stat() a folder and no listing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.system import cache_folder
 
-# A folder changed this shortly before the scan, or since, could change again without a new mtime: time stamps have
-# a granularity, 2 s at most (FAT; 1 s on ext3, a timer tick on ext4 and XFS). Such a scan is not kept, as
+# A folder that was changed this shortly before the scan, or since, could change once more without a new mtime: time
+# stamps have a granularity, 2 s at most (FAT; 1 s on ext3, a timer tick on ext4 and XFS). Such a scan is not kept, as
 # git does not trust an index entry as young as the index ("racy git").
 RACY_NS = 2_000_000_000
 
@@ -26,6 +26,8 @@ RACY_NS = 2_000_000_000
 KIND = "scans"
 
 _VERSION = 1
+#: Listing waits for the disk or the network more than for the CPU.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     if entry is not None and (known := _load(entry, key, raw_root)) is not None:
         return known
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
-        raw_root, list(extensions), _threads()
+        raw_root, list(extensions), _THREADS
     )
     arrays: dict[str, NDArray[Any]] = {
         "version": np.array([_VERSION], np.int64),
@@ -72,11 +74,6 @@ def _key(root: str, extensions: tuple[str, ...]) -> bytes:
     return b"\0".join(map(os.fsencode, (os.path.realpath(root), *extensions)))
 
 
-def _threads() -> int:
-    # Listing waits for the disk or the network more than for the CPU.
-    return min(32, (os.cpu_count() or 1) + 4)
-
-
 def _split(names: bytes) -> list[str]:
     return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
@@ -84,28 +81,30 @@ def _split(names: bytes) -> list[str]:
 def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
     """Return the kept scan, or None when there is none, it is damaged, or a folder changed."""
     arrays = cache_folder.load(entry)
-    if arrays is None or not _well_formed(arrays, key):
+    if arrays is None or not _is_well_formed(arrays, key):
         return None
     classes = _split(arrays["classes"].tobytes())
     counts: NDArray[np.int64] = arrays["counts"]
     names = arrays["names"]
     if len(counts) != len(classes) or (counts < 0).any() or int(counts.sum()) != np.count_nonzero(names == 0):
         return None
-    if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _threads()):
+    if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _THREADS):
         return None
     cache_folder.used(entry)
     return Scan(_native.PathTable(root, names), classes, counts)
 
 
-def _well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
-    columns = {"version": "int64", "counts": "int64", "key": "uint8", "names": "uint8", "classes": "uint8"}
-    columns |= {"folders": "uint8", "stamps": "int64"}
-    if arrays.keys() != columns.keys() or any(arrays[name].dtype.name != kind for name, kind in columns.items()):
-        return False
-    if any(array.ndim != (2 if name == "stamps" else 1) for name, array in arrays.items()):
-        return False
-    if arrays["names"][-1:].tolist() not in ([], [0]):  # no NUL after the last name
-        return False
-    if arrays["version"].tolist() != [_VERSION] or arrays["key"].tobytes() != key:
-        return False
-    return bool(arrays["stamps"].shape[1] == 4 and arrays["stamps"].flags.c_contiguous)
+#: By name: the dtype and the number of dimensions of each array of an entry.
+_ARRAYS = dict.fromkeys(("key", "names", "classes", "folders"), ("uint8", 1))
+_ARRAYS |= {"version": ("int64", 1), "counts": ("int64", 1), "stamps": ("int64", 2)}
+
+
+def _is_well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
+    return bool(
+        {name: (array.dtype.name, array.ndim) for name, array in arrays.items()} == _ARRAYS
+        and arrays["names"][-1:].tolist() in ([], [0])  # a NUL after the last name
+        and arrays["version"].tolist() == [_VERSION]
+        and arrays["key"].tobytes() == key
+        and arrays["stamps"].shape[1] == 4
+        and arrays["stamps"].flags.c_contiguous
+    )

@@ -1,8 +1,8 @@
 """What Penstock knows of a dataset: the protocol of its adapters, and how the native core reads one.
 
 An adapter, a subclass of `Source`, stands for the classes of dataset that it names; tree.SOURCES is the tuple of all.
-It answers what is asked of any dataset (names, files, labels, sizes) and, for the very classes that it names, how the
-native core reads whole batches (`native`) and how threads read single samples (`sample_reader`).
+It knows the names, files, labels and sizes of samples and, for exactly the classes that it names, how the native core
+reads whole batches (`native`) and how threads read single samples (`sample_reader`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse
@@ -31,12 +31,8 @@ from penstock.sources.sample_reader import SampleReader
 
 Rescued = NDArray[np.uint8] | torch.Tensor
 
-#: Attributes under which datasets hold the IDs of their samples: ours, and those of the well-known tutorial.
+#: Attributes under which datasets hold the IDs of their samples: Penstock's, and those of the well-known tutorial.
 _ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
-
-
-def _always() -> bool:
-    return True
 
 
 class Field(NamedTuple):
@@ -50,11 +46,11 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class InMemory:
-    """What a dataset in memory shows to a device that keeps a copy of it."""
+    """The arrays of a dataset in memory, for a device that keeps a copy of them."""
 
     arrays: tuple[torch.Tensor, ...]
-    """One a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples, height,
-    width, channels), in memory in this order or with the channels apart."""
+    """An array a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples,
+    height, width, channels), in memory in this order or with the channels apart."""
     recipe: _native.Recipe | None = None
     """What makes a field of each image of the only array; None: rows are the fields."""
     settled: bool = False
@@ -66,54 +62,55 @@ class NativeSource:
     """How the native core reads a dataset, as it was when a plan was made."""
 
     size: int
-    """Number of samples."""
+    """The number of samples."""
     fields: tuple[Field, ...]
-    """Of a sample, in order; at least one."""
+    """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
-    """For explain()."""
+    """The steps that explain() shows."""
     identify: Callable[[int], tuple[str, str | None]]
-    """(ID, file) of a sample, for messages."""
+    """Returns (ID, file) of a sample, for messages."""
     rescue: Callable[[int], Rescued]
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
     apply: Callable[[int], torch.Tensor]
-    """The same through the dataset's own __getitem__, transform and all."""
+    """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
+    still: Holds
+    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
     pair: bool = True
     """True: a sample is a tuple of its fields (and label). False: it is its only field."""
     labels: Callable[[Indices], LabelColumn] | None = None
-    """The labels at these positions, as they are now."""
+    """Returns the labels at these positions, as they are now."""
     column: Callable[[Indices], LabelColumn] | None = None
-    """The labels as they were when this was called first; None: there is no quicker way to them than `labels`."""
+    """Returns the labels as they were at its first call; None: there is no quicker way to them than `labels`."""
     paths: Callable[[Indices], list[bytes]] | None = None
-    """The files of these samples, where the filler has no table of them."""
+    """Returns the files of these samples, where the filler has no table of them."""
     table: torch.Tensor | None = None
-    """What the values of the first field, pixels, are yet to become: (channels, 256); None: they are what they are."""
+    """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
     recipe: Recipe | None = None
     """What is done to each image; None: the first field is no image."""
     image_files: bool = False
-    """Whether the first field is made of an image file of the sample's own, which `identify` tells."""
+    """Whether the first field is made of an image file of the sample's own, which `identify` names."""
     held: InMemory | None = None
-    """The arrays, for a device that may keep them; None: they are not in memory."""
-    still: Holds = _always
-    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
+    """The arrays, for a device that may keep them; None: the samples are not in memory."""
     unmoved: Holds | None = None
     """Whether the memory that the fillers read is where it was; None: they read files."""
     lost: Callable[[Indices], list[int]] | None = None
-    """Which of these samples (places in the array of positions) lie beyond the end of a mapped file; None: no such."""
+    """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;
+    None: no sample lies in a file."""
     gone: Callable[[int], Exception | None] | None = None
-    """The error of such a sample."""
+    """Returns the error of such a sample."""
 
 
 class Source:
-    """The adapter of a dataset. The base answers for any map-style dataset, by the attributes that many have.
+    """The adapter of a dataset. The base serves any map-style dataset, by the attributes that many have.
 
-    It is made for a question and asks the dataset as that is then; all may raise what the dataset raises. An adapter
-    overrides what it knows better.
+    An adapter is made for one question, about the dataset as it is then, and overrides what it knows better. Each
+    method may raise what the dataset raises.
     """
 
     classes: tuple[type, ...] = ()
     """The classes of dataset that the adapter stands for."""
     torchvisions: tuple[str, ...] = ()
-    """The names of those in torchvision.datasets, where the program has imported it."""
+    """The names of such classes in torchvision.datasets, where the program has imported it."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -127,14 +124,13 @@ class Source:
         return tuple(kind for kind in found if kind is not None)
 
     def locate(self, index: int) -> tuple[str, Source, int]:
-        """Return what the ID of a sample begins with, the source that it is a sample of, and its index there."""
+        """Return the beginning of a sample's ID, the source that the sample comes from, and its index in that."""
         return "", self, index
 
     def name(self, index: int) -> tuple[str, str | None]:
-        """Return (ID, file) of a sample that `locate` leads to.
+        """Return (ID, file) of a sample that `locate` leads to; the file is None where there is none.
 
-        The ID is the file where the dataset has no IDs, and the index where it has no files either; the file is None
-        where there is none.
+        The ID is the file where the dataset has no IDs, and the index where it has no files either.
         """
         pairs = self._file_pairs()
         if pairs is not None and isinstance(pairs[index], tuple):
@@ -144,7 +140,7 @@ class Source:
         return str(index if ids is None else ids[index]), None
 
     def id(self, index: int) -> str:
-        """Return the ID of such a sample, the same wherever its dataset lies: of a file its name below the root."""
+        """Return the ID of a sample, the same wherever the dataset lies: a file's ID is its name below the root."""
         name, path = self.name(index)
         return self._below_root(name) if name == path else name
 
@@ -175,17 +171,17 @@ class Source:
         return Listing((Names("", len(self.dataset), self.ids()),), self.labels())
 
     def shapes(self) -> Iterator[int]:
-        """Yield numbers that tell the shapes of rows that lie in memory."""
+        """Yield the dimensions, extents and element sizes of rows that lie in memory."""
         return iter(())
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
-        """Yield the sources that the samples come from; most: of each ConcatDataset the first so many."""
+        """Yield the sources that the samples come from; most: of each ConcatDataset only so many."""
         yield self
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         """Return how the native core reads the dataset, which is of one of `kinds` exactly, or why it cannot.
 
-        raw: images stay pixels, and the result has the table of what they become, where a recipe allows it.
+        raw: images stay pixels where a recipe allows it, and the result has the table of what they become.
         """
         return unknown(self.dataset)
 
@@ -202,7 +198,7 @@ class Source:
         return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
 
     def _ids(self) -> list[Any] | tuple[Any, ...] | None:
-        """Return the list of IDs that a dataset of Python's has, None without one."""
+        """Return the dataset's list of IDs, None without one."""
         for attribute in _ID_LISTS:
             ids = getattr(self.dataset, attribute, None)
             if isinstance(ids, (list, tuple)) and len(ids) == len(self.dataset):
@@ -228,8 +224,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         if base is None:
             return unknown(dataset)
         return Refusal(kind.__name__, f"a subclass of {base} may read otherwise", f"{base} itself")
-    refusal = replaced(dataset)
-    if refusal is not None:
+    if (refusal := replaced(dataset)) is not None:
         return refusal
     try:
         native = source.native(raw)
@@ -260,7 +255,7 @@ def unknown(dataset: object) -> Refusal:
 
 
 def replaced(dataset: object) -> Refusal | None:
-    """Return which method a program has replaced, on the object or its class, that its samples come from, or None."""
+    """Return which method that a dataset's samples come from was replaced, on the object or its class, or None."""
     if {"__getitem__", "__getitems__"} & vars(dataset).keys():
         return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the class as it is")
     return replaced_in_class(type(dataset), READING)

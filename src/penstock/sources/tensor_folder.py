@@ -13,21 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption, MissingLabel
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.labels import LabelColumn, Labels, transformed
 from penstock.sources.listing import label_values
-from penstock.sources.premises import attributes
+from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.system.words import counted
 
 
 class IDs(Sequence[str]):
-    """The IDs of a folder, held as one byte array and decoded when asked for."""
+    """The IDs of a folder, held as one byte array and decoded when they are taken."""
 
     def __init__(self, paths: _native.PathTable) -> None:
         self._paths = paths
@@ -58,7 +59,7 @@ class IDs(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"IDs({len(self):,} names)"
+        return f"IDs({counted(len(self), 'name')})"
 
 
 class TensorFolder(Dataset[Any]):
@@ -105,7 +106,9 @@ class TensorFolder(Dataset[Any]):
             raise TypeError(f"labels must be a dict from ID to label, not {type(labels).__name__}")
         if "/" in suffix or "\0" in suffix:
             raise InvalidOption(f"suffix must be the end of a file name, such as '.pt', not {suffix!r}")
-        names = _list_folder(self.root, suffix) if ids is None else _join(ids)
+        names = _native.list_folder(os.fsencode(self.root), os.fsencode(suffix)) if ids is None else _join(ids)
+        if ids is None and not names:
+            raise FileNotFoundError(f"no file in {self.root} ends in {suffix!r}: give ids=, or the right suffix=")
         bad = _native.first_bad_name(names)
         if bad is not None:
             name = os.fsdecode(names.split(b"\0")[bad])
@@ -114,21 +117,24 @@ class TensorFolder(Dataset[Any]):
             )
         self.paths = _native.PathTable(os.fsencode(self.root), names, os.fsencode(suffix), True)
         self.ids = IDs(self.paths)
-        self.labels = (
-            None if labels is None else Labels.from_mapping(labels, self.ids if ids is None else _again(ids, self.ids))
-        )
+        self.labels: Labels | None = None
+        if labels is not None:
+            listed = ids if isinstance(ids, (list, tuple)) else self.ids  # the caller's list spares decoding the IDs
+            self.labels = Labels.from_mapping(labels, listed)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
         position = range(len(self))[index]  # as a list: negative counts from the end, IndexError past it
-        tensor: Any = self.read(position)
-        if self.transform is not None:
-            tensor = self.transform(tensor)
+        return self._sample(position, self.read(position))
+
+    def _sample(self, position: int, tensor: torch.Tensor) -> Any:
+        """Return the sample at a position from the tensor in its file. Raises MissingLabel."""
+        value = tensor if self.transform is None else self.transform(tensor)
         if self.labels is None:
-            return tensor
-        return tensor, transformed([self.label(position)], self.target_transform)[0]
+            return value
+        return value, transformed([self.label(position)], self.target_transform)[0]
 
     def label(self, position: int) -> Any:
         """Return the label of the sample at a position. Raises MissingLabel."""
@@ -159,14 +165,7 @@ class TensorFolder(Dataset[Any]):
 
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
-        return f"TensorFolder({str(Path(self.root))!r}: {len(self):,} samples, *{self.suffix}{labelled})"
-
-
-def _list_folder(root: str, suffix: str) -> bytes:
-    names = _native.list_folder(os.fsencode(root), os.fsencode(suffix))
-    if not names:
-        raise FileNotFoundError(f"no file in {root} ends in {suffix!r}: give ids=, or the right suffix=")
-    return names
+        return f"TensorFolder({str(Path(self.root))!r}: {counted(len(self), 'sample')}, *{self.suffix}{labelled})"
 
 
 def _join(ids: Iterable[str]) -> bytes:
@@ -177,7 +176,7 @@ def _join(ids: Iterable[str]) -> bytes:
     try:
         joined = os.fsencode("\0".join(names))
     except UnicodeEncodeError as error:
-        wrong = next(name for name in names if not _encodes(name))
+        wrong = error.object[: error.start].rpartition("\0")[2] + error.object[error.start :].partition("\0")[0]
         raise InvalidID(f"ID {wrong!r} cannot be the name of a file: {error.reason}") from error
     except TypeError:
         wrong = next(name for name in names if not isinstance(name, str))
@@ -188,19 +187,6 @@ def _join(ids: Iterable[str]) -> bytes:
         wrong = next(name for name in names if "\0" in name)
         raise InvalidID(f"ID {wrong!r} contains a NUL character")
     return joined
-
-
-def _encodes(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _again(given: Iterable[str], held: IDs) -> Iterable[str]:
-    """Return the IDs for a second pass: the caller's list where it is one, which spares decoding."""
-    return given if isinstance(given, (list, tuple)) else held
 
 
 # --- the adapter ------------------------------------------------------------------------------------------------------
@@ -223,7 +209,7 @@ class TensorFolderSource(Source):
             return None
         try:
             return label_values(self.dataset.labels.take(np.arange(len(self.dataset), dtype=np.int64)))
-        except KeyError:  # one is missing, which is an error of its batch
+        except KeyError:  # a missing label is an error of its batch
             return None
 
     def native(self, raw: bool) -> NativeSource | Refusal:
@@ -234,8 +220,7 @@ class TensorFolderSource(Source):
                 "a function on tensors is Python's",
                 "the function applied to the batch instead",
             )
-        refusal = _replaced_reading()
-        if refusal is not None:
+        if (refusal := _replaced_reading()) is not None:
             return refusal
         dataset.paths.refresh()
         held = dataset.labels
@@ -256,7 +241,7 @@ class TensorFolderSource(Source):
             apply=dataset.read,
             pair=held is not None,
             labels=None if held is None else labels,
-            still=attributes(dataset, "paths", "labels", "transform", "target_transform"),
+            still=same_attributes(dataset, "paths", "labels", "transform", "target_transform"),
         )
 
     def sample_reader(self) -> SampleReader:
@@ -270,29 +255,22 @@ class _TensorReader(FolderReader):
     """Reads single tensors, and calls the user's transform with them."""
 
     def __init__(self, dataset: TensorFolder) -> None:
-        super().__init__(dataset)
+        super().__init__(dataset, same_attributes(dataset, "transform"))
         self._filler = _native.TensorFileFiller(dataset.paths)
-        self._spec = _native.Spec("float32", [0])  # of the tensor before
+        self._spec = _native.Spec("float32", [0])  # of the tensor read before
         steps = [_read_step(dataset)]
         if dataset.transform is not None:
             steps.append(Step(f"call    {function_name(dataset.transform)}, on each tensor", "Python"))
         self.steps = (*steps, *target_steps(dataset.target_transform))
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        dataset = self.dataset
-        value: Any = self._tensor(position)
-        if value is None:
-            return dataset[position]
-        if dataset.transform is not None:
-            value = dataset.transform(value)
-        if dataset.labels is None:
-            return value
-        return value, transformed([dataset.label(position)], dataset.target_transform)[0]
+        tensor = self._tensor(position)
+        return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)
 
     def _tensor(self, position: int) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
         spec = self._spec
-        for _ in range(2):  # the first time with room for a tensor like the one before
+        for _ in range(2):  # the first time with room for a tensor like the one read before
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
             held = _native.read_tensor(self._filler, position, _bytes(tensor), spec)
             if held is None:
@@ -300,7 +278,7 @@ class _TensorReader(FolderReader):
             if isinstance(held, str):
                 return None
             self._spec = spec = held
-        return None  # the file was changed just now
+        return None  # the file was changed between the two reads
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -309,7 +287,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read_step(dataset: TensorFolder) -> Step:
-    return Step(f"read    {len(dataset):,} files *{dataset.suffix} in {dataset.root}, one preadv each", "native")
+    files = counted(len(dataset), "file")
+    return Step(f"read    {files} *{dataset.suffix} in {dataset.root}, one preadv each", "native")
 
 
 def _replaced_reading() -> Refusal | None:

@@ -27,13 +27,14 @@ class TorchvisionFolderSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        refusal = _foreign(dataset)
-        if refusal is not None:
+        if (refusal := _foreign(dataset)) is not None:
             return refusal
-        samples: Sequence[tuple[str, Any]] = dataset.samples  # each batch reads its elements: they may be exchanged
+        samples: Sequence[tuple[str, Any]] = (
+            dataset.samples
+        )  # each batch reads the list, whose elements may be exchanged
         size = len(samples)
 
-        # Pairs are taken apart as torchvision does it: what is no pair is its error.
+        # Pairs are taken apart as torchvision does it, so that an entry which is no pair raises torchvision's error.
         def labels(positions: Indices) -> LabelColumn:
             taken = [label for _, label in map(samples.__getitem__, positions.tolist())]
             return transformed(taken, dataset.target_transform)
@@ -61,11 +62,10 @@ class TorchvisionFolderSource(Source):
 
 
 def _foreign(dataset: Any) -> Refusal | None:
-    """Return why the images of a folder are not those that Pillow itself gives, or None."""
+    """Return why a folder's images are not those that Pillow itself decodes, or None."""
     if not is_original(dataset.loader, "torchvision.datasets.folder", "default_loader"):
         return Refusal("ImageFolder(loader=)", "a loader of one's own is Python's", "the default loader")
-    refusal = foreign_decoder()
-    if refusal is not None:
+    if (refusal := foreign_decoder()) is not None:
         return refusal
     if sys.modules["torchvision"].get_image_backend() != "PIL":
         return Refusal(

@@ -1,23 +1,23 @@
 """Subset and ConcatDataset, which stand for other datasets: the only walk over them; and the tuple of all adapters.
 
-A question about a dataset is asked of its source: those of Subset and ConcatDataset hand it on to the sources of the
-datasets in them. For batches `build` makes a tree of nodes, which lead from indices to leaves and indices into those.
+The sources of Subset and ConcatDataset hand each question on to the sources of the datasets in them. For batches
+`build` makes a tree of nodes, which lead from indices to leaves and indices into these.
 """
 
 from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
-from penstock import _native
+import penstock._native as _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
@@ -25,7 +25,7 @@ from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
-from penstock.sources.premises import attributes, items
+from penstock.sources.premises import Holds, all_of, same_attributes, same_items
 from penstock.sources.sample_reader import Draw, SampleReader
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
@@ -34,11 +34,28 @@ from penstock.sources.torchvision_folder import TorchvisionFolderSource
 LeafNumbers = NDArray[np.int32]
 
 
+class Unresolved(Exception):
+    """What a Subset holds at an index is no whole number: only the dataset itself can resolve it."""
+
+
+class Node(NamedTuple):
+    """A dataset, or one in it, as it was when a plan was made."""
+
+    size: int
+    """The number of samples."""
+    resolve: Callable[[Indices], tuple[LeafNumbers | None, Indices]]
+    """Returns the leaf of each index, None when it is leaf 0 for all, and the index into it.
+
+    Negative indices count from the end. Raises IndexError, Unresolved."""
+    still: Holds
+    """Whether the dataset is made up as it was, but for what its leaves know of themselves."""
+
+
 # --- the adapters of Subset and ConcatDataset -------------------------------------------------------------------------
 
 
 class SubsetSource(Source):
-    """The adapter of torch.utils.data.Subset; `native` is asked of the dataset in it."""
+    """The adapter of torch.utils.data.Subset; `node` reaches the dataset in it."""
 
     classes = (Subset,)
 
@@ -60,18 +77,31 @@ class SubsetSource(Source):
 
     def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
         """Return the node of the dataset, and append its leaves; or return why Python must read it."""
-        chosen: Any = self.dataset.indices
-        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _counts(chosen)):
+        chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
+        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _is_of_whole_numbers(chosen)):
             return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
-        # A look ahead: those behind are looked at when they are asked for, and raise Unresolved.
+        # Of a long list only the first are looked at; each batch looks at its own, and raises Unresolved.
         if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
             return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
         child = _node(self.dataset.dataset, leaves, raw)
-        return child if isinstance(child, Refusal) else SubsetNode(self.dataset, child)
+        if isinstance(child, Refusal):
+            return child
+
+        def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+            positions = _from_start(indices, len(chosen))
+            if isinstance(chosen, np.ndarray):
+                inside: Indices = chosen[positions].astype(np.int64)
+            elif isinstance(chosen, torch.Tensor):
+                inside = chosen[torch.from_numpy(positions)].numpy(force=True).astype(np.int64, copy=False)
+            else:  # a list may hold millions of objects: only those of this batch are looked at
+                inside = _whole_numbers([chosen[i] for i in positions.tolist()])
+            return child.resolve(inside)
+
+        return Node(len(chosen), resolve, all_of(same_attributes(self.dataset, "indices", "dataset"), child.still))
 
 
 class ConcatSource(Source):
-    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `native` is asked of the datasets in it."""
+    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `node` reaches the datasets in it."""
 
     classes = (ConcatDataset, Mix)
 
@@ -98,13 +128,38 @@ class ConcatSource(Source):
 
     def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
         """Return the node of the dataset, and append its leaves; or return why Python must read it."""
-        children: list[Node] = []
-        for part in self.dataset.datasets:
+        dataset, children = self.dataset, []
+        for part in dataset.datasets:
             node = _node(part, leaves, raw)
             if isinstance(node, Refusal):
                 return node
             children.append(node)
-        return ConcatNode(self.dataset, children)
+        cumulative = list(dataset.cumulative_sizes)
+        ends = np.asarray(cumulative, dtype=np.int64)
+        size = int(ends[-1])
+
+        def resolve(indices: Indices) -> tuple[LeafNumbers, Indices]:
+            if int(indices.min(initial=0)) < -size:
+                raise ValueError("absolute value of index should not exceed dataset length")  # as ConcatDataset does
+            positions = _from_start(indices, size)
+            part = np.searchsorted(ends, positions, side="right")
+            numbers = np.zeros(len(positions), dtype=np.int32)
+            local = np.empty(len(positions), dtype=np.int64)
+            for number in np.unique(part).tolist():
+                chosen = part == number
+                begin = int(ends[number - 1]) if number else 0
+                inner, local[chosen] = children[number].resolve(positions[chosen] - begin)
+                if inner is not None:
+                    numbers[chosen] = inner
+            return numbers, local
+
+        still = all_of(
+            same_attributes(dataset, "datasets"),
+            same_items(dataset.datasets),
+            lambda: dataset.cumulative_sizes == cumulative,
+            *(child.still for child in children),
+        )
+        return Node(size, resolve, still)
 
 
 class _SubsetReader(SampleReader):
@@ -165,99 +220,6 @@ def source_of(dataset: Any) -> Source:
 # --- the plan's tree --------------------------------------------------------------------------------------------------
 
 
-class Unresolved(Exception):
-    """What a Subset holds at an index is no whole number: the dataset itself must be asked."""
-
-
-class Node(Protocol):
-    """A part of the dataset."""
-
-    size: int
-
-    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-        """Return the leaf of each index, None when it is leaf 0 for all, and the index into it.
-
-        Negative indices count from the end. Raises IndexError, Unresolved.
-        """
-
-    def still(self) -> bool:
-        """Return whether the dataset is made up as it was."""
-
-
-class LeafNode:
-    """One recognised dataset."""
-
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
-        self.size = size
-
-    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-        inside = _from_start(indices, self.size)
-        if self.number == 0:
-            return None, inside
-        return np.full(len(inside), self.number, dtype=np.int32), inside
-
-    def still(self) -> bool:
-        return True  # of the dataset itself its NativeSource knows
-
-
-class SubsetNode:
-    """torch.utils.data.Subset: sample i is sample indices[i] of its dataset."""
-
-    def __init__(self, subset: Subset[Any], child: Node) -> None:
-        self._chosen: Any = subset.indices  # looked at anew for each batch: its elements may be exchanged at any time
-        self._child = child
-        self._still = attributes(subset, "indices", "dataset")
-        self.size = len(self._chosen)
-
-    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-        positions = _from_start(indices, len(self._chosen))
-        if isinstance(self._chosen, np.ndarray):
-            chosen: Indices = self._chosen[positions].astype(np.int64)
-        elif isinstance(self._chosen, torch.Tensor):
-            chosen = self._chosen[torch.from_numpy(positions)].numpy(force=True).astype(np.int64, copy=False)
-        else:  # a list may hold millions of objects: only those of this batch are looked at
-            chosen = _whole_numbers([self._chosen[i] for i in positions.tolist()])
-        return self._child.resolve(chosen)
-
-    def still(self) -> bool:
-        return self._still() and self._child.still()
-
-
-class ConcatNode:
-    """torch.utils.data.ConcatDataset: the samples of each dataset after those of the one before."""
-
-    def __init__(self, dataset: ConcatDataset[Any], children: Sequence[Node]) -> None:
-        self._dataset = dataset
-        self._cumulative = list(dataset.cumulative_sizes)
-        self._ends = np.asarray(self._cumulative, dtype=np.int64)
-        self._children = children
-        self._still = attributes(dataset, "datasets"), items(dataset.datasets)
-        self.size = int(self._ends[-1])
-
-    def resolve(self, indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-        if int(indices.min(initial=0)) < -self.size:
-            raise ValueError("absolute value of index should not exceed dataset length")  # as ConcatDataset does
-        positions = _from_start(indices, self.size)
-        part = np.searchsorted(self._ends, positions, side="right")
-        leaves = np.zeros(len(positions), dtype=np.int32)
-        local = np.empty(len(positions), dtype=np.int64)
-        for number in np.unique(part).tolist():
-            here = part == number
-            begin = int(self._ends[number - 1]) if number else 0
-            inner, local[here] = self._children[number].resolve(positions[here] - begin)
-            if inner is not None:
-                leaves[here] = inner
-        return leaves, local
-
-    def still(self) -> bool:
-        return (
-            all(same() for same in self._still)
-            and self._dataset.cumulative_sizes == self._cumulative
-            and all(child.still() for child in self._children)
-        )
-
-
 def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]] | Refusal:
     """Return the tree of a dataset and its leaves, or why Python must read it.
 
@@ -291,8 +253,14 @@ def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refu
     leaf = native_of(source, raw)
     if isinstance(leaf, Refusal):
         return leaf
+    number, size = len(leaves), leaf.size
     leaves.append(leaf)
-    return LeafNode(len(leaves) - 1, leaf.size)
+
+    def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        inside = _from_start(indices, size)
+        return None if number == 0 else np.full(len(inside), number, dtype=np.int32), inside
+
+    return Node(size, resolve, all_of())
 
 
 def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -302,7 +270,7 @@ def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _counts(chosen: NDArray[Any] | torch.Tensor) -> bool:
+def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
     """Return whether an array holds whole numbers."""
     if isinstance(chosen, np.ndarray):
         return chosen.dtype.kind in "iu"
@@ -320,7 +288,7 @@ def _whole_numbers(values: list[Any]) -> Indices:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that indexes as the number that it is. Raises Unresolved for others, such as a mask."""
+    """Return a value that is a whole number as an index. Raises Unresolved for a mask."""
     if isinstance(value, bool | np.bool_):
         raise Unresolved
     if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):

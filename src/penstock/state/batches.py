@@ -1,4 +1,4 @@
-"""What the sampler of a pass gives for each batch, from where the pass begins on."""
+"""What the sampler of a pass gives for each batch, from the beginning of the pass on."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import as_indices, as_list, placed, seeded, share_of_sampler, without_skip
+from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
 from penstock.order.permutations import Indices, Positions
 from penstock.order.schedule import cut
-from penstock.recipe.reach import Reach
+from penstock.recipe.reach import SeedWarnings
 from penstock.state.progress import Progress
 from penstock.state.sampler_states import SamplerStates
 
 Batches = Iterator[tuple[Any, Positions]]
-"""What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
+"""What the sampler gives for each batch, and the positions of its samples in the order of the epoch."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,30 @@ class PassBatches:
     Indices are arrays for the native core, and what torch's samplers give, lists and numbers, for Python.
 
     Args:
-        order: of the loader. The loader itself is not held: it may hold the iterator that holds this.
-        progress: of the pass; what it says of the beginning is followed, and what comes is noted in it.
+        order: of the loader. The loader itself is not held: it may hold the iterator that holds these batches.
+        progress: of the pass: where it begins; schedule and sampler's state are noted in it.
         reach: warns of samplers that the seed does not reach.
         native: the native core reads.
     """
 
     order: BatchOrder
     progress: Progress
-    reach: Reach
+    reach: SeedWarnings
     native: bool
 
     def __call__(self, seed: int, epoch: int) -> Batches:
         """Return the batches of the pass."""
-        if self.native:
-            if self.order.cuts_itself():
-                return self._cut(seed, epoch)
-            return ((as_indices(batch), positions) for batch, positions in self.sampled(seed, epoch))
         if self.order.cuts_itself():
-            return ((as_list(indices), positions) for indices, positions in self._cut(seed, epoch))
+            cut = self._cut(seed, epoch)
+            return cut if self.native else ((as_list(indices), positions) for indices, positions in cut)
+        if self.native:
+            return ((as_indices(batch), positions) for batch, positions in self.sampled(seed, epoch))
         if self.order.one_by_one():
-            return _singly(self._cut(seed, epoch))
+            return (
+                (index, range(position, position + 1))
+                for indices, positions in self._cut(seed, epoch)
+                for index, position in zip(as_list(indices), positions, strict=True)
+            )
         return self.sampled(seed, epoch)
 
     def drawn_first(self) -> bool:
@@ -58,7 +61,7 @@ class PassBatches:
         return self.order.settings.seed is None and not self.native and not ours
 
     def sampled(self, seed: int = 0, epoch: int = 0) -> Batches:
-        """Return what a user's sampler gives. seed, epoch: of the pass, where the loader has a seed."""
+        """Return what a user's sampler gives; seed, epoch: used where the loader has a seed."""
         order, settings, progress = self.order, self.order.settings, self.progress
         inner = order.innermost()
         if order.share() is not None and not isinstance(inner, DistributedSampler):
@@ -83,10 +86,10 @@ class PassBatches:
             if cut_by_torch:
                 progress.unit = settings.batch_sampler.batch_size
                 items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
-            found = placed(items, progress.skipped, batched=cut_by_torch)
+            found = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
             placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
         else:
-            found = placed(items, states.samples, batched=True)
+            found = with_sample_numbers(items, states.samples, batched=True)
             placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
         followed = states.followed(placed_items)
         if (share.start, share.step) == (0, 1):
@@ -100,10 +103,3 @@ class PassBatches:
         if not progress.ahead.ranges:
             return batches
         return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
-
-
-def _singly(batches: Iterator[tuple[Indices, Positions]]) -> Iterator[tuple[int, range]]:
-    """Yield the samples of batches one by one."""
-    for indices, positions in batches:
-        for index, position in zip(as_list(indices), positions, strict=True):
-            yield index, range(position, position + 1)

@@ -1,10 +1,11 @@
-"""Stopping and going on: the state of a loader, for checkpoints."""
+"""The state of a loader: taken, checked, and gone on from."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
@@ -14,49 +15,24 @@ from penstock.order.batches import order_of
 from penstock.order.epochs import Epochs
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
-from penstock.sources.naming import id_of
+from penstock.sources.naming import ids_of
 from penstock.state.changes import differences, remaining
 from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
-from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, Recording, checked_state
+from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
+from penstock.state.recording import Recorder
 from penstock.state.sampler_states import SamplerStates
 from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 
 OnChange = Literal["raise", "continue"]
 
 
-class Fingerprint:
-    """What distinguishes a loader's dataset from others: made once for each dataset object."""
-
-    def __init__(self) -> None:
-        self._made: tuple[object, dict[str, Any]] | None = None
-
-    def of(self, settings: Settings) -> dict[str, Any]:
-        """Return it; nothing for an iterable dataset."""
-        if settings.iterable:
-            return {}
-        if not self.is_made(settings):
-            self.make(settings)
-        assert self._made is not None
-        return self._made[1]
-
-    def is_made(self, settings: Settings) -> bool:
-        """Return whether it needs no look at the dataset."""
-        return settings.iterable or (self._made is not None and self._made[0] is settings.dataset)
-
-    def make(self, settings: Settings) -> Catalogue:
-        """Return the dataset's catalogue, which is kept in the user's cache folder."""
-        found = catalogue(settings.dataset)
-        found.keep()
-        self._made = (settings.dataset, found.fingerprint)
-        return found
-
-
 class Checkpoint:
-    """Where a loader's passes are: the epoch, what the latest pass has handed out, the state to go on from.
+    """What a loader's state is made of: the epoch, what the latest pass has handed out, the state to go on from.
 
     Args:
         seed: of the loader.
@@ -67,25 +43,19 @@ class Checkpoint:
         self.epochs = Epochs(seed)
         self.progress: Progress | None = None
         """Of the pass that began last."""
-        self.record: Recording | None = None
+        self.record: Recorder | None = None
         """Writes that pass to the ledger; it holds the progress, which must not hold it."""
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
-        self._rest: Rest | None = None  # of that state
+        self._rest: Remainder | None = None  # of that state
         self._was_alone = False  # shard="auto" found no other ranks in the latest pass
-        self.fingerprint = Fingerprint()
+        self._fingerprint: tuple[object, dict[str, Any]] | None = None  # a dataset, and its fingerprint
 
     def copied(self, in_threads: Callable[[Settings], bool]) -> Checkpoint:
         """Return the checkpoint of a copy of the loader, which counts on by itself."""
-        twin = Checkpoint(self.epochs.seed, in_threads)
-        twin.epochs = self.epochs.copy()
-        twin.progress, twin.resume, twin._rest, twin._was_alone = (
-            self.progress,
-            self.resume,
-            self._rest,
-            self._was_alone,
-        )
+        twin = copy(self)
+        twin.epochs, twin._in_threads = self.epochs.copy(), in_threads
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,8 +69,8 @@ class Checkpoint:
             self.resume = self._rest = None
 
     @property
-    def rest(self) -> Rest | None:
-        """What is left of the epoch under way, or to go on with, whose dataset has changed; None: it has not."""
+    def rest(self) -> Remainder | None:
+        """What is left of the present epoch, whose dataset has changed; None: it has not."""
         return self._rest if self.progress is None or self.progress.done else self.progress.rest
 
     @property
@@ -110,6 +80,16 @@ class Checkpoint:
         if progress is None or progress.schedule is None or not progress.handed:
             return 0
         return progress.schedule.part(progress.latest).padding
+
+    def fingerprint(self, settings: Settings) -> dict[str, Any]:
+        """Return what distinguishes a loader's dataset from others, once an object; nothing for an iterable dataset."""
+        if settings.iterable:
+            return {}
+        if self._fingerprint is None or self._fingerprint[0] is not settings.dataset:
+            found = catalogue(settings.dataset)
+            found.keep()
+            self._fingerprint = settings.dataset, found.fingerprint
+        return self._fingerprint[1]
 
     def _own(self, settings: Settings) -> OwnStates:
         return OwnStates(BatchOrder(settings), lambda: self._in_threads(settings))
@@ -122,14 +102,11 @@ class Checkpoint:
         if self.resume is not None:
             return _with_leaves(self.resume)
         progress, own_states = self.progress, self._own(settings)
-        between = progress is None or progress.done
-        now = (
-            Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
-            if progress is None or progress.done
-            else progress
-        )
-        ahead = now.handed_ahead()
-        own = own_states.of_pass(progress, between, now, ahead)
+        if progress is None or progress.done:
+            now = Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
+        else:
+            now = progress
+        own = own_states.of_pass(progress, now)
         state: dict[str, Any] = {
             "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": settings.seed,
@@ -138,7 +115,7 @@ class Checkpoint:
             "position": now.position,
             "batches": -(-now.given // now.unit),
             "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
-            "data": self.fingerprint.of(settings),
+            "data": self.fingerprint(settings),
             "past": [] if now.rest is None else list(now.rest.past),
             "ledger": None,
             "dataset": own,
@@ -151,53 +128,51 @@ class Checkpoint:
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
         """Do what DataLoader.load_state_dict() does."""
         state, rest = self._checked(settings, state, on_change)
-        says = self._own(settings).says(state.get("dataset") or {})
-        if settings.iterable and state["batches"] and not says:
+        restored = self._own(settings).can_restore(state.get("dataset") or {})
+        if settings.iterable and state["batches"] and not restored:
             warn_user(
                 f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
-                f"call: {state['batches']:,} batches will be read and dropped to go on behind them"
+                f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to go on behind them"
             )
         self.epochs.number = state["epoch"]
         self.resume, self._rest, self.progress, self.record = state, rest, None, None
 
-    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Rest | None]:
+    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Remainder | None]:
         """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
         state = dict(checked_state(_without_leaves(state)))
         if state.get("seed") != settings.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
-        state["past"], state["data"] = list(state["past"]), dict(state["data"])
-        now = (
-            None if self.fingerprint.is_made(settings) else self.fingerprint.make(settings)
-        )  # made once, for what needs it below
-        if now is None and (state["past"] or state["data"] not in ({}, self.fingerprint.of(settings))):
-            now = catalogue(settings.dataset)
-        told = self._changes(settings, state, now)
-        if told is not None:
+        then, fingerprint = dict(state["data"]), self.fingerprint(settings)
+        state["past"], state["data"] = list(state["past"]), fingerprint
+        now = catalogue(settings.dataset) if state["past"] or then not in ({}, fingerprint) else None
+        changes = self._changes(settings, str(state.get("order")), then, now)
+        if changes is not None:
             if on_change == "raise":
                 raise DatasetChanged(
-                    f"{told}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
+                    f"{changes}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
                 )
             self._refuse_to_continue(settings, state)
-            if state["position"] and not _draws_independently(settings) and not self._same_ids(settings, state["data"]):
-                state["past"].append({"data": state["data"], "to": state["position"]})
+            same_ids = all(then.get(what) == fingerprint.get(what) for what in ("size", "ids"))
+            if state["position"] and not _draws_independently(settings) and not same_ids:
+                state["past"].append({"data": then, "to": state["position"]})
         rest = self._rest_of(settings, state, now) if state["past"] and now is not None else None
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
             end = BatchOrder(settings).size() if rest is None else rest.end
             if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
-                raise InvalidOption(f"a state at position {state['position']:,} of an epoch of {end:,} samples")
-        state["data"], state["order"] = self.fingerprint.of(settings), BatchOrder(settings).kind()
+                raise InvalidOption(
+                    f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
+                )
+        state["order"] = BatchOrder(settings).kind()
         return state, rest
 
     def ids(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
     ) -> list[str]:
         """Return what DataLoader.ids() returns."""
-        return [
-            id_of(settings.dataset, index) for index in self.replayed(settings, epoch, step, rank, state)[0].tolist()
-        ]
+        return ids_of(settings.dataset, self.replayed(settings, epoch, step, rank, state)[0].tolist())
 
     def replayed(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
@@ -210,23 +185,27 @@ class Checkpoint:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
         return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
 
-    def _changes(self, settings: Settings, state: Mapping[str, Any], now: Catalogue | None) -> str | None:
-        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption."""
-        order, before = BatchOrder(settings).kind(), str(state.get("order"))
-        told = None
-        if now is not None and state["data"] not in ({}, now.fingerprint):
-            found = differences(state["data"], kept(state["data"]), now)
-            told = None if found is None else f"the dataset is not what it was when the state was taken: {found}"
+    def _changes(self, settings: Settings, before: str, then: dict[str, Any], now: Catalogue | None) -> str | None:
+        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption.
+
+        Args:
+            settings: of the loader.
+            before: the order of the state.
+            then: its fingerprint.
+            now: the dataset's catalogue where the fingerprint may differ.
+        """
+        order, changes = BatchOrder(settings).kind(), None
+        if now is not None and then not in ({}, now.fingerprint) and (found := differences(then, kept(then), now)):
+            changes = f"the dataset is not what it was when the state was taken: {found}"
         if before != order:
             kind = order.partition(" ")[0]
             if not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
                 raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
-            if told is None:
-                told = f"{kind} is not what it was when the state was taken: it draws otherwise"
-        return told
+            changes = changes or f"{kind} is not what it was when the state was taken: it draws otherwise"
+        return changes
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where what is left of an epoch cannot be told."""
+        """Raise InvalidOption where the samples that are left of an epoch are not known."""
         if ahead_of(state).ranges:
             raise InvalidOption(
                 "on_change='continue' needs a state whose batches came in order: this one was taken with "
@@ -243,10 +222,7 @@ class Checkpoint:
                 f"dataset and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
             )
 
-    def _same_ids(self, settings: Settings, then: Mapping[str, Any]) -> bool:
-        return all(then.get(what) == self.fingerprint.of(settings)[what] for what in ("size", "ids"))
-
-    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Rest:
+    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Remainder:
         """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""
         stages: list[tuple[Catalogue, int]] = []
         for one in state["past"]:
@@ -267,7 +243,7 @@ class Checkpoint:
             known = {} if drawn.get("order") is None else {"order": key}
             return order_of(settings.sampler, settings.seed is not None or stage > 0, size, key, state["epoch"], known)
 
-        return Rest(begin, remaining(stages, now, order), tuple(state["past"]))
+        return Remainder(begin, remaining(stages, now, order), tuple(state["past"]))
 
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
@@ -333,20 +309,16 @@ def _draws_independently(settings: Settings) -> bool:
 
 
 def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that has the same keys as any other: torch.distributed.checkpoint reads those of a new loader's.
+    """Return a state whose values have no keys of their own: torch.distributed.checkpoint reads a new loader's keys.
 
-    It takes dictionaries apart, and lists that hold some, into a key for each value; texts and tuples it keeps whole.
+    It takes dictionaries apart, and lists of them, into a key for each value; texts and tuples it keeps whole.
     """
     own = state["dataset"]
-    return {
-        **state,
-        "past": [json.dumps(one) for one in state["past"]],
-        "dataset": None if own is None else (own,),
-    }
+    return {**state, "past": list(map(json.dumps, state["past"])), "dataset": None if own is None else (own,)}
 
 
 def _without_leaves(state: Any) -> Any:
-    """Return a state as it was before _with_leaves(), of whatever checked_state() will make an error of."""
+    """Return a state as it was before _with_leaves(); checked_state() refuses what is no state."""
     if not isinstance(state, Mapping):
         return state
     past, own = state.get("past"), state.get("dataset")

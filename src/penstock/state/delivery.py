@@ -1,4 +1,4 @@
-"""What goes to whoever fetches a batch, and what comes back."""
+"""A batch to be fetched, and a fetched batch with news for the loader."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from penstock.state.manifest import BadSample
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a sampler gave for one batch (for one sample, with batch_size=None), and the pass it belongs to."""
+    """What a sampler gave for one batch (for one sample, with batch_size=None), and its pass."""
 
     given: Any
     seed: int
     epoch: int
     positions: Positions = range(0)
-    """Where its samples stand in the order of the epoch."""
+    """The positions of its samples in the order of the epoch."""
+    blocks: tuple[Any, ...] = ()
+    """Names of the shared memory that a worker process builds the batch in."""
 
     @property
     def first(self) -> int:
-        """Where the first of them stands."""
+        """The position of the first sample."""
         return self.positions[0] if self.positions else 0
 
 
 @dataclass(slots=True)
 class Delivered:
-    """A batch with news for the loader: samples that were bad, or where the iterable dataset is behind it."""
+    """A batch with news for the loader: samples that were bad, or the state of the dataset behind the batch."""
 
     batch: Any
     bad: list[BadSample] = field(default_factory=list)
     state: Any = None
+    field_bytes: tuple[int, ...] = ()
+    """Bytes of a sample in each field of the batch, where the worker was given no shared memory for it."""
 
     def pin_memory(self) -> Delivered:
-        """Pin the batch, where torch's pinning thread meets this."""
+        """Pin the batch: torch's pinning thread calls this."""
         return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]

@@ -7,19 +7,18 @@ processes and ranks may write it: each change is made under an advisory lock (fl
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import BinaryIO
+from typing import BinaryIO, get_type_hints
 
 from penstock.errors import InvalidOption
+from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.warn_user import warn_user
 
 # A written line ends below this many bytes; only names that are longer by themselves pass it.
@@ -31,9 +30,6 @@ MAX_LINE_BYTES = 1 << 16
 # A lock is held for one read and one write. Who waits longer meets a stopped process or a dead file server.
 LOCK_SECONDS = 60.0
 
-# What flock says on file systems without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-
 _TAIL_BYTES = 4096
 
 
@@ -44,7 +40,7 @@ class BadSample:
     id: str
     """The ID, or the path or index where the dataset has no IDs."""
     path: str | None
-    """The file; None when the sample lies in memory, or nobody knows."""
+    """The file; None when the sample lies in memory, or its file is not known."""
     error: str
     """The error's type and the first line of its message: "TypeName: message"."""
     size: int | None
@@ -73,14 +69,7 @@ class BadSample:
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "path": (str, type(None)),
-    "error": (str,),
-    "size": (int, type(None)),
-    "time": (str,),
-    "index": (int, type(None)),
-}
+_KINDS = get_type_hints(BadSample)
 
 
 def _describe(error: BaseException) -> str:
@@ -93,16 +82,14 @@ def _describe(error: BaseException) -> str:
 
 
 def _size(path: str | None) -> int | None:
-    if path is None:
-        return None
     try:
-        return os.stat(path).st_size
+        return None if path is None else os.stat(path).st_size
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
 
 
 def _parse(line: bytes) -> BadSample | str | None:
-    """Return the entry of a line, None for a blank one, else in words why it is none."""
+    """Return the entry of a line, None for a blank one, else what is wrong with the line."""
     if not line.strip():
         return None
     try:
@@ -112,36 +99,40 @@ def _parse(line: bytes) -> BadSample | str | None:
     if not isinstance(values, dict):
         return "no JSON object"
     values.setdefault("index", None)
-    for key, kinds in _KINDS.items():
+    for key, kind in _KINDS.items():
         if key not in values:
             return f"no {key!r}"
-        if not isinstance(values[key], kinds) or isinstance(values[key], bool):
+        if not isinstance(values[key], kind) or isinstance(values[key], bool):
             return f"{key!r} is of type {type(values[key]).__name__}"
     return BadSample(**{key: values[key] for key in _KINDS})
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[bytes, BadSample | str | None]]:
-    """Yield each line with what _parse says of it; one that is too long comes in pieces, all but the first as None."""
+def _lines(file: BinaryIO, number: int = 1) -> Iterator[tuple[int, bytes, BadSample | str | None]]:
+    """Yield number and bytes of each line, and its entry or what is wrong with it; None: a blank line.
+
+    A line that is too long comes in pieces, all but the first as blank lines of its number.
+    """
     begins = True
     while raw := file.readline(MAX_LINE_BYTES):
+        ends = raw.endswith(b"\n")
         if not begins:
-            yield raw, None
-        elif len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
-            yield raw, f"longer than {MAX_LINE_BYTES:,} bytes"
+            yield number, raw, None
+        elif len(raw) == MAX_LINE_BYTES and not ends:
+            yield number, raw, f"longer than {MAX_LINE_BYTES:,} bytes"
         else:
-            yield raw, _parse(raw)
-        begins = raw.endswith(b"\n")
+            yield number, raw, _parse(raw)
+        begins, number = ends, number + ends
 
 
 @dataclass
 class _Seen:
-    """How far a manifest was read. Changed only by who holds the file's lock."""
+    """How far a manifest was read. Only the thread that holds the file's lock changes it."""
 
     ids: set[str] = field(default_factory=set)
     inode: tuple[int, int] = (-1, -1)
     offset: int = 0  # bytes; the end of a line
     tail: bytes = b""  # what stood before it: another tail means that the file was edited
-    number: int = 0  # lines up to there
+    lines: int = 0  # up to there
     ended: bool = True  # whether the file ended with a newline
 
 
@@ -167,16 +158,13 @@ class Manifest:
         entries: dict[str, BadSample] = {}
         damaged: list[tuple[int, str]] = []
         try:
-            with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as descriptor:
+            with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 self._check_content(descriptor)
-                with open(descriptor, "rb", closefd=False) as file:
-                    number = 1
-                    for raw, said in _lines(file):
-                        if isinstance(said, BadSample):
-                            entries[said.id] = said
-                        elif said is not None:
-                            damaged.append((number, said))
-                        number += raw.endswith(b"\n")
+                for number, _, found in _lines(file):
+                    if isinstance(found, BadSample):
+                        entries[found.id] = found
+                    elif found is not None:
+                        damaged.append((number, found))
         except FileNotFoundError:
             return {}
         self._warn(damaged)
@@ -198,16 +186,16 @@ class Manifest:
     def remove(self, ids: Iterable[str]) -> int:
         """Take the entries with these IDs out, all in one step; return how many. Raises OSError.
 
-        All other lines stay as they are, damaged ones too. The folder of the file must be writable.
+        All other lines stay, damaged ones too. The folder of the file must be writable.
         """
         unwanted = frozenset(ids)
         removed: set[str] = set()
         try:
             with self._locked(os.O_RDWR, fcntl.LOCK_EX) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 kept = []
-                for raw, said in _lines(file):
-                    if isinstance(said, BadSample) and said.id in unwanted:
-                        removed.add(said.id)
+                for _, raw, found in _lines(file):
+                    if isinstance(found, BadSample) and found.id in unwanted:
+                        removed.add(found.id)
                     else:
                         kept.append(raw)
                 if removed:
@@ -223,16 +211,15 @@ class Manifest:
                 self._check_content(descriptor)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 why = f"its file system has no file locks ({why})"
             raise InvalidOption(
                 f"the manifest {self.path!r} cannot be written: {why}; name a file that this user may write"
             ) from error
 
     @contextlib.contextmanager
-    def _locked(self, flags: int, lock: int) -> Iterator[int]:
+    def _locked(self, flags: int, operation: int) -> Iterator[int]:
         """Open the file, yield its locked descriptor, unlock and close it."""
-        deadline = time.monotonic() + LOCK_SECONDS
         while True:
             # O_NONBLOCK: a named pipe would wait here for its other end.
             descriptor = os.open(os.path.realpath(self.path), flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -240,23 +227,21 @@ class Manifest:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise InvalidOption(f"{self.path!r} is no regular file; a manifest is a file of JSON lines")
                 try:
-                    _lock(descriptor, lock, deadline, self.path)
+                    # Without locks reading does no harm.
+                    lock_file(descriptor, self.path, operation, LOCK_SECONDS, required=operation == fcntl.LOCK_EX)
                     # Between open and lock remove() may have put another file in its place.
                     if self._is_current(descriptor):
                         yield descriptor
                         return
                 finally:
-                    # Closing alone would not do: a child forked meanwhile has the descriptor too, and so the lock.
-                    with contextlib.suppress(OSError):
-                        fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    unlock_file(descriptor)
             finally:
                 os.close(descriptor)
 
     def _is_current(self, descriptor: int) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.stat(self.path), os.fstat(descriptor))
-        except FileNotFoundError:
-            return False
+        return False
 
     def _check_content(self, descriptor: int) -> None:
         """Raise InvalidOption for a file of another kind: it must be neither read as a manifest nor written to."""
@@ -274,15 +259,14 @@ class Manifest:
         damaged = []
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(seen.offset)
-            for raw, said in _lines(file):
-                if isinstance(said, BadSample):
-                    seen.ids.add(said.id)
-                elif said is not None:
-                    damaged.append((seen.number + 1, said))
+            for number, raw, found in _lines(file, seen.lines + 1):
+                if isinstance(found, BadSample):
+                    seen.ids.add(found.id)
+                elif found is not None:
+                    damaged.append((number, found))
                 seen.ended = raw.endswith(b"\n")
                 if seen.ended:
-                    seen.number += 1
-                    seen.offset = file.tell()
+                    seen.lines, seen.offset = number, file.tell()
         start = max(0, seen.offset - _TAIL_BYTES)
         seen.tail = os.pread(descriptor, seen.offset - start, start)
         return damaged
@@ -290,9 +274,9 @@ class Manifest:
     def _warn(self, damaged: list[tuple[int, str]]) -> None:
         """Warn, once a line, of the lines that are no entries."""
         fresh = [(number, why) for number, why in damaged if number not in self._warned]
+        self._warned.update(number for number, _ in fresh)
         if not fresh:
             return
-        self._warned.update(number for number, _ in fresh)
         listed = ", ".join(f"line {number} ({why})" for number, why in fresh[:5])
         more = f" and {len(fresh) - 5:,} more" if len(fresh) > 5 else ""
         warn_user(
@@ -303,26 +287,6 @@ class Manifest:
 
     def __repr__(self) -> str:
         return f"Manifest({self.path!r}, {len(self._seen.ids):,} IDs seen)"
-
-
-def _lock(descriptor: int, how: int, deadline: float, path: str) -> None:
-    """Lock an open file. Raises TimeoutError past the deadline, OSError where there are no locks to be had."""
-    pause = 0.001
-    while True:
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, f"another process has held its lock for {LOCK_SECONDS:g} s", path
-                ) from None
-        except OSError as error:
-            if how == fcntl.LOCK_SH and error.errno in _NO_LOCKS:
-                return  # reading does no harm
-            raise
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
 
 
 def _append(descriptor: int, line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a loader's state holds beside its numbers: where datasets and samplers say they are, and what came early."""
+"""What a loader's state holds beside its numbers: states of the dataset and the sampler, and what came early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.state.progress import Progress, is_count
 from penstock.state.sampler_states import between_passes
-from penstock.state.streams import Streams, check_streams, says_where_it_is, state_of
+from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
 #: What a version that reads states of FORMAT alone would pass over.
@@ -40,22 +40,26 @@ class OwnStates:
     def _settings(self) -> Settings:
         return self.order.settings
 
-    def of_pass(self, progress: Progress | None, between: bool, now: Progress, ahead: Ahead) -> dict[str, Any] | None:
+    @property
+    def _threads_share(self) -> bool:
+        """Whether worker threads share the dataset, so that no state of it belongs to a batch."""
+        return self._settings.num_workers > 0 and self.in_threads()
+
+    def of_pass(self, progress: Progress | None, now: Progress) -> dict[str, Any] | None:
         """Return what a state holds beside its numbers; None: nothing.
 
         Args:
             progress: of the latest pass, where there was one.
-            between: no pass is under way.
-            now: what the numbers are taken from.
-            ahead: what was handed out ahead of what is missing.
+            now: what the numbers are taken from; another one than `progress` where no pass is under way.
         """
         settings = self._settings
         own: dict[str, Any] = {}
         if (streams := self._streams_now(progress)) is not None:
             own.update(streams)
-        if (sampler := self._sampler_now(progress, between)) is not None:
+        if (sampler := self._sampler_now(progress, between=now is not progress)) is not None:
             own["sampler"] = sampler
-        if self._warns_of_threads():
+        # A state of an iterable dataset is warned of when it is loaded.
+        if not settings.iterable and is_stateful_dataset(settings.dataset) and not self.keeps_dataset_state():
             warn_user(
                 f"{type(settings.dataset).__name__} has a state_dict(), and worker threads share the dataset: what it "
                 "says belongs to no batch and is not saved. With worker_method='process' or num_workers=0 it is",
@@ -67,34 +71,28 @@ class OwnStates:
         place = self.place()
         if now.handed and place.world > 1 and (now.arrivals is not None or now.given):
             own["place"] = [place.rank, place.world, settings.batch_size, now.arrivals is not None]
-        if ahead.ranges:
-            own["ahead"] = [list(one) for one in ahead.ranges]
+        if ranges := now.handed_ahead().ranges:
+            own["ahead"] = [list(one) for one in ranges]
         return own or None
 
     def _streams_now(self, progress: Progress | None) -> dict[str, Any] | None:
-        """Return where the dataset is in each worker, None where nobody says."""
+        """Return the dataset's state in each worker, None where it has none."""
         settings = self._settings
         if progress is not None and progress.streams is not None:
             return progress.streams.as_state()
         if progress is None and settings.num_workers == 0 and not settings.iterable:
-            state = state_of(settings.dataset) if self.keeps_its_own_state() else None
+            state = state_of(settings.dataset) if self.keeps_dataset_state() else None
             return None if state is None else {"states": [{**state, "between": True}], "next": 0}
         return None
 
-    def _sampler_now(self, progress: Progress | None, between: bool) -> dict[str, Any] | None:
-        """Return where a user's sampler is, None where it does not say."""
+    def _sampler_now(self, progress: Progress | None, *, between: bool) -> dict[str, Any] | None:
+        """Return the state of a user's sampler, None where it has none."""
         settings = self._settings
         if settings.iterable or self.order.draws_itself():
             return None
         if progress is not None and progress.samplers is not None:
             return progress.samplers.as_state(done=between)
         return between_passes(settings.sampler if self.order.is_cut_by_torch() else settings.index_sampler)
-
-    def _warns_of_threads(self) -> bool:
-        settings = self._settings
-        if settings.iterable:
-            return False  # what is done then is said when a state of it is loaded
-        return says_where_it_is(settings.dataset) and not self.keeps_its_own_state()
 
     def place(self) -> Share:
         """Return which rank a pass is of, whoever cuts the batches."""
@@ -114,16 +112,16 @@ class OwnStates:
         settings = self._settings
         if settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
             return {}
-        base = {} if held is None else held.drawn
+        kept_base = None if held is None else held.drawn.get("base")
         draws_order = self.order.draws_itself() and type(settings.sampler) is not SequentialSampler
         generator = settings.sampler.generator if draws_order else None
-        drawn = foretell(settings.generator, generator, base_first="base" not in base)
+        drawn = foretell(settings.generator, generator, base_first=kept_base is None)
         if not draws_order:
             del drawn["order"]
-        return {**drawn, **({"base": base["base"]} if "base" in base else {})}
+        return drawn if kept_base is None else {**drawn, "base": kept_base}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where what a state holds beside its numbers is of another cut, or is no such thing."""
+        """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
         settings = self._settings
         own = state.get("dataset")
         if own is None:
@@ -131,14 +129,14 @@ class OwnStates:
         if not isinstance(own, Mapping) or not _is_sound(own):
             raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
         iterable = settings.iterable
-        if "states" in own and (iterable or self.keeps_its_own_state()):
+        if "states" in own and (iterable or self.keeps_dataset_state()):
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
                 f"the state holds what {type(settings.dataset).__name__}.state_dict() said, and nobody can be told: it "
                 "has no load_state_dict(), or worker threads share it. The dataset goes on as it is",
             )
-        if iterable and not self.says(own) and own.get("batch_size", settings.batch_size) != settings.batch_size:
+        if iterable and not self.can_restore(own) and own.get("batch_size", settings.batch_size) != settings.batch_size:
             raise InvalidOption(
                 f"a state of an iterable dataset that does not say where it is, read in batches of "
                 f"{own['batch_size']}, cannot go on with batch_size={settings.batch_size}"
@@ -163,24 +161,22 @@ class OwnStates:
                 "place, whose order does not depend on the ranks"
             )
 
-    def says(self, own: Mapping[str, Any]) -> bool:
-        """Return whether a state holds what the dataset itself, or its iterator, said, and they can be told."""
+    def can_restore(self, own: Mapping[str, Any]) -> bool:
+        """Return whether a state holds states of the dataset, or of its iterator, and those can be loaded."""
         states = [each for each in own.get("states", ()) if each is not None]
-        if self._settings.num_workers and self.in_threads():
+        if self._threads_share:
             return bool(states) and all("iterator" in each for each in states)
-        return bool(states) and self.keeps_its_own_state()
+        return bool(states) and self.keeps_dataset_state()
 
-    def keeps_its_own_state(self) -> bool:
-        """Return whether the dataset, or its iterator, may say where it is: not where threads share it."""
-        settings = self._settings
-        if settings.num_workers and self.in_threads():
+    def keeps_dataset_state(self) -> bool:
+        """Return whether the dataset, or its iterator, may have a state: not where threads share the dataset."""
+        if self._threads_share:
             return False
-        if settings.iterable:
-            return not isinstance(settings.dataset, IterDataPipe)
-        return says_where_it_is(settings.dataset)
+        dataset = self._settings.dataset
+        return not isinstance(dataset, IterDataPipe) if self._settings.iterable else is_stateful_dataset(dataset)
 
     def streams(self, own: Mapping[str, Any], before: Streams | None, *, resumed: bool) -> Streams | None:
-        """Return where the dataset is in each worker of the pass that begins.
+        """Return the dataset's states in the workers of the pass that begins; None: it has none.
 
         Args:
             own: of the state that the pass goes on from; empty: from none.
@@ -188,13 +184,11 @@ class OwnStates:
             resumed: a state was loaded.
         """
         settings = self._settings
-        if not (self.keeps_its_own_state() or settings.iterable):
-            return None
-        if isinstance(settings.dataset, IterDataPipe):
+        if isinstance(settings.dataset, IterDataPipe) or not (self.keeps_dataset_state() or settings.iterable):
             return None
         given = dict(own) if "states" in own else None
-        if given is not None and settings.num_workers and self.in_threads() and not self.says(given):
-            given["states"] = [None] * len(given["states"])  # which threads, that share a dataset, cannot tell it
+        if given is not None and self._threads_share and not self.can_restore(given):
+            given["states"] = [None] * len(given["states"])
         return Streams(
             settings.num_workers,
             given,

@@ -1,4 +1,4 @@
-"""How far a pass has come, as its user sees it; and the state of a loader, for checkpoints."""
+"""What of a pass was handed out, as its user counts it; and the check of a loader's state."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ from typing import Any
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
 from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
-from penstock.order.rest import Rest
+from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
-
-class Recording(Observer):
-    """Records what is handed out."""
-
-    @property
-    def chain(self) -> str:
-        """Return what stands for all that was recorded."""
-        raise NotImplementedError
-
-
-#: Of states that an earlier version reads too.
+#: The format of states that an earlier version reads too.
 FORMAT = 1
-#: Of those that hold what it would pass over: batches handed out ahead, states of samplers and of map-style datasets.
+#: The format of states with what that version would ignore: batches handed out ahead, states of samplers, ranks.
 FORMAT_WITH_OWN = 2
 
 
@@ -44,19 +34,19 @@ class Progress(Observer):
     chain: bytes | None = None
     """Of the ledger, in the state that the pass goes on from."""
     streams: Streams | None = None
-    """Where the dataset is, in each worker, where it says so itself."""
+    """The dataset's states in the workers, where it has any."""
     samplers: SamplerStates | None = None
-    """Where a user's sampler is that says so itself."""
+    """The states of a user's sampler."""
     ahead: Ahead = NONE_AHEAD
     """What was handed out behind the beginning of the pass, in the state that it goes on from."""
     unit: int = 1
-    """What a batch counts of `skipped` and `ahead` where a sampler says what comes: its samples; 1: batches."""
+    """What a batch counts in `skipped` and `ahead` where a user's sampler gives the batches: its samples; 1: one."""
     arrivals: Arrivals | None = None
     """Which batches came; None: they come in order."""
-    rest: Rest | None = None
+    rest: Remainder | None = None
     """None: the dataset is what it was when the epoch began."""
     schedule: Schedule | None = None
-    """None: a sampler of the user's says what comes."""
+    """None: a user's sampler gives the batches."""
     taken: int = 0
     """Batches that came, or failed."""
     handed: int = 0

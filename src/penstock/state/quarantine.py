@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
 from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 
 _LISTED = 20  # bad samples in an error message
 
@@ -58,6 +58,10 @@ class Quarantine:
 
     Belongs to the main process. A copy in another process (forked or pickled) knows what was known then.
 
+    Attributes:
+        entries: what the manifest held when the loader was built, by ID; some may be of other datasets.
+        limit: how many samples may be bad.
+
     Raises:
         InvalidOption: the manifest cannot be used.
     """
@@ -70,32 +74,22 @@ class Quarantine:
         if how.max_share > 0:
             self.limit = min(size, max(1, self.limit))
         self.manifest = None if how.manifest is None else Manifest(how.manifest)
-        self._entries: dict[str, BadSample] = {}
+        self.entries: Mapping[str, BadSample] = {}
         if self.manifest is not None:
             self.manifest.check()
-            self._entries = self.manifest.read()
-        self._bad: dict[str, BadSample] = {}  # of this dataset, in the order of their becoming known
-        self._found: list[BadSample] = []
+            self.entries = self.manifest.read()
+        self._bad: dict[str, BadSample] = {}  # of this dataset, in the order in which they became known
         self._unwritten: list[BadSample] = []
-        self._known: frozenset[str] | None = None
         self._make_lock()
 
-    def entries(self) -> Mapping[str, BadSample]:
-        """Return what the manifest held when the loader was built, by ID; some may be of other datasets."""
-        return MappingProxyType(self._entries)
+    def take_up(self, ids: Iterable[str]) -> None:
+        """Count the manifest's entries with these IDs as bad; IDs that it does not hold are passed over.
 
-    def take_up(self, ids: Iterable[str]) -> frozenset[str]:
-        """Count the manifest's entries with these IDs as known and bad; return their IDs.
-
-        IDs that the manifest does not hold are passed over, so all IDs of the dataset may be given.
         Raises TooManyBadSamples.
         """
-        theirs = {id: self._entries[id] for id in ids if id in self._entries}
         with self._guard():
-            self._bad = {**theirs, **self._bad}
-            self._known = None
+            self._bad = {**{id: self.entries[id] for id in ids if id in self.entries}, **self._bad}
         self._check_limit()
-        return frozenset(theirs)
 
     def report(self, *news: BadSample) -> None:
         """Make bad samples known and write them to the manifest; those that are known already change nothing.
@@ -108,8 +102,6 @@ class Quarantine:
                 for bad in news:
                     if bad.id not in self._bad:
                         self._bad[bad.id] = bad
-                        self._known = None
-                        self._found.append(bad)
                         self._unwritten.append(bad)
                 unwritten, self._unwritten = self._unwritten, []
             if self.manifest is not None:
@@ -119,25 +111,8 @@ class Quarantine:
     @property
     def known(self) -> frozenset[str]:
         """The IDs known to be bad: of the manifest, as far as taken up, and found since."""
-        if (known := self._known) is None:
-            with self._guard():
-                known = self._known = frozenset(self._bad)
-        return known
-
-    @property
-    def found(self) -> tuple[BadSample, ...]:
-        """What this run reported first."""
         with self._guard():
-            return tuple(self._found)
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._bad
-
-    def __len__(self) -> int:
-        return len(self._bad)
-
-    def __bool__(self) -> bool:
-        return True  # an empty one is a quarantine still
+            return frozenset(self._bad)
 
     def _write(self, manifest: Manifest, unwritten: list[BadSample]) -> None:
         for done, bad in enumerate(unwritten):
@@ -160,7 +135,8 @@ class Quarantine:
             bad = list(self._bad.values())
         least = ", as any share above 0 does" if 0 < self.how.max_share * self.size < 1 else ""
         lines = [
-            f"{len(bad):,} of {self.size:,} samples are bad ({len(bad) / max(self.size, 1):.3%}), and "
+            f"{len(bad):,} of {counted(self.size, 'sample')} {'is' if len(bad) == 1 else 'are'} bad "
+            f"({len(bad) / max(self.size, 1):.3%}), and "
             f"on_error=Replace(max_share={self.how.max_share:g}) allows {self.limit:,}{least}:"
         ]
         for one in bad[:_LISTED]:
@@ -187,9 +163,8 @@ class Quarantine:
 
     def __getstate__(self) -> dict[str, Any]:
         with self._guard():
-            state = {**self.__dict__, "_bad": dict(self._bad), "_found": list(self._found)}
-        for own in ("_lock", "_process"):
-            del state[own]
+            state = {**self.__dict__, "_bad": dict(self._bad)}
+        del state["_lock"], state["_process"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

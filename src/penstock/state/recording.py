@@ -3,91 +3,90 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import InvalidOption
-from penstock.observe import Delivery
+from penstock.errors import InvalidOption, pair
+from penstock.observe import Delivery, Observer
 from penstock.order.batch_order import BatchOrder
 from penstock.order.permutations import Order
 from penstock.order.schedule import Share, indices_of
 from penstock.settings import Settings
 from penstock.sources.naming import ids_of
-from penstock.state.checkpoint import Fingerprint
 from penstock.state.ledger import Ledger, ids_bytes
-from penstock.state.progress import Progress, Recording
+from penstock.state.progress import Progress
 
 
-class Recorder(Recording):
-    """Appends each step of a pass to a ledger.
+@dataclass(eq=False)
+class Recorder(Observer):
+    """Appends each step of a pass to a ledger."""
 
-    Args:
-        ledger: where to.
-        dataset: names the samples.
-        order: makes the epoch's order.
-        start: how many positions of the epoch were handed out before the pass began.
-        progress: of the pass; it counts a batch before this is told of it.
-    """
-
-    def __init__(
-        self, ledger: Ledger, dataset: Any, order: Callable[[], Order], start: int, progress: Progress
-    ) -> None:
-        self._ledger = ledger
-        self._dataset = dataset
-        self._make_order = order
-        self._order: Order | None = None
-        self._start = start
-        self._progress = progress
-        self._begun = False
+    ledger: Ledger
+    dataset: Any
+    """Names the samples."""
+    make_order: Callable[[], Order]
+    """Makes the epoch's order."""
+    start: int
+    """How many positions of the epoch were handed out before the pass began."""
+    progress: Progress
+    """Of the pass; it counts a batch before the recorder takes note of it."""
+    order: Order | None = None
+    """Made at the first step."""
 
     def delivered(self, delivery: Delivery) -> None:
         """Append the step of the batch that was handed out.
 
         Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
         order in which they came, so that two runs are equal if each of their steps was given the same samples. It
-        could not hold them under the numbers of their batches: what it says of a step covers all before it.
+        could not hold them under the numbers of their batches: the chain of a step covers all steps before it.
         Raises OSError.
         """
-        schedule, progress = self._progress.schedule, self._progress
+        schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        if self._order is None:
-            self._order = self._make_order()
-        first = -(-self._start // schedule.step_size)  # of the epoch's steps, where they are of one size
-        if not self._begun:
-            self._ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
-            self._begun = True
-        indices = indices_of(self._order, schedule.part(progress.latest)).tolist()
+        first = -(-self.start // schedule.step_size)  # of the epoch's steps, where they are of one size
+        if self.order is None:
+            order = self.make_order()
+            self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
+            self.order = order
+        indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
         step = first + progress.handed - 1
-        self._ledger.append(progress.epoch, step, ids_bytes(ids_of(self._dataset, indices)))
+        self.ledger.append(progress.epoch, step, ids_bytes(ids_of(self.dataset, indices)))
 
     @property
     def chain(self) -> str:
         """Return the ledger's chain as text, for a state."""
-        return self._ledger.chain.hex()
+        return self.ledger.chain.hex()
 
 
-class LedgerOfLoader:
+class LoaderLedger:
     """The ledger of a loader, opened when its first pass begins. Not picklable."""
 
     def __init__(self) -> None:
         self._ledger: Ledger | None = None
 
-    def of_pass(self, settings: Settings, progress: Progress, fingerprint: Fingerprint) -> Recorder | None:
-        """Return what writes the pass that begins to the ledger. Raises InvalidOption, OSError."""
+    def of_pass(
+        self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
+    ) -> Recorder | None:
+        """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
         if settings.ledger is None:
             return None
         order = BatchOrder(settings)
         if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
             raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
         if self._ledger is None:
-            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint.of(settings)}
-            self._ledger = open_ledger(os.fspath(settings.ledger), order.share() or Share(), facts)
+            share = order.share() or Share()
+            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint(settings)}
+            path = os.fspath(settings.ledger).replace("{rank}", str(share.rank))
+            try:
+                self._ledger = Ledger(path, run={**facts, "rank": share.rank, "world": share.world})
+            except OSError as error:
+                if isinstance(error, IsADirectoryError):
+                    why = "it is a folder: name a file in it, such as run.ledger"
+                else:
+                    why = f"it cannot be opened or written: {error.strerror}"
+                raise pair(InvalidOption, type(error))(f"ledger={path!r}: {why}") from error
         made = order.order(settings.seed or 0, progress.epoch, progress.drawn, progress.rest, progress.ahead)
         before = progress.start + progress.ahead.count
         return Recorder(self._ledger, settings.dataset, made, before, progress)
-
-
-def open_ledger(path: str, share: Share, facts: Mapping[str, Any]) -> Ledger:
-    """Open the ledger of a rank; "{rank}" in the path is its number. Raises InvalidOption, OSError."""
-    return Ledger(path.replace("{rank}", str(share.rank)), run={**facts, "rank": share.rank, "world": share.world})

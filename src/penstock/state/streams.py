@@ -1,9 +1,9 @@
-"""Where a dataset is that says so itself, by state_dict() and load_state_dict(), or whose iterator does.
+"""The states of datasets, and of their iterators, that have a state_dict() and a load_state_dict().
 
-A worker process adds the dataset's state to each batch that it makes (`Stating`), so that what is known in the end is
-the state behind the batch that was handed out last, however far the workers have read ahead. The rules are torchdata's:
-the iterator is asked; the dataset too, where it is not its own iterator. When a pass goes on, the dataset is told
-first, then iter() is called, then the iterator is told.
+A worker process adds the dataset's state to each batch that it makes (`StatefulStream`), so that a loader's state
+holds the one behind the batch that was handed out last, however far the workers have read ahead. The rules are
+torchdata's: the iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass goes on,
+the dataset's state is loaded first, then iter() is called, then the iterator's state is loaded.
 """
 
 from __future__ import annotations
@@ -22,36 +22,28 @@ from penstock.state.delivery import Delivered
 from penstock.state.sampler_states import is_stateful
 
 Entry = Mapping[str, Any]
-"""Where one worker is. "dataset", "iterator": what their state_dict() said; "state": of a version that knew of the
-dataset alone; "ended": the worker has come to its end; "between": it has, and what it says is of the next pass."""
+"""The state of one worker. "dataset", "iterator": of their state_dict(); "state": of a version that knew of the dataset
+alone; "ended": the worker has come to its end; "between": it has, and the state is of the next pass."""
 
 
-def says_where_it_is(dataset: Any) -> bool:
-    """Return whether a dataset says where it is, and can be told; an iterator of an iterable one may do so too."""
-    if isinstance(dataset, IterDataPipe):
-        return False
-    return is_stateful(dataset)
+def is_stateful_dataset(dataset: Any) -> bool:
+    """Return whether a dataset has state_dict() and load_state_dict(); an iterator of an iterable one may have too."""
+    return is_stateful(dataset) and not isinstance(dataset, IterDataPipe)
 
 
 class Streams:
-    """The states of a dataset's workers behind what was handed out. Read by one thread, handed out by another.
+    """The states of a dataset's workers behind what was handed out. One thread takes batches, another hands them out.
 
     Args:
         workers: how many; 0: the caller's thread.
-        given: what as_state() returned, of the state that the pass goes on from.
-        resumed: it goes on from one, be it of the start.
+        given: of as_state(), in the state that the pass goes on from.
+        resumed: a state was loaded, be it of the start.
         before: of the pass before, whose workers this one keeps.
         kept: the next pass has the same workers, with the dataset as they leave it.
     """
 
     def __init__(
-        self,
-        workers: int,
-        given: Mapping[str, Any] | None = None,
-        *,
-        resumed: bool = False,
-        before: Streams | None = None,
-        kept: bool = True,
+        self, workers: int, given: Mapping[str, Any] | None, *, resumed: bool, before: Streams | None, kept: bool
     ) -> None:
         count = max(1, workers)
         self.resumed = resumed
@@ -62,7 +54,8 @@ class Streams:
         """Batches of the epoch that each worker's part of it had and that were handed out."""
         self.following = 0
         if given is not None:
-            given = spread(given, count)
+            if len(given["states"]) != count:  # which are all alike
+                given = {"states": given["states"][:1] * count, "next": 0}
             self._states = list(given["states"])
             self.counts = list(given.get("counts", self.counts))
             self.following = given["next"]
@@ -70,20 +63,20 @@ class Streams:
             self._states = before._between()
         self.given = given is not None and any(state is not None for state in self._states)
         self.to_drop = [0] * count if self.given else list(self.counts)
-        """Batches that each worker makes again, because nobody says where it was."""
+        """Batches that each worker makes again, because no state of it is known."""
         self._read: deque[tuple[int, Entry | None, bool] | None] = deque()
         self.now: Callable[[], Entry | None] | None = None
-        """Returns the state of the one there is, where nothing is read ahead of the user."""
+        """Returns the state of the only worker, where nothing is read ahead of the user."""
 
     def states(self) -> list[Any]:
         """Return the state of each worker, None at the start."""
         return list(self._states)
 
-    def tell_between(self, dataset: Any) -> None:
-        """Tell the dataset of the caller's thread a state that was taken between two passes, before this one draws."""
+    def restore_between_passes(self, dataset: Any) -> None:
+        """Load a state of the caller's thread that was taken between two passes, before the pass that begins draws."""
         given = self._states[0]
         if given is not None and given.get("between") and "dataset" in given:
-            tell_dataset(dataset, given)
+            restore_dataset(dataset, given)
             self._states[0] = {name: value for name, value in given.items() if name != "dataset"}
 
     def begin_with(self, state: Entry | None) -> None:
@@ -108,7 +101,7 @@ class Streams:
         self._read.append(None)
 
     def taken(self) -> None:
-        """Note that the user has been given the next of these."""
+        """Note that the user was given the next of the batches that were taken from workers."""
         self._take_ends()
         noted = self._read.popleft() if self._read else None
         if self.now is not None:
@@ -136,39 +129,34 @@ class Streams:
         return [None if state is None else {**state, "between": True} for state in states]
 
     def as_state(self) -> dict[str, Any] | None:
-        """Return what a loader's state holds of them; None: nothing is known."""
+        """Return what a loader's state holds of the dataset; None: nothing is known."""
         if self.now is not None:
             self._states[0] = self.now()
         if self.done:
             states, counts, following = self._between(), [0] * len(self._states), 0
         else:
-            states, counts, following = self.states(), list(self.counts), self.following
+            states, counts, following = list(self._states), list(self.counts), self.following
         if not any(counts) and all(state is None for state in states):
             return None
         return {"states": states, "next": following, "counts": counts}
 
 
 def check_streams(given: Any, workers: int) -> None:
-    """Raise InvalidOption for what as_state() has not made, or not of as many workers."""
+    """Raise InvalidOption for what as_state() has not made, or has made of another number of workers."""
     states = given.get("states") if isinstance(given, Mapping) else None
     if not isinstance(states, list) or type(given.get("next")) is not int or not 0 <= given["next"] < len(states):
         raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
     if len(states) != max(1, workers) and not _alike(states):
+        readers, remedy = f"{len(states)} workers have read, each at a place of its own,", f"num_workers={len(states)}"
+        if len(states) == 1:
+            readers, remedy = "1 worker has read", "num_workers=1 or 0"
         raise InvalidOption(
-            f"a state of a dataset that {len(states)} workers have read, each at a place of its own, cannot go on with "
-            f"num_workers={workers}: give num_workers={len(states)}{' or 0' if len(states) == 1 else ''}"
+            f"a state of a dataset that {readers} cannot go on with num_workers={workers}: give {remedy}"
         )
 
 
-def spread(given: Mapping[str, Any], workers: int) -> Mapping[str, Any]:
-    """Return the states of another number of workers, which are all alike."""
-    if len(given["states"]) == workers:
-        return given
-    return {"states": [given["states"][0]] * workers, "next": 0}
-
-
 def _alike(states: list[Any]) -> bool:
-    """Return whether all workers of a map-style dataset, or between two passes, said the same."""
+    """Return whether all workers of a map-style dataset, or between two passes, have equal states."""
     if len(states) == 1 or any(state is None or "iterator" in state or "ended" in state for state in states):
         return False
     try:
@@ -177,8 +165,8 @@ def _alike(states: list[Any]) -> bool:
         return False
 
 
-def tell_dataset(dataset: Any, given: Entry | None) -> None:
-    """Let a dataset go on where a state says, before iter() is called."""
+def restore_dataset(dataset: Any, given: Entry | None) -> None:
+    """Load the state of a dataset, before iter() is called."""
     if given is None:
         return
     if "dataset" in given:
@@ -186,23 +174,25 @@ def tell_dataset(dataset: Any, given: Entry | None) -> None:
     elif "state" in given and not isinstance(dataset, Iterator):
         try:
             _load(dataset, given["state"])
-        except Exception:  # it needs what its __iter__ sets, as told_iterator() will know
+        except Exception:  # it needs what its __iter__ sets
             iter(dataset)
             _load(dataset, given["state"])
 
 
-def go_on(fetcher: Any, given: Entry) -> None:
-    """Let a fetcher of torch's, of an iterable dataset, go on where a state says."""
-    iterator = told_iterator(fetcher.dataset, fetcher.dataset_iter, given)
-    fetcher.ended = bool(given.get("ended")) and not given.get("between")
+def restore_fetcher(fetcher: Any, given: Entry) -> None:
+    """Let torch's fetcher of an iterable dataset go on from a state."""
+    iterator = _restored(fetcher.dataset, fetcher.dataset_iter, given)
+    fetcher.ended = _has_ended(given)
     if not fetcher.ended:
         fetcher.dataset_iter = iterator
 
 
-def told_iterator(dataset: Any, iterator: Any, given: Entry | None) -> Any:
-    """Return the iterator of a pass that goes on where a state says, of what iter() has returned."""
-    if given is None:
-        return iterator
+def _has_ended(given: Entry) -> bool:
+    return bool(given.get("ended")) and not given.get("between")
+
+
+def _restored(dataset: Any, iterator: Any, given: Entry) -> Any:
+    """Return the iterator of a pass that goes on from a state, of what iter() has returned."""
     if "iterator" in given:
         _load(iterator, given["iterator"])
     elif "state" in given and iterator is dataset:
@@ -221,19 +211,19 @@ def _load(one: Any, state: Any) -> None:
 
 
 def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict[str, Any] | None:
-    """Return where a dataset and its iterator are, None where they do not say. The copy is the caller's own."""
+    """Return a copy of the states of a dataset and its iterator, None where they have none."""
     state: dict[str, Any] = {}
     if iterator is not dataset and is_stateful(dataset):
         state["dataset"] = deepcopy(dataset.state_dict())
-    if iterator is not None and is_stateful(iterator):
+    if is_stateful(iterator):
         state["iterator"] = deepcopy(iterator.state_dict())
-    if not state:
-        return None
-    return {**state, "ended": True} if ended else state
+    if state and ended:
+        state["ended"] = True
+    return state or None
 
 
-class Stating(IterableDataset[Any]):
-    """What a worker process takes for an iterable dataset, and for its collate_fn.
+class StatefulStream(IterableDataset[Any]):
+    """An iterable dataset in a worker process, whose batches come with the dataset's state.
 
     Args:
         dataset: the user's.
@@ -252,11 +242,12 @@ class Stating(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
-        tell_dataset(self.dataset, given)
-        iterator = iter(self.dataset)
-        told = told_iterator(self.dataset, iterator, given)
-        over = given is not None and bool(given.get("ended")) and not given.get("between")
-        self._samples = _Samples(self.dataset, told, iterator if over else told, max(1, self._keep))
+        restore_dataset(self.dataset, given)
+        samples = iterator = iter(self.dataset)
+        if given is not None:
+            samples = _restored(self.dataset, iterator, given)
+            iterator = iterator if _has_ended(given) else samples
+        self._samples = _Samples(self.dataset, samples, iterator, max(1, self._keep))
         return self._samples
 
     def collate(self, samples: Any) -> Any:
@@ -272,7 +263,7 @@ class Stating(IterableDataset[Any]):
 
 
 class End:
-    """Comes behind a worker's last sample, so that what the dataset says at its end reaches the loader."""
+    """Comes behind a worker's last sample, so that the dataset's state at its end reaches the loader."""
 
 
 class _Samples(Iterator[Any]):
@@ -281,8 +272,8 @@ class _Samples(Iterator[Any]):
     Args:
         dataset: the user's.
         samples: gives the samples.
-        iterator: the dataset's iterator, which is asked for its state.
-        ends: how many End it gives: as many as make a batch that torch's fetcher does not leave out.
+        iterator: the dataset's iterator, whose state is taken.
+        ends: how many End come: as many as make a batch that torch's fetcher does not leave out.
     """
 
     def __init__(self, dataset: Any, samples: Iterator[Any], iterator: Any, ends: int) -> None:
@@ -305,10 +296,10 @@ class _Samples(Iterator[Any]):
         return End()
 
     def state(self, *, ended: bool) -> dict[str, Any] | None:
-        """Return where the dataset is."""
+        """Return the dataset's state."""
         return state_of(self._dataset, self._iterator, ended=ended)
 
 
-def begun(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return what a sampler gives in the middle of an epoch: it has drawn before the dataset comes to its state."""
+def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return a sampler's batches in the middle of an epoch: it draws the first before the dataset's state is loaded."""
     return chain(list(islice(batches, 1)), batches)

@@ -1,8 +1,9 @@
-"""Bad samples and those that stand in for them: what a worker needs to know, wherever it works."""
+"""Bad samples and those that stand in for them, in the loader's process and in its workers."""
 
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
 from penstock.state.quarantine import Quarantine, Replace
 from penstock.system.randomness import digest, sample_number
+from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 
 #: How many samples are tried in the place of a bad one, before its error is raised.
 TRIES = 100
@@ -55,7 +58,7 @@ class Substitutes:
         return bool(self._bad) and _key(index) in self._bad
 
     def learn(self, bad: BadSample) -> None:
-        """Take note of what was found by another copy of this."""
+        """Take note of a bad sample that a copy in another process found."""
         if bad.index is not None:
             with self._lock:
                 self._bad.add(bad.index)
@@ -95,7 +98,7 @@ class Substitutes:
 
 
 class Register(Observer):
-    """What a loader knows of its bad samples: the quarantine that counts and keeps them, and what stands in.
+    """The bad samples of a loader: the quarantine that counts and keeps them, and the samples that stand in.
 
     Raises (when made) what Quarantine raises.
     """
@@ -109,7 +112,9 @@ class Register(Observer):
                 "share of its samples is bad cannot be told"
             ) from None
         self.quarantine = Quarantine(how, size)
-        bad = places(dataset, self.quarantine.entries())
+        bad = indices_of_entries(dataset, self.quarantine.entries)
+        if self.quarantine.manifest is not None:
+            _warn_of_other_dataset(self.quarantine.manifest.path, self.quarantine.entries, dataset, bad)
         self.quarantine.take_up(bad.values())
         self.substitutes = Substitutes(dataset, bad)
 
@@ -127,7 +132,8 @@ class Register(Observer):
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        return f"bad      {known:,} bad samples, good ones stand in for them; more than {limit:,} end the run"
+        stands_in = "a good one stands in for it" if known == 1 else "good ones stand in for them"
+        return f"bad      {counted(known, 'bad sample')}, {stands_in}; more than {limit:,} end the run"
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
@@ -143,7 +149,7 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
 
 
 def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | None:
-    """Return the indices that a loader's sampler draws from, as far as it is torch's or ours; None: only it knows."""
+    """Return the indices that a sampler of torch's or Penstock's draws from; None: a sampler of another class."""
     if type(batch_sampler) is BatchSampler:
         sampler = batch_sampler.sampler
     elif batch_sampler is not None:
@@ -158,7 +164,7 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
     return range(min(size, len(source)))  # a sampler of fewer must not be given what it never draws
 
 
-def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
+def indices_of_entries(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
     """Return index and ID of those samples of a dataset that a manifest names.
 
     Where the manifest's own indices do not hold any more, the whole dataset is gone through.
@@ -171,6 +177,26 @@ def places(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
         named = zip(whole, names_of(dataset, whole), strict=True)
         found |= {index: name for index, (name, _) in named if name in entries}
     return found
+
+
+def _warn_of_other_dataset(
+    manifest: str, entries: Mapping[str, BadSample], dataset: Any, bad: Mapping[int, str]
+) -> None:
+    """Warn of a manifest that names no sample of the dataset, or whose samples of the same IDs are other files."""
+    differs = None
+    if entries and not bad:
+        differs = f"it names {counted(len(entries), 'bad sample')}, and none is in this dataset"
+    files = {name: os.path.abspath(path) for name, path in names_of(dataset, bad) if path is not None}
+    listed = {name: path for name in files if (path := entries[name].path) is not None}
+    if listed and not listed.items() & files.items():
+        name = next((name for name in listed if os.path.exists(listed[name])), None)
+        if name is not None:  # else the dataset was moved
+            differs = f"its sample {name!r} is the file {listed[name]!r}, and in this dataset {files[name]!r}"
+    if differs is not None:
+        warn_user(
+            f"the manifest {manifest!r} seems to belong to another dataset: {differs}. A manifest belongs to one "
+            "dataset, and samples with the IDs that it holds are replaced: name another file in Replace(manifest=)"
+        )
 
 
 def _whole(index: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The arguments over which torch's loader would fall: said in words, by the exceptions that torch raises."""
+"""Checks of arguments that torch's loader would fail on later, with the exceptions that torch raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_numbers(*, num_workers: Any, batch_size: Any, timeout: Any, prefetch_f
 
 @contextmanager
 def naming_empty(dataset: Any, *, shuffle: Any) -> Iterator[None]:
-    """Say of torch's error for a shuffle of no samples which dataset is empty. Raises InvalidOption, a ValueError."""
+    """Name the empty dataset in torch's error for a shuffle of no samples. Raises InvalidOption, a ValueError."""
     try:
         yield
     except ValueError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 MEMBERSHIP = "/proc/self/cgroup"
 MOUNT = "/sys/fs/cgroup"
@@ -79,11 +80,7 @@ def _groups(controller: str, membership: str, mount: str) -> list[tuple[bool, li
 
 
 def _read_words(folder: str, names: tuple[str, ...]) -> list[str]:
-    words: list[str] = []
-    for name in names:
-        try:
-            with open(os.path.join(folder, name), encoding="ascii") as file:
-                words += file.read().split()
-        except OSError:
-            return []
-    return words
+    try:
+        return [word for name in names for word in Path(folder, name).read_text("ascii").split()]
+    except OSError:
+        return []

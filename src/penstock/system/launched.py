@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as its launcher's variables say before a process group runs."""
+"""The rank of this process as its launcher's variables say it, before a process group runs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ def launched_as() -> tuple[int, int] | None:
     if rank or world:
         has, lacks = ("RANK", "WORLD_SIZE") if rank else ("WORLD_SIZE", "RANK")
         raise InvalidOption(f"shard='auto': {has}={rank or world} is set, and {lacks} is not; {_WAY_OUT}")
-    told = [name for name in _OF_TORCH if os.environ.get(name)]
-    told += [name for name in _COUNTS_ELSEWHERE if os.environ.get(name, "1").isdecimal() and _count(name) > 1]
-    if told:
-        names = " and ".join(f"{name}={os.environ[name]}" for name in told)
+    launched = [name for name in _OF_TORCH if os.environ.get(name)]
+    launched += [
+        name for name in _COUNTS_ELSEWHERE if (count := os.environ.get(name, "")).isdecimal() and int(count) > 1
+    ]
+    if launched:
+        names = " and ".join(f"{name}={os.environ[name]}" for name in launched)
         raise InvalidOption(
             f"shard='auto': {names} says that this may be one of several processes, and RANK and WORLD_SIZE are not "
             f"set to say which; {_WAY_OUT}"
         )
     return None
-
-
-def _count(name: str) -> int:
-    return int(os.environ.get(name, "1"))

@@ -23,23 +23,21 @@ def outside_inference() -> Iterator[None]:
         yield
 
 
-def as_taken(batch: Any) -> Any:
+def in_callers_mode(batch: Any) -> Any:
     """Return a batch that was made outside of inference mode as the calling thread's mode has it.
 
     Tensors in tuples, lists and dicts are taken over by new ones on the same memory; all else stays as it is.
     """
-    return _inference(batch) if torch.is_inference_mode_enabled() else batch
-
-
-def _inference(batch: Any) -> Any:
+    if not torch.is_inference_mode_enabled():
+        return batch
     kind = type(batch)
     if kind is torch.Tensor:
         plain = batch.layout is torch.strided and not batch.requires_grad and not batch.is_inference()
         return torch.empty(0, dtype=batch.dtype, device=batch.device).set_(batch) if plain else batch
     if kind in (list, tuple):
-        return kind(map(_inference, batch))
+        return kind(map(in_callers_mode, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return batch._make(map(_inference, batch))
+        return batch._make(map(in_callers_mode, batch))
     if kind is dict:
-        return {key: _inference(value) for key, value in batch.items()}
+        return {key: in_callers_mode(value) for key, value in batch.items()}
     return batch

@@ -49,19 +49,19 @@ def torch_seed(key: bytes) -> int:
     return int.from_bytes(key[24:], "little") >> 1
 
 
-#: The global generators' states at some time: of random, numpy.random and torch.
+#: The states of random, numpy.random and torch's global generator.
 States = tuple[Any, Any, torch.Tensor]
 
 
-def states() -> States:
+def generator_states() -> States:
     """Return the states of the global generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were."""
-    before = states()
+    before = generator_states()
     try:
         yield
     finally:
@@ -70,20 +70,19 @@ def kept() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def drawn_from(before: States) -> tuple[str, ...]:
+def generators_drawn_from(before: States) -> tuple[str, ...]:
     """Return the names of the global generators whose states are not those from before."""
-    now = states()
-    same = (
-        now[0] == before[0],
-        now[1][2:] == before[1][2:] and np.array_equal(now[1][1], before[1][1]),
-        torch.equal(now[2], before[2]),
-    )
-    names = ("random", "numpy.random", "torch")
-    return tuple(name for name, unchanged in zip(names, same, strict=True) if not unchanged)
+    now = generator_states()
+    unchanged = {
+        "random": now[0] == before[0],
+        "numpy.random": now[1][2:] == before[1][2:] and np.array_equal(now[1][1], before[1][1]),
+        "torch": torch.equal(now[2], before[2]),
+    }
+    return tuple(name for name, same in unchanged.items() if not same)
 
 
-class Where(Protocol):
-    """Where among its samples a thread is."""
+class Cursor(Protocol):
+    """The present sample of a thread: its index, and its position among those that the thread took."""
 
     def position(self) -> int: ...
 
@@ -93,8 +92,7 @@ class Where(Protocol):
 class Generators:
     """The generators of one worker thread, under the names that torch's WorkerInfo.rng gives them.
 
-    They are functions of (seed, epoch, sample, position), and set when first asked for after `turn_to`. One thread uses
-    them.
+    They are functions of (seed, epoch, sample, position), set when first used after `turn_to`, for one thread.
     """
 
     def __init__(self) -> None:
@@ -102,24 +100,23 @@ class Generators:
         self._torch = torch.Generator()
         self._numpy = np.random.Generator(np.random.Philox(key=0))
         self._seed = self._epoch = 0
-        self._where: Where | None = None
+        self._cursor: Cursor | None = None
         self._positions: Sequence[int] = range(0)
-        self._set_at: dict[str, int] = {}  # which generators are set, for the sample at which position
+        self._set_for: dict[str, int] = {}  # the position of the sample that each generator was set for last
 
-    def turn_to(self, seed: int, epoch: int, where: Where, positions: Sequence[int]) -> None:
-        """Say which samples come now, and where they stand; nothing is done for those that do not draw."""
-        self._seed, self._epoch, self._where, self._positions = seed, epoch, where, positions
-        self._set_at = {}
+    def turn_to(self, seed: int, epoch: int, cursor: Cursor, positions: Sequence[int]) -> None:
+        """Begin with other samples, at these positions of the epoch's order; no generator is set before it is used."""
+        self._seed, self._epoch, self._cursor, self._positions = seed, epoch, cursor, positions
+        self._set_for = {}
 
     def _begin(self, name: str) -> bytes | None:
-        """Return the key's bytes for a generator that the present sample asks for the first time, else None."""
-        position = -1 if self._where is None else self._where.position()
-        if self._set_at.get(name) == position:
+        """Return the key's bytes for a generator that the present sample uses for the first time, else None."""
+        position = -1 if self._cursor is None else self._cursor.position()
+        if self._set_for.get(name) == position:
             return None
-        self._set_at[name] = position
-        sample = 0 if self._where is None else sample_number(self._where.sample())
-        place = self._positions[max(0, position)]
-        return digest(self._seed, self._epoch, sample, place)
+        self._set_for[name] = position
+        sample = 0 if self._cursor is None else sample_number(self._cursor.sample())
+        return digest(self._seed, self._epoch, sample, self._positions[max(0, position)])
 
     @property
     def random_generator(self) -> random.Random:

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, whatever lies between it and the place that has something to warn of."""
+"""Warnings that point at the user's line, whatever lies between that line and the one that warns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, through: C
         through: packages by name whose lines are passed over too, because the user called them.
     """
     level, frame = 1, sys._getframe(1)
-    while _is_between(frame, through) and frame.f_back is not None:  # else a thread of ours
+    while _is_between(frame, through) and frame.f_back is not None:  # None: the first frame of a thread of ours
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level + 1)
 
 
 def _is_between(frame: FrameType, through: Collection[str]) -> bool:
-    file = frame.f_code.co_filename
-    if file.startswith((PACKAGE, _TORCHS)):
-        return True
-    return bool(through) and str(frame.f_globals.get("__name__", "")).partition(".")[0] in through
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return frame.f_code.co_filename.startswith((PACKAGE, _TORCHS)) or package in through

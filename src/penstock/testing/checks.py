@@ -1,9 +1,10 @@
-"""The checks; see penstock.testing."""
+"""The checks of a loader; penstock.testing says what they are for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -14,11 +15,10 @@ from penstock.loader import DataLoader
 from penstock.order.keyed import KeyedSampler
 from penstock.order.permutations import KeyedShuffle
 from penstock.sources.naming import id_of
-from penstock.system.randomness import kept
+from penstock.system.randomness import generators_kept
 from penstock.testing.bitwise import difference, digest, rows
-from penstock.testing.failing import fail
 from penstock.testing.ranks import Make, Ranks
-from penstock.testing.tally import Tally
+from penstock.testing.tally import Tally, fail
 
 Key = Callable[[Any], Iterable[Hashable]]
 
@@ -49,22 +49,21 @@ def assert_each_sample_once(
         InvalidOption: the loader draws samples by weight or by share; without a key: its order is not a function of
             (seed, epoch), so that IDs cannot be known.
     """
-    for world, count in product(ranks, workers):
-        for epoch in range(epochs):
-            team = Ranks(make, world, workers=count, epoch=epoch)
-            loader = team.loaders[0]
-            if isinstance(loader.sampler, KeyedSampler):
-                raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
-            tally = Tally(f"epoch {epoch}, {_people(world, count)}")
-            names, due = _of_dataset(loader, key), _due(team)
-            tally.expect(names, {one: due[name] for one, name in names.items() if name in due})
-            for step, batches in enumerate(team):
-                for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
-                    found = _named(team, step, rank, batch) if key is None else list(key(batch))
-                    tally.add(found[: len(found) - padding], f"step {step}, rank {rank}")
-            size = len(loader.dataset)
-            full = (loader.batch_size or 1) * world
-            tally.check(size // full * full if loader.drop_last else size)
+    for world, count, epoch in product(ranks, workers, range(epochs)):
+        team = Ranks(make, world, workers=count, epoch=epoch)
+        loader = team.loaders[0]
+        if isinstance(loader.sampler, KeyedSampler):
+            raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
+        tally = Tally(f"epoch {epoch}, {_team(world, count)}")
+        names, due = _of_dataset(loader, key), _due(team)
+        tally.expect(names, {one: due[name] for one, name in names.items() if name in due}, names)
+        for step, batches in enumerate(team):
+            for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
+                found = _named(team, step, rank, batch) if key is None else list(key(batch))
+                tally.add(found[: len(found) - padding], f"step {step}, rank {rank}")
+        size = len(loader.dataset)
+        full = (loader.batch_size or 1) * world
+        tally.check(size // full * full if loader.drop_last else size)
 
 
 def assert_worker_invariant(make: Make, workers: Sequence[int] = (0, 1, 2, 8), epochs: int = 1) -> None:
@@ -86,7 +85,7 @@ def assert_worker_invariant(make: Make, workers: Sequence[int] = (0, 1, 2, 8), e
             if count == workers[0] and len(wanted) == epoch:
                 wanted.append(list(team))
             else:
-                _compare(team, wanted[epoch], team, f"with {_hands(count)}", f"with {_hands(workers[0])}")
+                _compare(team, wanted[epoch], team, f"with {_workers(count)}", f"with {_workers(workers[0])}")
 
 
 def assert_resume_exact(
@@ -102,16 +101,16 @@ def assert_resume_exact(
 ) -> None:
     """Assert that a pass which stops anywhere is gone on with exactly, by new loaders from a JSON copy of the state.
 
-    By as many ranks and other workers: the remaining batches are bitwise those of a pass that did not stop. By other
-    ranks, and other batch sizes: each remaining sample comes once, and is bitwise the one of a pass that did not stop.
+    As many ranks with other workers get batches that are bitwise those of a pass that did not stop. Other numbers of
+    ranks, and other batch sizes, get each remaining sample once, bitwise the one of a pass that did not stop.
 
     Args:
         make: returns the loader of one rank; see penstock.testing. With batch_sizes it takes batch_size= too.
-        stops: how many random places to stop at, in any of the epochs, or the numbers of batches to stop behind, each
-            in epoch 0, or at its end. Each has the next of the pairs of ranks and workers, in turn.
+        stops: how many random places to stop at, in any of the epochs; or the numbers of batches to stop behind, in
+            epoch 0, at its end at the latest. Each stop has the next of the pairs of ranks and workers, in turn.
         workers: numbers of workers.
         ranks: numbers of ranks.
-        batch_sizes: to go on with, beside the loader's own.
+        batch_sizes: those that passes go on with, beside the loader's own.
         epochs: how many there are to stop in.
         key: returns what tells the samples of a batch apart, in the batch's order. None: their contents, by rows of the
             batch's tensors.
@@ -122,57 +121,63 @@ def assert_resume_exact(
         TypeError: without a key: a batch is not made of rows.
     """
     cases = list(product(ranks, workers))
-    whole: dict[tuple[int, int], tuple[Ranks, list[list[Any]], list[list[int]]]] = {}
-    count = stops if isinstance(stops, int) else len(stops)
-    for number in range(count):
+
+    @cache
+    def passes(world: int) -> list[_Pass]:
+        return [_Pass(Ranks(make, world, workers=workers[0], epoch=epoch)) for epoch in range(epochs)]
+
+    for number in range(stops if isinstance(stops, int) else len(stops)):
         world, before = cases[number % len(cases)]
         after = workers[(workers.index(before) + 1) % len(workers)]
-        if (world, 0) not in whole:
-            whole.update({(world, epoch): _whole(make, world, workers[0], epoch) for epoch in range(epochs)})
-        lengths = [len(whole[world, epoch][1]) for epoch in range(epochs)]
-        if isinstance(stops, int):
-            epoch, stop = _place(number, lengths, seed)
-        else:
-            epoch, stop = 0, min(stops[number], lengths[0])
-        reference, batches, padding = whole[world, epoch]
-        state = _stopped(make, world, before, epoch, stop)
-        told = f"stopped behind step {stop} with {_people(world, before)}, and gone on with "
-        again = Ranks(make, world, workers=after, state=state)
-        _compare(again, batches[stop:], reference, told + _people(world, after), "without a stop", first=stop)
+        lengths = [len(one.batches) for one in passes(world)]
+        epoch, stop = _place(number, lengths, seed) if isinstance(stops, int) else (0, min(stops[number], lengths[0]))
+        whole, state = passes(world)[epoch], _stopped(make, world, before, epoch, stop)
+        stopped = f"stopped behind step {stop} with {_team(world, before)}, and gone on with "
+        resumed = Ranks(make, world, workers=after, state=state)
+        ours, theirs = stopped + _team(world, after), "without a stop"
+        _compare(resumed, whole.batches[stop:], whole.team, ours, theirs, first=stop)
         other = ranks[(number // len(cases) + ranks.index(world) + 1) % len(ranks)]
         size = {"batch_size": batch_sizes[number % len(batch_sizes)]} if batch_sizes else {}
-        if other == world and not size:
-            continue
-        repeats = isinstance(reference.loaders[0].sampler, KeyedSampler)
-        tally = Tally(f"epoch {epoch}, {told}{_people(other, after)}{_sized(size)}", repeats=repeats)
-        for step, rank in product(range(len(batches)), range(world)):
-            keys = _samples(key, reference.loaders[rank], batches[step][rank], padding[step][rank])
-            names = {one: reference.name(step, rank, row) for row, one in enumerate(keys)}
-            tally.expect(names, dict.fromkeys(keys, f"due at step {step}, rank {rank}"), keys)
-            if step < stop:
-                tally.add(keys, f"step {step}, rank {rank} before the stop")
-        later = Ranks(make, other, workers=after, state=state, **size)
-        _go_on(later, key, tally, state)
+        if other != world or size:
+            resumed = Ranks(make, other, workers=after, state=state, **size)
+            sized = "".join(f", batches of {given}" for given in size.values())
+            tally = whole.tally(key, stop, f"epoch {epoch}, {stopped}{_team(other, after)}{sized}")
+            _go_on(resumed, key, tally, state)
+
+
+class _Pass:
+    """A pass that did not stop.
+
+    Attributes:
+        team: the ranks that made it.
+        batches: [step][rank].
+    """
+
+    def __init__(self, team: Ranks) -> None:
+        self.team = team
+        self.batches: list[list[Any]] = []
+        self._padding: list[list[int]] = []
+        for batches in team:
+            self.batches.append(batches)
+            self._padding.append(team.padded())
+
+    def tally(self, key: Key | None, stop: int, subject: str) -> Tally:
+        """Return a tally that expects the samples of the pass, of which those before the stop came."""
+        tally = Tally(subject, repeats=isinstance(self.team.loaders[0].sampler, KeyedSampler))
+        for step, batches in enumerate(self.batches):
+            for rank, loader in enumerate(self.team.loaders):
+                keys = _samples(key, loader, batches[rank], self._padding[step][rank])
+                names = {one: self.team.name(step, rank, row) for row, one in enumerate(keys)}
+                tally.expect(names, dict.fromkeys(keys, f"due at step {step}, rank {rank}"), keys)
+                if step < stop:
+                    tally.add(keys, f"step {step}, rank {rank} before the stop")
+        return tally
 
 
 def _place(number: int, lengths: Sequence[int], seed: int) -> tuple[int, int]:
     """Return a random (epoch, number of steps taken), another for each number as long as there are any."""
-    total = sum(lengths) + len(lengths)
-    at = int(KeyedShuffle(total, seed, 0).take(number % total, 1)[0])
-    epoch = 0
-    while at > lengths[epoch]:
-        at -= lengths[epoch] + 1
-        epoch += 1
-    return epoch, at
-
-
-def _whole(make: Make, world: int, workers: int, epoch: int) -> tuple[Ranks, list[list[Any]], list[list[int]]]:
-    """Return a pass that does not stop: who made it, its batches, and the padding of each."""
-    team, batches, padding = Ranks(make, world, workers=workers, epoch=epoch), [], []
-    for step in team:
-        batches.append(step)
-        padding.append(team.padded())
-    return team, batches, padding
+    places = [(epoch, step) for epoch, length in enumerate(lengths) for step in range(length + 1)]
+    return places[int(KeyedShuffle(len(places), seed, 0).take(number % len(places), 1)[0])]
 
 
 def _stopped(make: Make, world: int, workers: int, epoch: int, stop: int) -> dict[str, Any]:
@@ -181,7 +186,7 @@ def _stopped(make: Make, world: int, workers: int, epoch: int, stop: int) -> dic
     steps = iter(team)
     for step in range(stop):
         if next(steps, None) is None:
-            fail(f"epoch {epoch}, step {step}: a second pass with {_people(world, workers)} ended before the first did")
+            fail(f"epoch {epoch}, step {step}: a second pass with {_team(world, workers)} ended before the first did")
     return team.state_dict()
 
 
@@ -196,13 +201,9 @@ def _go_on(team: Ranks, key: Key | None, tally: Tally, state: Mapping[str, Any])
         tally.check(tally.wanted.total())
     else:  # the last step that is not full may begin elsewhere, and hold others, than without a stop
         full = (loader.batch_size or 1) * len(team.loaders)
-        done, size = int(state["position"]), _size(loader)
+        done = int(state["position"])
+        size = len(loader.sampler if isinstance(loader.sampler, KeyedSampler) else loader.dataset)
         tally.check(done + (size - done) // full * full, spare=size - tally.wanted.total())
-
-
-def _size(loader: DataLoader[Any]) -> int:
-    """Return how many samples an epoch has."""
-    return len(loader.sampler if isinstance(loader.sampler, KeyedSampler) else loader.dataset)
 
 
 def _compare(team: Ranks, wanted: list[list[Any]], named: Ranks, ours: str, theirs: str, first: int = 0) -> None:
@@ -222,16 +223,12 @@ def _compare(team: Ranks, wanted: list[list[Any]], named: Ranks, ours: str, thei
         fail(f"epoch {team.epoch}, step {step + 1}: {ours}: there is no batch left; {theirs} there is one")
 
 
-def _people(ranks: int, workers: int) -> str:
-    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {_hands(workers)}"
+def _team(ranks: int, workers: int) -> str:
+    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {_workers(workers)}"
 
 
-def _hands(workers: int) -> str:
+def _workers(workers: int) -> str:
     return f"{workers} {'worker' if workers == 1 else 'workers'}"
-
-
-def _sized(options: Mapping[str, int]) -> str:
-    return "".join(f", batches of {size}" for size in options.values())
 
 
 def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]:
@@ -243,7 +240,7 @@ def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]
         name = id_of(dataset, index)
         keys: list[Hashable] = [name]
         if key is not None:
-            with kept():
+            with generators_kept():
                 sample = dataset[index]
                 keys = list(key(loader.collate_fn([sample] if loader.batch_sampler is not None else sample)))
         if len(keys) != 1:

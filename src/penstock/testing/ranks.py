@@ -6,12 +6,12 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.testing.failing import fail
+from penstock.testing.tally import fail
 
 Make = Callable[..., DataLoader[Any]]
 _END = object()
@@ -43,7 +43,8 @@ class Ranks:
         **options: Any,
     ) -> None:
         shards = [(rank, ranks) for rank in range(ranks)] if ranks > 1 else [None]
-        self.loaders = [make(num_workers=workers, shard=shard, **options) for shard in shards]
+        with _without_advice():
+            self.loaders = [make(num_workers=workers, shard=shard, **options) for shard in shards]
         self.epoch = epoch if epoch is not None else 0 if state is None else int(state["epoch"])
         for loader in self.loaders:
             if epoch is not None:
@@ -57,7 +58,7 @@ class Ranks:
         Raises:
             AssertionError: a rank has no batch left and another has.
         """
-        with _few_words():
+        with _without_advice():
             passes = [iter(loader) for loader in self.loaders]
         for step in count():
             batches = [next(one, _END) for one in passes]
@@ -114,19 +115,12 @@ def simulate(
     Raises:
         AssertionError: a rank has no batch left and another has.
     """
-    taken: list[list[Any]] = []
-    if steps is not None and steps <= 0:
-        return taken
-    for batches in Ranks(make, ranks, workers=workers, epoch=epoch):
-        taken.append(batches)
-        if len(taken) == steps:
-            break
-    return taken
+    return list(islice(Ranks(make, ranks, workers=workers, epoch=epoch), None if steps is None else max(0, steps)))
 
 
 @contextmanager
-def _few_words() -> Iterator[None]:
-    """Keep torch from warning of more workers than CPUs: they are few samples."""
+def _without_advice() -> Iterator[None]:
+    """Keep loaders from warning of more workers than CPUs: a check reads few samples, and asks for them on purpose."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        warnings.filterwarnings("ignore", message=r"(num_workers=[\d,]+: t|T)his DataLoader will (create|start)")
         yield

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.executors.workers.progress import Board, Progress, Stage
+from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.system.cgroup import memory
 
 Identify = Callable[[Any], tuple[str, str | None]]
@@ -131,7 +131,7 @@ def why_died(
             else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
         )
         lines.append(f"The cgroup has {_size(now.in_use)} of memory in use and {limit}{counted}.")
-    starting = board.progress(next(iter(deaths))).stage == Stage.STARTING
+    starting = board.progress(next(iter(deaths))).stage == WorkerStage.STARTING
     if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
         lines.append(_guard(start_method))
     else:
@@ -166,19 +166,19 @@ _MACHINERY = (
 _HELPERS = ("in _feed\n", "in _serve\n")
 
 
-def _doing(progress: Progress, identify: Identify) -> str:
+def _doing(progress: WorkerProgress, identify: Identify) -> str:
     """Return what a worker is or was doing and for how long, as the end of a sentence."""
     what = {
-        Stage.STARTING: "starting (what it printed to stderr may tell more)",
-        Stage.INIT: "in worker_init_fn",
-        Stage.ITERATING: "iterating over its copy of the dataset",
-        Stage.COLLATE: "in collate_fn",
-        Stage.DONE: "sending a batch or waiting for work",
+        WorkerStage.STARTING: "starting (what it printed to stderr may tell more)",
+        WorkerStage.INIT: "in worker_init_fn",
+        WorkerStage.ITERATING: "iterating over its copy of the dataset",
+        WorkerStage.COLLATE: "in collate_fn",
+        WorkerStage.DONE: "sending a batch or waiting for work",
     }.get(progress.stage) or f"in __getitem__ of {_named(progress, identify)}"
     return f"{what}, begun {progress.seconds:.2f} s"
 
 
-def _named(progress: Progress, identify: Identify) -> str:
+def _named(progress: WorkerProgress, identify: Identify) -> str:
     index = progress.index
     if index is None:
         return "a sample that it had only begun"

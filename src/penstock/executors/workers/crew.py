@@ -21,8 +21,8 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.iterating import IterableReader
 from penstock.executors.workers.leaving import end_crew
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
-from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
-from penstock.executors.workers.pace import Pace
+from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.workers.pace import CallerTime, Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
@@ -37,12 +37,6 @@ from penstock.system.randomness import Generators
 GRAIN_SECONDS = 3e-4
 #: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
 SETTLING_SECONDS = 0.1
-#: The caller fetches in the threads' place where it is away for less than this share of a batch's cost,
-IDLE_SHARE = 0.25
-#: and a batch costs less than this, in seconds.
-CALLER_SECONDS = 0.05
-#: and whether worker 0's copy of the dataset may be used by the caller is known within this time, in seconds.
-COPY_SECONDS = 2e-3
 
 
 class ThreadCrew:
@@ -92,12 +86,10 @@ class ThreadCrew:
         self.ended = threading.Event()
         self._busy = 0  # threads that have taken a part of a batch
         self._caller_works = False  # in the threads' place
-        self._away_seconds = GRAIN_SECONDS  # that the caller does other things between two batches
-        self._left: float | None = None  # when the caller went away
-        self._caller: int | None = None  # the thread that has worked in the threads' place
+        self._caller = CallerTime(GRAIN_SECONDS)
         self._caller_activity = Activity()
         self._meter = meter
-        self._workers = [WorkerThread(number, self._surroundings, self._run) for number in range(count)]
+        self._workers = [WorkerThread(number, self._surroundings, own, self._run) for number in range(count)]
         if self._workers:
             ready_for_threads()
         for worker in self._workers:
@@ -129,7 +121,7 @@ class ThreadCrew:
         if not self._workers:
             self._work_as_caller(batches[0], self._fetch)
         elif not timeout and self._caller_should_work(batches[0]):
-            fetch = self._fetch_of(self._workers[0])
+            fetch = self._workers[0].take_fetch(self._fetch)
             info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)
             set_for_this_thread(info)
             try:
@@ -150,7 +142,7 @@ class ThreadCrew:
 
     def leave(self) -> None:
         """Take note that the caller goes away with a batch."""
-        self._left = time.perf_counter()
+        self._caller.leave()
 
     def _caller_should_work(self, batch: FetchedBatch) -> bool:
         """Return whether the caller fetches a batch itself, as worker 0, while all threads rest.
@@ -158,55 +150,28 @@ class ThreadCrew:
         That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
         next to nothing else. Not where worker_init_fn has prepared the threads, or the dataset is iterable.
         """
-        if self._left is not None:
-            self._away_seconds += 0.3 * (time.perf_counter() - self._left - self._away_seconds)
+        self._caller.come_back()
         cost = self._sample_seconds * len(batch.indices or ())
         with self._lock:
             before = self._caller_works
             self._caller_works = (
                 not self._own.prepares
                 and not self._iterable
-                and self._caller in (None, threading.get_ident())
                 and self.pace.alone
-                and self._away_seconds < IDLE_SHARE * cost
-                and cost < CALLER_SECONDS
-                and (before or self._unbound())
+                and self._caller.suffices(cost)
+                and (before or self._workers[0].unbound())
             )
             if self._caller_works:
-                self._caller = threading.get_ident()
+                self._caller.bind()
             if before != self._caller_works:
                 self.pace.restart()
             if before and not self._caller_works:
-                if not self._unbound():
+                if not self._workers[0].unbound():
                     self._workers[0].fetch = None  # the thread makes another one
                 self._parked.notify_all()
             while self._caller_works and self._busy and not self._closed:
                 self._done.wait()  # they take no more, and finish what they have
             return self._caller_works and not batch.done and not self._closed
-
-    def _unbound(self) -> bool:
-        """Return whether another thread may use what worker 0 fetches with: it holds no connection or file of its own.
-
-        The connections of some databases may be used only in the thread that has opened them.
-        """
-        if self._own.shared:
-            return True
-        worker = self._workers[0]
-        own = worker.fetch
-        if own is None or own is worker.bound or self._own.seconds > COPY_SECONDS:
-            return False
-        if can_be_copied(own):
-            return True
-        worker.bound = own
-        return False
-
-    def _fetch_of(self, worker: WorkerThread) -> Fetch:
-        """Return what a thread fetches with. Raises NotCopied."""
-        if self._own.shared:
-            return self._fetch
-        if worker.fetch is None:
-            worker.fetch, _ = self._own.take()
-        return worker.fetch
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
         """Begin a pass, in the caller's surroundings.
@@ -273,7 +238,7 @@ class ThreadCrew:
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
             if (failed is None and worker.fetch is not fetch) or self._own.shared:
-                fetch = self._fetch_of(worker)
+                fetch = worker.take_fetch(self._fetch)
                 info.dataset = fetch.dataset
             if failed is not None:
                 self._fail(batch, begin, failed)

@@ -4,61 +4,66 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.progress import Board, Stage
+from penstock.executors.workers.progress import Board, WorkerStage
+from penstock.executors.workers.shared_memory import WorkerBatches
 from penstock.recipe.compose_hook import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import Stating, state_of, tell_dataset
+from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
 
-class Tasked:
+class TaskDataset:
     """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
 
     Args:
         fetch: makes them.
         dataset: the user's.
-        states: where it is in each worker as the pass begins, where it says so itself; None: it does not.
+        states: of the dataset in each worker as the pass begins; None: it has no state_dict().
+        in_place: batches are built in shared memory.
     """
 
-    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None) -> None:
+    def __init__(self, fetch: Fetch, dataset: Any, states: list[Any] | None, *, in_place: bool = False) -> None:
         self.fetch = fetch
         self.dataset = dataset
         self._states = states
+        self._builder = WorkerBatches() if in_place else None
         self.begin: Callable[[str, Any], None]  # in a worker
 
     def go_on(self, worker: int) -> None:
         """Let the dataset of a worker go on where a state says."""
         if self._states is not None:
-            tell_dataset(self.dataset, self._states[worker])
+            restore_dataset(self.dataset, self._states[worker])
             self._states = []
 
     def __getitem__(self, task: Task) -> Any:
         try:
-            batch = self.fetch.load(task)
+            batch = self.fetch.load(task, None if self._builder is None else partial(self._builder.collate, self.fetch))
         except Exception:  # which torch sends; what else is raised ends the process here
-            self.begin(Stage.DONE, None)
+            self.begin(WorkerStage.DONE, None)
             raise
-        self.begin(Stage.DONE, None)
+        self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        if self._states is None and not bad:
+        field_bytes = () if self._builder is None else self._builder.unplaced
+        if self._states is None and not bad and not field_bytes:
             return batch
-        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset))
+        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset), field_bytes)
 
     __getitems__ = __getitem__
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     """Return a batch that is collated: the collate_fn of torch's worker."""
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """The worker_init_fn that torch's worker calls: before the user's, it sets up what is Penstock's there."""
+class WorkerStart:
+    """The worker_init_fn that torch's worker calls: before the user's, it sets up Penstock's parts of the worker."""
 
     board: Board
     init: Callable[[int], Any] | None
@@ -68,19 +73,19 @@ class Start:
         if self.composes:
             natively_in_this_process()
         begin = self.board.report(worker)
-        begin(Stage.INIT, None)
+        begin(WorkerStage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
-        if isinstance(tasked, Tasked):
+        if isinstance(tasked, TaskDataset):
             tasked.begin = tasked.fetch.note = begin
-        if isinstance(tasked, Stating):
+        if isinstance(tasked, StatefulStream):
             tasked.worker = worker
-        if isinstance(tasked, Tasked | Stating):
+        if isinstance(tasked, TaskDataset | StatefulStream):
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
-        if isinstance(tasked, Tasked):
+        if isinstance(tasked, TaskDataset):
             tasked.go_on(worker)
-        begin(Stage.DONE if isinstance(tasked, Tasked) else Stage.ITERATING, None)
+        begin(WorkerStage.DONE if isinstance(tasked, TaskDataset) else WorkerStage.ITERATING, None)
 
 
 def _with_dataset(info: Any, dataset: Any) -> Any:

@@ -9,7 +9,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from penstock.errors import InvalidOption
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import FetchedBatch
-from penstock.state.streams import go_on, state_of
+from penstock.state.streams import restore_fetcher, state_of
 
 
 class IterableReader:
@@ -27,7 +27,7 @@ class IterableReader:
     def __init__(self, fetch: Fetch, *, drop_last: bool, state: Any, alone: bool) -> None:
         self._fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, drop_last)
         if state is not None:
-            go_on(self._fetcher, state)
+            restore_fetcher(self._fetcher, state)
         if not alone and self._fetcher.dataset_iter is fetch.dataset:
             raise InvalidOption(
                 f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "

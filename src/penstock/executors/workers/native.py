@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from PIL import Image
 
-from penstock import _native
+import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
@@ -62,7 +62,7 @@ class ThreadWorker:
 
 
 @dataclass(slots=True, eq=False)
-class InFlight(IndexedBatch):
+class NativeBatch(IndexedBatch):
     """A batch that was submitted to the pool."""
 
     names: bytes | None = None
@@ -83,10 +83,10 @@ class InFlight(IndexedBatch):
         self.rows.clear()
 
 
-class Workers:
+class NativeCrew:
     """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
 
-    They hold the pool and the plan, never the Filling, so that an abandoned iterator can be collected.
+    They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
     """
 
     def __init__(self, plan: NativePlan, threads: int, meter: Meter) -> None:
@@ -98,7 +98,7 @@ class Workers:
         meter.open(self._stages)
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
-        self.batches: dict[int, InFlight] = {}  # those in flight, by number
+        self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
         self._plan = plan

@@ -60,7 +60,7 @@ def can_be_copied(fetch: Fetch) -> bool:
     return True
 
 
-def copies_told(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
+def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     """Return whose dataset each thread uses, for explain()."""
     if shared:
         return "shared   all threads use the one dataset, as share_dataset=True says"

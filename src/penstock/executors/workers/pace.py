@@ -1,13 +1,18 @@
-"""How many Python threads work at a time."""
+"""How many Python threads work at a time, and whether their caller works in their place."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from statistics import median
 
 #: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
 CHEAP_SECONDS = 1e-3
+#: The caller fetches in the threads' place where it is away for less than this share of a batch's cost,
+IDLE_SHARE = 0.25
+#: and a batch costs less than this, in seconds.
+CALLER_SECONDS = 0.05
 
 
 class Pace:
@@ -88,3 +93,37 @@ class Pace:
     def _settle(self, count: int) -> None:
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE) if count == self._settled else self.FIRST_PAUSE
         self._left, self._few, self._settled, self.active = self._pause, 0, count, count
+
+
+class CallerTime:
+    """How long the caller does other things between two batches.
+
+    Args:
+        seconds: the first estimate.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._away = seconds
+        self._left: float | None = None
+        self._thread: int | None = None
+
+    def leave(self) -> None:
+        """Take note that the caller goes away with a batch."""
+        self._left = time.perf_counter()
+
+    def come_back(self) -> None:
+        """Take note that the caller wants the next batch."""
+        if self._left is not None:
+            self._away += 0.3 * (time.perf_counter() - self._left - self._away)
+
+    def suffices(self, cost: float) -> bool:
+        """Return whether the calling thread may fetch batches that take so many seconds: it does next to nothing else.
+
+        Once a thread has begun to fetch (`bind`), no other thread may.
+        """
+        bound = self._thread in (None, threading.get_ident())
+        return bound and self._away < IDLE_SHARE * cost and cost < CALLER_SECONDS
+
+    def bind(self) -> None:
+        """Take note that the calling thread fetches."""
+        self._thread = threading.get_ident()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch.multiprocessing
 from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
@@ -29,17 +30,19 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.torch_pass import LoaderView, TorchPass
 from penstock.executors.workers.autopsy import Identify, clear_away, end
-from penstock.executors.workers.in_process import Start, Tasked, as_it_is
+from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.queues import Failing, close_unread, is_ending
-from penstock.executors.workers.results import Context
+from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
+from penstock.executors.workers.results import QueueContext
+from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Meter
 from penstock.order.ahead import Arrivals
-from penstock.order.batches import placed
+from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
+from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import End, Stating, Streams
+from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in
 
 Key = Callable[[], tuple[int | None, int]]
@@ -49,7 +52,7 @@ _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thr
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
-class Processes(TorchPass, _MultiProcessingDataLoaderIter):
+class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
@@ -63,10 +66,11 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         key: called when a pass begins; returns (seed, epoch) of its tasks. No seed: torch's base seed.
         batches: called with seed and epoch, returns what the sampler of a map-style dataset gives then, with positions;
             None: iter().
-        streams: where the dataset is that says so itself, in each worker; they are told of the batches that come.
+        streams: the states of a dataset that has a state_dict(), by worker; each batch that comes is reported to them.
         base_seed: of the first pass, in the place of the one that torch draws; None: that one.
         identify: returns (ID, path) of a sample's index; for messages only.
-        meter: counts getitem, collate and iterate (over an iterable dataset).
+        meter: counts getitem and collate.
+        shared: batch memory that the workers fill, where default_collate makes the batches; None: torch's way.
 
     Raises:
         WorkerDied: from next() and from the start of a pass.
@@ -75,6 +79,8 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
+
+    # Over 15 attributes: they are set before torch's __init__, which starts the workers and calls half of the methods.
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         base_seed: int | None = None,
         identify: Identify = lambda index: (str(index), None),
         meter: Meter | None = None,
+        shared: SharedBuffers | None = None,
     ) -> None:
         self._owner = os.getpid()
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
@@ -105,9 +112,13 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         self._watch = WorkerWatch(self._board, identify)
         self._meter, self._stages = meter or Meter(), self._board.stages
         self._meter.open(self._stages)
-        self._context = Context(loader.multiprocessing_context or torch.multiprocessing)
+        self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
-        self._tasks = None if fetch is None else _Tasks(loader._index_sampler, batched=fetch.batched)
+        self._shared = shared if fetch is not None and _is_built_in_place(fetch) else None
+        self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
+        self._tasks = None
+        if fetch is not None:
+            self._tasks = _Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -121,14 +132,14 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
                 settings = _get_distributed_settings()  # type: ignore[no-untyped-call]
                 init = functools.partial(_sharding_worker_init_fn, init, *settings)
             states = None if self.streams is None else self.streams.states()
-            replaced["dataset"] = Tasked(fetch, loader.dataset, states)
-            replaced["collate_fn"] = as_it_is
+            replaced["dataset"] = TaskDataset(fetch, loader.dataset, states, in_place=self._shared is not None)
+            replaced["collate_fn"] = identity
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
             keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
-            stating = Stating(loader.dataset, loader.collate_fn, self.streams, keep)
+            stating = StatefulStream(loader.dataset, loader.collate_fn, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
-        replaced["worker_init_fn"] = Start(self._board, init, composes)
+        replaced["worker_init_fn"] = WorkerStart(self._board, init, composes)
         return LoaderView(loader, **replaced)
 
     def follow(self, streams: Streams | None) -> None:
@@ -180,6 +191,8 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
+        if self._tasks is not None:
+            self._reserved[self._send_idx] = self._tasks.reserved
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index
@@ -214,6 +227,8 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         state = None
         if isinstance(batch, Delivered):
+            if batch.field_bytes and self._shared is not None:
+                self._shared.learn(batch.field_bytes, self._prefetch_factor * self._num_workers)
             batch, self._bad, state = batch.batch, batch.bad, batch.state
         if self.streams is not None:
             if isinstance(batch, End):
@@ -262,6 +277,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
             else:
                 self._stuck = False
                 self._came = data[0]
+                self._give_back(data[0])
                 self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
@@ -278,7 +294,7 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 
     def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
         """Let torch explain an error of its queue while all workers live."""
-        given, self._data_queue = self._data_queue, Failing(error)  # type: ignore[assignment]
+        given, self._data_queue = self._data_queue, FailingQueue(error)  # type: ignore[assignment]
         try:
             return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
         finally:
@@ -317,8 +333,15 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
                 clear_away(self._board, self._watch.pids)
             else:
                 self._clear_away()
+            for number in list(self._reserved):  # no worker writes into them any more
+                self._give_back(number)
             self._meter.close(self._stages)
             self._board.close()
+
+    def _give_back(self, number: Any) -> None:
+        """Give back the memory that was reserved for a task."""
+        if self._shared is not None:
+            self._shared.give_back(self._reserved.pop(number, ()))
 
     def _is_sound(self) -> bool:
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
@@ -347,21 +370,37 @@ class Processes(TorchPass, _MultiProcessingDataLoaderIter):
 class _Tasks:
     """A sampler of batches (or indices) that yields tasks."""
 
-    def __init__(self, sampler: Any, *, batched: bool) -> None:
+    def __init__(self, sampler: Any, *, batched: bool, shared: SharedBuffers | None) -> None:
         self._sampler = sampler
         self._batched = batched
+        self._shared = shared
+        self.reserved: tuple[SharedBlock, ...] = ()
+        """Memory for the latest task."""
         self.batches: Batches | None = None
         self.seed = self.epoch = 0
 
     def __iter__(self) -> Iterator[Task]:
-        given = placed(iter(self._sampler), 0, batched=self._batched)
+        given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
         return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
-        return Task(given[0], self.seed, self.epoch, given[1])
+        self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
+        return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+def _is_built_in_place(fetch: Fetch) -> bool:
+    """Return whether workers may build batches in memory that is used again."""
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    return (
+        fetch.batched
+        and fetch.stacks
+        and fetch.composes
+        and strategy == "file_descriptor"
+        and collates_as_torch(torch.Tensor, np.ndarray)
+    )
 
 
 _NOTHING = object()

@@ -32,7 +32,7 @@ from torch.utils.data._utils import signal_handling
 from penstock.executors.fetch import Note
 
 
-class Stage(enum.StrEnum):
+class WorkerStage(enum.StrEnum):
     """What a worker process is at; by the words that Fetch.note is called with, where it is Fetch that does it."""
 
     STARTING = "starting"
@@ -44,12 +44,13 @@ class Stage(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """One worker's record."""
 
-    stage: Stage
+    stage: WorkerStage
     index: int | str | None
-    """Of the sample in work; as text where it is no integer, None where there is none or it was just being written."""
+    """Index of the sample in work; as text where the index is no integer, None where the worker has no sample, or was
+    just writing its index."""
     exact: bool
     """Whether a text is the index itself: a str, and not too long."""
     seconds: float
@@ -59,7 +60,7 @@ class Progress:
 # times written, stage, kind of index, index, when the stage began (ns, CLOCK_MONOTONIC), times written again
 _RECORD = struct.Struct("=qqqqqq")
 _NOTHING, _NUMBER, _WORDS, _EXCERPT = range(4)
-_STAGES = list(Stage)
+_STAGES = list(WorkerStage)
 _SIGNAL = struct.Struct("=q")  # that makes the worker write its stacks; 0: none yet
 _LENGTH = struct.Struct("=q")
 _TEXT_AT = _RECORD.size + _SIGNAL.size + _LENGTH.size
@@ -68,7 +69,8 @@ _TEXT_MAX = _FOLDER_AT - _LENGTH.size - _TEXT_AT
 _REGION = 1024  # bytes a worker
 _SPENT = struct.Struct("=qq")  # nanoseconds in a stage, and its samples: one a stage, at the end of the region
 _SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
-_COUNTED = Stage.GETITEM, Stage.COLLATE  # in stages(); no worker says when it takes the next sample of an iterable
+#: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
+_COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 
 _ANSWER_SECONDS = 1.0  # for a stuck worker to write its stacks
 _QUIET_SECONDS = 0.02  # without growth, after which a dump is complete
@@ -92,7 +94,8 @@ class Board:
             raise
         now = time.monotonic_ns()
         for worker in range(workers):
-            _RECORD.pack_into(self._memory, worker * _REGION, 0, _STAGES.index(Stage.STARTING), _NOTHING, 0, now, 0)
+            starting = _STAGES.index(WorkerStage.STARTING)
+            _RECORD.pack_into(self._memory, worker * _REGION, 0, starting, _NOTHING, 0, now, 0)
 
     def __getstate__(self) -> list[Any]:
         return [multiprocessing.reduction.DupFd(fd) for fd in self._fds]
@@ -137,11 +140,11 @@ class Board:
         return begin
 
     def _leave_stacks(self, worker: int) -> None:
-        """Have faulthandler write this process's stacks on a fatal signal, before torch's handler, and when asked."""
+        """Have faulthandler write this process's stacks on fatal signals (before torch's handler) and on request."""
         assert self._memory is not None
         file = self._fds[1 + worker]
         if faulthandler.is_enabled():
-            # Inherited: torch's handlers lie over it, and enabling it again would not put it over them.
+            # faulthandler is inherited below torch's handlers, and stays below them until it is disabled.
             faulthandler.disable()
             signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
         faulthandler.enable(file)
@@ -167,7 +170,7 @@ class Board:
         assert self._memory is not None
         return _read_text(self._memory, worker * _REGION + _FOLDER_AT)
 
-    def progress(self, worker: int) -> Progress:
+    def progress(self, worker: int) -> WorkerProgress:
         """Return what a worker has last begun."""
         assert self._memory is not None
         region = self._memory[worker * _REGION : (worker + 1) * _REGION]
@@ -175,14 +178,14 @@ class Board:
             before, region = region, self._memory[worker * _REGION : (worker + 1) * _REGION]
             if before == region:
                 break
-        times, stage, kind, number, since, again = _RECORD.unpack_from(region)
+        times, stage, kind, number, since, times_after = _RECORD.unpack_from(region)
         index: int | str | None = None
-        if times == again and kind == _NUMBER:
+        if times == times_after and kind == _NUMBER:
             index = number
-        elif times == again and kind in (_WORDS, _EXCERPT):
+        elif times == times_after and kind in (_WORDS, _EXCERPT):
             index = _read_text(region, _TEXT_AT)
         seconds = max(0, time.monotonic_ns() - since) / 1e9
-        return Progress(_STAGES[stage], index, kind == _WORDS, seconds)
+        return WorkerProgress(_STAGES[stage], index, kind == _WORDS, seconds)
 
     def stages(self) -> list[tuple[str, float, int]]:
         """Return the name, the seconds and the samples of each stage of all workers so far, also after close()."""

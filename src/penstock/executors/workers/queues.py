@@ -11,7 +11,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 
 def is_ending(indices: Any) -> bool:
-    """Return whether a queue's feeder thread has been told to end, as the garbage collector does."""
+    """Return whether a queue's feeder thread ends, as it does after a garbage collection."""
     return indices._close is not None and not indices._close.still_active()
 
 
@@ -34,7 +34,7 @@ def close_unread(indices: Any) -> None:
         os.close(pipe)
 
 
-class Failing:
+class FailingQueue:
     """A queue that fails."""
 
     def __init__(self, error: Exception) -> None:

@@ -119,7 +119,7 @@ class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
             self.put((number, error))
 
 
-class Context:
+class QueueContext:
     """A multiprocessing context whose first queue, which torch takes for the batches, is a Results."""
 
     def __init__(self, context: Any) -> None:

@@ -51,7 +51,7 @@ class WorkerWatch:
         return set(self._worker_of.values())
 
     def release(self, worker: int) -> None:
-        """Watch a worker no more: it is told to end."""
+        """Watch a worker no more, which is to end."""
         self._unwatch(self._processes[worker].sentinel)
 
     def notice(self, seconds: float = 0.0, *, by_pid: bool = False) -> dict[int, Death]:

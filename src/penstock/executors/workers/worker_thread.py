@@ -10,7 +10,11 @@ from collections.abc import Callable
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity
+from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.surroundings import Surroundings
+
+#: A thread's fetch is copied once more, to see whether it is unbound, where the first copy took less time, in seconds.
+COPY_SECONDS = 2e-3
 
 
 class WorkerThread:
@@ -19,16 +23,40 @@ class WorkerThread:
     Attributes:
         surroundings: those of the pass that the thread works for.
         fetch: what the thread fetches with; None: it has not begun.
-        bound: the same, where it holds a connection or a file that only this thread may use.
     """
 
-    def __init__(self, number: int, surroundings: Surroundings, run: Callable[[WorkerThread], None]) -> None:
+    def __init__(
+        self, number: int, surroundings: Surroundings, own: OwnFetches, run: Callable[[WorkerThread], None]
+    ) -> None:
         self.number = number
         self.surroundings = surroundings
         self.fetch: Fetch | None = None
-        self.bound: Fetch | None = None
+        self._own = own
+        self._bound: Fetch | None = None  # one that holds a connection or a file, which only this thread may use
         self.activity = Activity()
         self.thread = threading.Thread(target=run, args=(self,), name=f"penstock-worker-{number}", daemon=True)
+
+    def take_fetch(self, shared: Fetch) -> Fetch:
+        """Return what the thread fetches with: the shared one where all threads use one dataset. Raises NotCopied."""
+        if self._own.shared:
+            return shared
+        if self.fetch is None:
+            self.fetch, _ = self._own.take()
+        return self.fetch
+
+    def unbound(self) -> bool:
+        """Return whether another thread may use what this one fetches with: it holds no connection or file of its own.
+
+        The connections of some databases may be used only in the thread that has opened them.
+        """
+        if self._own.shared:
+            return True
+        if self.fetch is None or self.fetch is self._bound or self._own.seconds > COPY_SECONDS:
+            return False
+        if can_be_copied(self.fetch):
+            return True
+        self._bound = self.fetch
+        return False
 
     def describe(self) -> str:
         """Return what the thread does, for how long, and its stack; empty where it waits for work."""

@@ -15,7 +15,6 @@ lost, doubled or moved, are noticed. The IDs are not in the file: only who has t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import stat
@@ -45,8 +44,9 @@ START = bytes(8)
 #: A record but for its checksum.
 BODY = struct.Struct("<III8s")
 
+_CHECKED = struct.Struct(f"<{BODY.size}sI")  # a record's bytes, and their checksum
 _RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("samples", "<u4"), ("chain", "<u8"), ("check", "<u4")])
-_BLOCK = 1 << 16  # records that are looked at together
+_BLOCK = 1 << 16  # records that are made Python objects together
 
 Records = NDArray[np.void]
 
@@ -57,7 +57,7 @@ class Record(NamedTuple):
     epoch: int
     step: int
     samples: int
-    """How many."""
+    """The number of samples."""
     chain: bytes
     """8 bytes; a function of the IDs of this step and all before it."""
 
@@ -168,15 +168,15 @@ def parse(path: str, data: bytes) -> LedgerFile:
     """Read a ledger from memory; path is for messages. Raises InvalidOption."""
     run, length = parse_header(path, data)
     whole = (len(data) - length) // _RECORD.itemsize
-    table = np.frombuffer(data, _RECORD, whole, length)
     seed = zlib.crc32(data[:length])
-    sound = _sound(table, seed)
-    if sound < whole and not _is_torn(data[length + sound * _RECORD.itemsize :]):
+    sound = _sound(data[length : length + whole * _RECORD.itemsize], seed)
+    size = length + sound * _RECORD.itemsize
+    if sound < whole and not _is_torn(data[size:]):
         raise InvalidOption(
             f"{path!r} is damaged: record {sound + 1:,} of {whole:,} does not fit its checksum; the {sound:,} before "
-            f"it are sound, and end at byte {length + sound * _RECORD.itemsize}: cut the file there, or name another"
+            f"it are sound, and end at byte {size}: cut the file there, or name another"
         )
-    table = table[:sound]
+    table = np.frombuffer(data, _RECORD, sound, length)
     positions, is_mark = positions_of(table), table["samples"] == MARK
     goes_on = is_mark[1:] | (positions[1:] > positions[:-1]) | (is_mark[:-1] & (positions[1:] == positions[:-1]))
     if not goes_on.all():
@@ -186,7 +186,6 @@ def parse(path: str, data: bytes) -> LedgerFile:
             f"{where(positions[wrong - 1])}"
         )
     surviving, base = _surviving(table, positions, is_mark)
-    size = length + sound * _RECORD.itemsize
     end = End(size, seed, START, -1)
     if sound:
         tail = table[-1]
@@ -203,43 +202,19 @@ def parse(path: str, data: bytes) -> LedgerFile:
     )
 
 
-@functools.cache
-def _tables() -> NDArray[np.uint32]:
-    """Return what each byte at each place of a record's first 20 bytes adds to their CRC-32, which is linear."""
-    zeros = zlib.crc32(bytes(BODY.size))
-    return np.array(
-        [
-            [zlib.crc32(bytes(at) + bytes([byte]) + bytes(BODY.size - 1 - at)) ^ zeros for byte in range(256)]
-            for at in range(BODY.size)
-        ],
-        np.uint32,
-    )
-
-
-def _sound(table: Records, seed: int) -> int:
-    """Return how many records, from the first, fit their checksums; seed is what the first CRC goes on from.
-
-    zlib.crc32(body, before) == zlib.crc32(body with `before` xored onto its first four bytes).
-    """
-    for begin in range(0, len(table), _BLOCK):
-        block = table[begin : begin + _BLOCK]
-        before = np.empty(len(block), "<u4")
-        before[0] = table["check"][begin - 1] if begin else seed
-        before[1:] = block["check"][:-1]
-        body = block.copy()
-        body["epoch"] ^= before
-        columns = np.ascontiguousarray(body.view(np.uint8).reshape(len(block), -1).T[: BODY.size])
-        crc = np.full(len(block), zlib.crc32(bytes(BODY.size)), np.uint32)
-        for column, adds in zip(columns, _tables(), strict=True):
-            crc ^= adds[column]
-        fits = crc == block["check"]
-        if not fits.all():
-            return begin + int(fits.argmin())
-    return len(table)
+def _sound(data: bytes, check: int) -> int:
+    """Return how many records, from the first, fit their checksums; check: what the first CRC goes on from."""
+    sound = 0
+    for body, found in _CHECKED.iter_unpack(data):
+        check = zlib.crc32(body, check)
+        if check != found:
+            break
+        sound += 1
+    return sound
 
 
 def _is_torn(rest: bytes) -> bool:
-    """Whether what follows the last sound record is what a loss of power leaves: zeros, or half a record and zeros."""
+    """Return whether a loss of power left what follows the last sound record: zeros, or half a record and zeros."""
     written = len(rest.rstrip(b"\0"))
     return written == 0 or (written <= _RECORD.itemsize and len(rest) >= 2 * _RECORD.itemsize)
 

@@ -7,14 +7,11 @@ disk: a machine that loses power may lose the last steps, or leave zeros in thei
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import operator
 import os
 import stat
 import struct
-import time
 import weakref
 import zlib
 from collections.abc import Mapping
@@ -39,11 +36,11 @@ from penstock.state.ledger.reading import (
     unlike,
     where,
 )
+from penstock.system.file_lock import lock_file, unlock_file
 
 # How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _PERSON = b"penstock ledger"
 _LINK = struct.Struct("<8sII")
 
@@ -201,7 +198,7 @@ class Ledger:
         return self._descriptor
 
     def _forget(self) -> None:
-        """In a forked child: close the descriptor, which would keep the parent's lock after its death."""
+        """Close the descriptor in a forked child, where it would keep the parent's lock after the parent's death."""
         if self._descriptor >= 0:
             self._release.detach()
             os.close(self._descriptor)
@@ -226,25 +223,15 @@ os.register_at_fork(after_in_child=_after_fork)
 def _lock(descriptor: int, path: str) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise InvalidOption(f"{path!r} is no regular file, and so no ledger")
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise InvalidOption(
-                    f"the ledger {path!r} is written by another process, or open in this one; "
-                    "give each rank and each run a file of its own"
-                ) from None
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return
-            raise
-        time.sleep(0.02)
+    try:
+        lock_file(descriptor, path, fcntl.LOCK_EX, LOCK_SECONDS, required=False)
+    except TimeoutError:
+        raise InvalidOption(
+            f"the ledger {path!r} is written by another process, or open in this one; "
+            "give each rank and each run a file of its own"
+        ) from None
 
 
 def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    unlock_file(descriptor)
     os.close(descriptor)

@@ -1,19 +1,16 @@
-"""The way of batches to an accelerator: a stream of its own beside the one that computes."""
+"""Copies to an accelerator, on a stream of their own beside the one that computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-#: Makes a lane's stream the current one, for the calling thread.
-Working = Callable[[], AbstractContextManager[Any]]
 
-
-class Lane(Protocol):
-    """Copies to one device, in order, while other streams of it compute. One thread sends, any may receive."""
+class CopyStream(Protocol):
+    """Copies to one device, in order, while its other streams compute. One thread sends, any thread may receive."""
 
     device: torch.device
 
@@ -21,7 +18,7 @@ class Lane(Protocol):
         """Return what makes the device the current one, for the calling thread: page-locked memory is a device's."""
 
     def working(self) -> AbstractContextManager[Any]:
-        """Return what makes this lane's stream the current one, for the calling thread."""
+        """Return what makes this copy stream the current one, for the calling thread."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on the device; called while working. The copy may be under way still."""
@@ -36,16 +33,16 @@ class Lane(Protocol):
         """Hand tensors over to the calling thread's current stream.
 
         What is begun there from now on finds all that was begun before the mark done. The tensors' memory is not used
-        again for this lane before what that stream was given until then is done.
+        again for this copy stream before what that stream was given until then is done.
         """
 
 
-class StreamLane:
-    """A lane of any accelerator that torch has streams for.
+class AcceleratorStream:
+    """A copy stream of any accelerator that torch has streams for.
 
-    Host memory: a copy that does not block is made from page-locked memory only, which torch's caching host allocator
-    keeps until the copy is done. Device memory: allocated on this lane's stream; `record_stream` tells the caching
-    allocator of the stream that it was handed to.
+    Host memory: copies that do not block are made from page-locked memory only, which torch's caching host allocator
+    keeps until the copy is done. Device memory: tensors are allocated on this stream; `record_stream` tells the caching
+    allocator which stream they were handed to.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,9 +73,9 @@ class StreamLane:
                 tensor.record_stream(current)
 
 
-def lane_to(device: torch.device) -> Lane | None:
-    """Return a lane to a device; None for those that are reached by plain copies: the CPU, and MPS."""
-    return None if device.type in ("cpu", "mps") else StreamLane(device)
+def copy_stream_to(device: torch.device) -> CopyStream | None:
+    """Return a copy stream to a device; None for the CPU and MPS, which plain copies reach."""
+    return None if device.type in ("cpu", "mps") else AcceleratorStream(device)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

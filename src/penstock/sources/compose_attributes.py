@@ -1,4 +1,4 @@
-"""Where a dataset shows that it has a Compose of torchvision's transforms."""
+"""The attributes of a dataset that hold a Compose of torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from penstock.recipe.torchvision import classes
 from penstock.sources.tree import source_of
 
-#: Of a ConcatDataset so many datasets are looked at, and of a list so many elements: they are alike as a rule.
+#: How many datasets of a ConcatDataset, and elements of a list, are looked at: they are alike as a rule.
 _LOOKED_AT = 8
 
 
 def composes_in(dataset: Any) -> tuple[str, ...]:
     """Return the attributes of a dataset that hold a Compose, such as ".transform", each name once.
 
-    It looks at the attributes of the dataset, or of those that it is a Subset or ConcatDataset of, and at what lists,
+    The attributes of the dataset are searched, or of those that it is a Subset or ConcatDataset of, and what lists,
     tuples, dicts and objects in them hold.
     """
     kinds = tuple(classes("Compose"))

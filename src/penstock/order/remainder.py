@@ -10,14 +10,15 @@ from penstock.order.permutations import Indices, Order
 
 
 @dataclass(frozen=True)
-class Rest:
-    """What is left of an epoch whose dataset has changed: it begins at a position, and has an order of its own."""
+class Remainder:
+    """What is left of an epoch whose dataset has changed; it has an order of its own."""
 
     begin: int
+    """The first position of the rest."""
     indices: Indices
-    """Of the samples that were not handed out, ascending."""
+    """The samples that were not handed out, ascending."""
     past: tuple[Mapping[str, Any], ...]
-    """What the dataset was: "data", its fingerprint, and "to", the position up to which it was that; in turn."""
+    """The datasets before the change, in turn: "data", a fingerprint, and "to", the position up to which it held."""
 
     @property
     def end(self) -> int:
@@ -25,12 +26,12 @@ class Rest:
         return self.begin + len(self.indices)
 
     def order(self, among: Callable[[], Order]) -> Order:
-        """Return the order of the rest: `among` makes one of len(indices) positions."""
-        return _RestOrder(self, among())
+        """Return the order of the rest; `among` makes an order of len(indices) positions."""
+        return _RemainderOrder(self, among())
 
 
-class _RestOrder:
-    def __init__(self, rest: Rest, among: Order) -> None:
+class _RemainderOrder:
+    def __init__(self, rest: Remainder, among: Order) -> None:
         self._rest = rest
         self._among = among
 

@@ -1,0 +1,195 @@
+"""The device of a loader: what it does of the plan (keeping data, decoding, arithmetic), and how batches come to it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from penstock.device.arithmetic import Arithmetic
+from penstock.device.bottleneck import Meter, Verdict
+from penstock.device.copy_stream import CopyStream, copy_stream_to
+from penstock.device.decoders import Decoder, decoder_for
+from penstock.device.decoding import DecodingExecutor, refusal
+from penstock.device.feed import Feed, explain_feed
+from penstock.device.feeding import Feeding, Sender
+from penstock.device.gathering import ResidentExecutor
+from penstock.device.resident import Resident, ResidentPlan
+from penstock.errors import InvalidOption
+from penstock.executors.job import Executor
+from penstock.observe import Delivery, Observer
+from penstock.plan import NativePlan, Plan
+from penstock.settings import Settings
+from penstock.system.modes import outside_inference
+
+
+class Target(Observer):
+    """The device of a loader, and what is kept on it from pass to pass. Not picklable.
+
+    Args:
+        device: where batches go, resolved.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._resident: Resident | None = None
+        self._decoder: Decoder | InvalidOption | None = None  # found, or why there is none
+        self._verdict: Verdict | None = None  # of decode="auto"
+        self._meter: Meter | None = None
+        self._waited = 0.0
+        self._arithmetic: Arithmetic | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether batches are copied to it on a stream of their own."""
+        return self.device.type not in ("cpu", "mps")
+
+    def copy_stream(self) -> CopyStream | None:
+        """Return a new copy stream to the device; None where plain copies reach it."""
+        return copy_stream_to(self.device)
+
+    def current(self, stream: CopyStream | None) -> AbstractContextManager[Any]:
+        """Return what makes the device the current one, where there is a copy stream to it."""
+        return nullcontext() if stream is None else stream.current()
+
+    @outside_inference()  # what stays on the device outlives the mode
+    def prepare(self, feed: Feed, plan: Plan, stream: CopyStream | None) -> Executor | None:
+        """Return what makes the batches of the pass that begins on the device; None: the host makes them.
+
+        Raises:
+            InvalidOption: decode="gpu", and nothing is installed that can.
+        """
+        if stream is None or not isinstance(plan, NativePlan):
+            return None
+        if feed.cache is not None:
+            if self._resident is None:
+                self._resident = Resident(self.device)
+            held = self._resident.hold(plan)
+            if isinstance(held, ResidentPlan):
+                return ResidentExecutor(held, stream)
+        decoder = self._decoding(feed, plan)
+        if decoder is None:
+            undecided = feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
+            self._meter, self._waited = Meter() if undecided else None, 0.0
+            return None
+        return DecodingExecutor(decoder, self.device, stream)
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Count what the loop waited for a batch of this pass."""
+        self._waited += delivery.waited
+
+    def ended(self) -> None:
+        """Take note that the pass was gone through to its end."""
+        if self._meter is not None:
+            self._verdict, self._meter = self._meter.judge(self._waited), None
+
+    def arithmetic(self, plan: Plan) -> Arithmetic | None:
+        """Return what is left to the device of what the plan's recipe does, or None."""
+        table = plan.table if isinstance(plan, NativePlan) else None
+        if table is None:
+            return None
+        if self._arithmetic is None or not self._arithmetic.made_from(table):
+            self._arithmetic = Arithmetic(table)
+        return self._arithmetic
+
+    def explain(self, feed: Feed, plan: Plan) -> Iterator[str]:
+        """Yield what the device does of what the Feed asks, and why not the rest, for explain()."""
+        if feed.cache is not None:
+            if not self.sends:
+                yield "cache    the data stays in host memory: there is no accelerator"
+            elif not isinstance(plan, NativePlan):
+                yield "cache    the data stays on the host: Python reads it"
+            else:
+                yield (self._resident or Resident(self.device)).explain(plan)
+        if feed.decode == "cpu":
+            return
+        why = refusal(plan)
+        if not self.sends:
+            yield "decode   on the CPU: there is no accelerator"
+        elif why is not None:
+            yield f"decode   on the CPU: {why.why}; on the device with {why.remedy}"
+        elif (decoder := self._decoding(feed, plan)) is not None:
+            done = "crop, resize and flip there too, close to Pillow's pixels"
+            yield f"decode   on the device, by {decoder.name}; {done}"
+        elif isinstance(self._decoder, InvalidOption):
+            yield f"decode   on the CPU: {self._decoder}"
+        else:
+            yield f"decode   {'on the CPU, until a pass was measured' if self._verdict is None else self._verdict.why}"
+
+    def _decoding(self, feed: Feed, plan: Plan) -> Decoder | None:
+        """Return what decodes the plan's images on the device, or None. Raises InvalidOption."""
+        wanted = feed.decode == "gpu" or (feed.decode == "auto" and self._verdict is not None and self._verdict.gpu)
+        if not wanted or refusal(plan) is not None:
+            return None
+        if self._decoder is None:
+            try:
+                self._decoder = decoder_for(self.device)
+            except InvalidOption as error:
+                self._decoder = error
+        if not isinstance(self._decoder, InvalidOption):
+            return self._decoder
+        if feed.decode == "gpu":
+            raise self._decoder
+        return None
+
+
+class DeviceFeed:
+    """Finds the device of a loader when a pass begins, and makes the pass that brings batches to it. Not picklable."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None  # of the latest pass
+        self._sender: Sender | None = None  # of the pass that uses an iterator which the loader keeps
+
+    def begin(self, feed: Feed | None) -> Target | None:
+        """Return the device of the pass that begins, None where batches stay in host memory; end the pass before.
+
+        Raises InvalidOption.
+        """
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.release()
+        self._target = self._target_of(feed)
+        return self._target
+
+    def _target_of(self, feed: Feed | None) -> Target | None:
+        if feed is None:
+            return None
+        device = feed.resolve()
+        return self._target if self._target is not None and self._target.device == device else Target(device)
+
+    def feeding(
+        self, batches: Any, feed: Feed, target: Target, stream: CopyStream | None, settings: Settings, plan: Plan
+    ) -> Feeding[Any]:
+        """Return the pass that brings batches to the device."""
+        end = getattr(batches, "_shutdown_workers", None)
+        feeding: Feeding[Any] = Feeding(
+            batches,
+            feed,
+            target.device,
+            stream,
+            arithmetic=target.arithmetic(plan),
+            in_thread=settings.num_workers > 0,
+            end_source=None if settings.persistent_workers else end,
+        )
+        self._sender = feeding.sender if settings.persistent_workers else None
+        return feeding
+
+    def explain(self, feed: Feed | None, plan: Plan) -> Iterator[str]:
+        """Yield what explain() says of the device. plan: of the loader, of raw pixels where those are sent."""
+        target = self._quietly(feed)
+        if feed is not None and target is not None:
+            yield explain_feed(feed, target.device)
+            yield from target.explain(feed, plan)
+
+    def sends(self, feed: Feed | None) -> bool:
+        """Return whether a pass that began now would send its batches to an accelerator."""
+        target = self._quietly(feed)
+        return target is not None and target.sends
+
+    def _quietly(self, feed: Feed | None) -> Target | None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
+            return self._target_of(feed)

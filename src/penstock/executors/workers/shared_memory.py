@@ -1,0 +1,295 @@
+"""Batch memory that worker processes fill: made by the parent, mapped once by each worker, used batch after batch.
+
+The parent reserves blocks for the fields of a batch and names them in its task; the worker builds the batch in them and
+sends no memory, only where each tensor lies. A block is free once nobody holds a tensor on it, as executors/buffers.py
+has it. Small tensors are sent by value. All else goes torch's way, each batch in a new file of shared memory.
+
+Processes: SharedBuffers and the tensors' functions at the end are the parent's; WorkerBuffers is a worker's. Blocks
+have no name in any file system and need no space in /dev/shm; a worker opens its parent's descriptors by /proc.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing import reductions
+
+from penstock.executors.buffers import Block, Field, Rows, Shelf
+from penstock.executors.collating import Build, layout_of
+from penstock.executors.fetch import Fetch
+from penstock.state.delivery import Task
+
+#: Bytes of a field of a batch from which on it lies in shared memory: below, sending it costs less than a block.
+SHARED_BYTES = 16 << 10
+#: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
+#: keeps all of them come torch's way.
+MOST_BLOCKS = 128
+
+
+class BlockName(NamedTuple):
+    """By which a worker finds a block."""
+
+    number: int
+    """Of the block, in its parent process."""
+    pid: int
+    descriptor: int
+    nbytes: int
+
+
+class SharedBlock(Block):
+    """A storage in memory that processes share."""
+
+    def __init__(self, nbytes: int) -> None:
+        descriptor = memory_file(nbytes)
+        weakref.finalize(self, os.close, descriptor)
+        super().__init__(_storage(descriptor, nbytes))
+        self.name = BlockName(next(_numbers), os.getpid(), descriptor, nbytes)
+        self._key = reductions.fd_id(descriptor)  # type: ignore[no-untyped-call]
+        self._forked = False
+        self.lent = False
+        """A tensor on it has been made since it was reserved."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nobody but this process and the loader's workers has the memory that the storage was made with.
+
+        A program may have sent a batch to another process, or forked one off while it held a batch.
+        """
+        storage = self.storage
+        same = storage.nbytes() == self.nbytes and storage.data_ptr() == self.address
+        return same and not self._forked and self._key not in reductions.shared_cache
+
+    def note_fork(self) -> None:
+        """Take note of a fork: a batch on this memory is the child's too."""
+        self._forked |= self.is_held
+
+
+class SharedBuffers:
+    """The blocks of one loader, in the parent.
+
+    Attributes:
+        field_bytes: of a sample, of each field; empty until a worker has reported them.
+    """
+
+    def __init__(self) -> None:
+        self._shelf = Shelf(0)
+        self._made: weakref.WeakSet[SharedBlock] = weakref.WeakSet()
+        self.field_bytes: Sequence[int] = ()
+
+    def reserve(self, samples: int) -> tuple[SharedBlock, ...]:
+        """Return blocks for a batch; none where they cannot be had. They are the caller's until it gives them back."""
+        blocks: list[SharedBlock] = []
+        for nbytes in (samples * field for field in self.field_bytes):
+            if nbytes < SHARED_BYTES:
+                continue
+            block = self._shelf.take(nbytes)
+            if block is None:
+                try:
+                    block = self._make(nbytes)
+                except (OSError, RuntimeError):  # no memory, or no descriptors: the batch comes torch's way
+                    block = None
+            if block is None:
+                self.give_back(blocks)
+                return ()
+            assert isinstance(block, SharedBlock)
+            block.lent = False
+            blocks.append(block)
+        return tuple(blocks)
+
+    def _make(self, nbytes: int) -> SharedBlock | None:
+        if len(self._made) >= MOST_BLOCKS:
+            return None
+        block = SharedBlock(nbytes)
+        self._made.add(block)
+        _blocks[block.name.number], _shelves[block.name.number] = block, self._shelf
+        return block
+
+    def give_back(self, blocks: Iterable[SharedBlock]) -> None:
+        """Take back the blocks of a batch that has come, or never comes. Those with a tensor come back with its end."""
+        for block in blocks:
+            if not block.lent:
+                self._shelf.give_back(block)
+
+    def learn(self, field_bytes: Sequence[int], in_flight: int) -> None:
+        """Take note of the bytes of a sample in each field, and of how many batches are in flight."""
+        self.field_bytes = field_bytes
+        self._shelf.keep = (in_flight + 2) * len(field_bytes)
+
+
+def _note_fork() -> None:
+    for block in list(_blocks.values()):
+        block.note_fork()
+
+
+os.register_at_fork(after_in_parent=_note_fork)
+_numbers = itertools.count()
+_blocks: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
+_shelves: weakref.WeakValueDictionary[int, Shelf] = weakref.WeakValueDictionary()
+
+
+def memory_file(nbytes: int) -> int:
+    """Return the descriptor of a new file in memory. Raises OSError."""
+    descriptor = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)  # memory that is not to be had is an error here, not a SIGBUS later
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _storage(descriptor: int, nbytes: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)  # type: ignore[attr-defined, no-any-return]
+
+
+class WorkerBuffers:
+    """The batch memory of a worker process."""
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[int, Block] = OrderedDict()
+        self._free: list[BlockName] = []
+        self._used: dict[int, int] = {}  # numbers of blocks, by address
+
+    def begin(self, names: Sequence[BlockName]) -> None:
+        """Use these blocks for the batch that comes."""
+        self._free = list(names)
+        self._used = {}
+
+    @property
+    def placed(self) -> int:
+        """How many fields of the batch lie in blocks."""
+        return len(self._used)
+
+    def rows(self, samples: int, field: Field) -> Rows:
+        """Return uninitialised memory for a field of a batch. Raises OSError, RuntimeError."""
+        nbytes = samples * field.nbytes
+        shape = (samples, *field.shape)
+        if nbytes < SHARED_BYTES:
+            tensor = torch.empty(shape, dtype=field.dtype, device="cpu")
+            return Rows(tensor, tensor.data_ptr(), nbytes)
+        name = next((name for name in self._free if name.nbytes == nbytes), None)
+        block = None if name is None else self._block(name)
+        if name is None or block is None:
+            descriptor = memory_file(nbytes)
+            try:
+                block = Block(_storage(descriptor, nbytes))
+            finally:
+                os.close(descriptor)
+        else:
+            self._free.remove(name)
+            self._used[block.address] = name.number
+        return Rows(block.tensor(shape, field.strides, field.dtype), block.address, nbytes)
+
+    def _block(self, name: BlockName) -> Block | None:
+        """Return a block of the parent's, mapped; None: it cannot be opened."""
+        block = self._mapped.get(name.number)
+        if block is None:
+            try:
+                descriptor = os.open(f"/proc/{name.pid}/fd/{name.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return None
+            try:
+                block = Block(_storage(descriptor, name.nbytes))
+            finally:
+                os.close(descriptor)
+            self._mapped[name.number] = block
+            if len(self._mapped) > MOST_BLOCKS:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(name.number)
+        return block
+
+    def packed(self, batch: Any) -> Any:
+        """Return a batch as it is sent: tensors in blocks by where they lie, small ones by value."""
+        kind = type(batch)
+        if kind is torch.Tensor:
+            return self._packed_tensor(batch)
+        if kind is dict:
+            return {key: self.packed(value) for key, value in batch.items()}
+        if kind in (list, tuple):
+            return kind(map(self.packed, batch))
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return kind(*map(self.packed, batch))
+        return batch
+
+    def _packed_tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:
+            return tensor
+        storage = tensor.untyped_storage()
+        number = self._used.get(storage.data_ptr())
+        if number is not None:
+            return _InBlock(number, tensor)
+        if storage.nbytes() < SHARED_BYTES and tensor.is_contiguous() and tensor.dtype.itemsize:
+            return _ByValue(tensor)
+        return tensor
+
+
+class WorkerBatches:
+    """Builds the batches of a worker process in place.
+
+    Attributes:
+        unplaced: bytes of a sample in each field of the latest batch, where a field had no block of its size.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = WorkerBuffers()
+        self.unplaced: tuple[int, ...] = ()
+
+    def collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
+        """Return what default_collate gives for the samples, as it is sent."""
+        self.unplaced = ()
+        if type(samples) not in (list, tuple) or not samples:  # of a __getitems__: default_collate has the word
+            return fetch.collate(task, samples)
+        fetch.note("collate", None, len(samples))
+        self._buffers.begin(task.blocks)
+        layout = layout_of(samples[0])
+        build = Build(layout, len(samples), self._buffers)
+        build.take(samples, 0)
+        batch = build.finish(task.given)
+        sizes = tuple(field.nbytes for field in layout.fields)
+        if build.agrees and self._buffers.placed < sum(size * len(samples) >= SHARED_BYTES for size in sizes):
+            self.unplaced = sizes
+        return self._buffers.packed(batch)
+
+
+class _InBlock:
+    """A tensor in a block, on its way to the parent."""
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        self._arguments = (number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_block, self._arguments
+
+
+class _ByValue:
+    """A small tensor on its way to the parent."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        elements = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        self._arguments = (elements, tensor.dtype, tuple(tensor.shape))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_value, self._arguments
+
+
+def _in_block(
+    number: int, dtype: torch.dtype, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    block, shelf = _blocks[number], _shelves[number]
+    block.lent = True
+    tensor = block.tensor(shape, strides, dtype, offset)
+    shelf.lend(block, tensor)
+    return tensor
+
+
+def _by_value(elements: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
+    if elements:
+        tensor.view(-1).view(torch.uint8).numpy()[:] = memoryview(elements)
+    return tensor

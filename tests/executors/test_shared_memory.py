@@ -1,0 +1,298 @@
+"""Worker processes build batches in memory that is used again: torch's batches, and nobody's memory overwritten."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.data as tud
+
+import penstock
+from penstock.executors.workers import shared_memory
+from penstock.testing.bitwise import difference
+from tests.resources import descriptors
+
+LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
+SIZE = 24
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+class Samples(tud.Dataset[Any]):
+    """Sample i is make(i)."""
+
+    def __init__(self, make: Any, size: int = SIZE) -> None:
+        self.make, self.size = make, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def large(index: int) -> torch.Tensor:
+    return torch.full((LARGE,), float(index))
+
+
+def with_label(index: int) -> Any:
+    return large(index), index
+
+
+def images(index: int) -> Any:
+    return torch.full((40, 45, 3), index, dtype=torch.uint8).permute(2, 0, 1)
+
+
+def channels_last(index: int) -> Any:
+    return torch.full((2, 3, 40, 45), index, dtype=torch.uint8).to(memory_format=torch.channels_last)
+
+
+def nested(index: int) -> Any:
+    return {"a": Pair(large(index), [str(index), index]), "b": (np.full((50, 50), index), {"c": large(index) > 3})}
+
+
+def of_two_sizes(index: int) -> Any:
+    return torch.zeros(LARGE + (index // 8) % 2)
+
+
+def mixed_kinds(index: int) -> Any:
+    return large(index) if index % 8 < 5 else large(index).numpy().tolist()
+
+
+def complex_half(index: int) -> Any:
+    return torch.full((LARGE,), complex(index, 1), dtype=torch.complex64)
+
+
+def with_gradient(index: int) -> Any:
+    return large(index).requires_grad_()
+
+
+def of_arrays(index: int) -> Any:
+    return np.full((LARGE,), index, dtype=np.float64), np.int32(index), np.float32(index)
+
+
+MAKERS = [large, with_label, images, channels_last, nested, of_two_sizes, complex_half, of_arrays]
+
+
+def loader(make: Any = with_label, size: int = SIZE, **options: Any) -> Any:
+    return penstock.DataLoader(Samples(make, size), **{"batch_size": 4, "num_workers": 2, **options})
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"seed": 3}], ids=str)
+def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
+    theirs = list(tud.DataLoader(Samples(make, SIZE - 1), 4))
+    ours = loader(make, SIZE - 1, **options)
+    for _ in range(3):
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert difference(batch, expected) is None
+
+
+def test_memory_is_used_again_and_looks_like_torchs() -> None:
+    ours = loader()
+    addresses = set()
+    for _ in range(3):
+        for batch, labels in ours:
+            addresses.add(batch.data_ptr())
+            assert batch.is_shared() and batch.untyped_storage().nbytes() == batch.nbytes
+            assert batch.is_contiguous() and batch.is_leaf and batch._base is None
+            del batch, labels
+    assert len(addresses) < 12
+    held = descriptors()
+    for _ in range(3):
+        list(map(len, ours))
+    gc.collect()
+    assert descriptors() <= held
+
+
+def grown(index: int) -> torch.Tensor:
+    return torch.full((LARGE * (1 + (index >= SIZE // 2)),), float(index))
+
+
+def test_samples_that_grow_get_memory_of_their_size() -> None:
+    ours = loader(grown, persistent_workers=True)
+    for _ in range(2):
+        assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+    assert ours._executors.shared.field_bytes in ((4 * LARGE,), (8 * LARGE,))
+
+
+def keep(batch: torch.Tensor) -> Any:
+    return batch
+
+
+def keep_view(batch: torch.Tensor) -> Any:
+    return batch[1:, 5:9]
+
+
+def keep_array(batch: torch.Tensor) -> Any:
+    return batch.numpy()
+
+
+def keep_detached(batch: torch.Tensor) -> Any:
+    return batch.detach()
+
+
+def keep_storage(batch: torch.Tensor) -> Any:
+    return batch.untyped_storage()
+
+
+@pytest.mark.parametrize("hold", [keep, keep_view, keep_array, keep_detached, keep_storage], ids=lambda f: f.__name__)
+def test_what_is_held_is_never_overwritten(hold: Any) -> None:
+    held, copies = [], []
+    for epoch in range(3):
+        for number, (batch, _) in enumerate(loader(large_and_epoch(epoch), SIZE)):
+            if number % 3 == 0:
+                held.append(hold(batch))
+                copies.append(bytes(batch.numpy().tobytes()) if hold is keep_storage else held[-1] + 0)
+            del batch
+    for one, copy in zip(held, copies, strict=True):
+        assert bytes(one.tolist()) == copy if hold is keep_storage else bool((one == copy).all())
+
+
+def large_and_epoch(epoch: int) -> Any:
+    return lambda index: (torch.full((LARGE,), 100.0 * epoch + index), index)
+
+
+def test_all_batches_may_be_kept() -> None:
+    size = 4 * (shared_memory.MOST_BLOCKS + 20)
+    kept = list(loader(large, size))
+    assert [int(batch[0, 0]) for batch in kept] == list(range(0, size, 4))
+
+
+def receive(queue: Any, answers: Any) -> None:
+    held = [queue.get()]
+    answers.put("held")
+    queue.get()
+    answers.put([float(batch[0, 0]) for batch in held])
+
+
+def test_a_batch_that_was_sent_to_another_process_is_left_to_it() -> None:
+    context = torch.multiprocessing.get_context("fork")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=receive, args=(queue, answers))
+    process.start()
+    ours = loader(large)
+    batches = iter(ours)
+    next(batches)
+    batch = next(batches)
+    queue.put(batch)
+    assert answers.get(timeout=60) == "held"
+    del batch
+    for _ in range(3):
+        list(map(len, ours))
+    queue.put(None)
+    assert answers.get(timeout=60) == [4.0]
+    process.join(60)
+
+
+def test_a_batch_that_a_forked_process_holds_is_left_to_it() -> None:
+    ours = loader(large)
+    batches = iter(ours)
+    next(batches)
+    batch = next(batches)
+    reader, writer = os.pipe()
+    answer, answering = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reader, 1)
+        os.write(answering, str(float(batch[0, 0])).encode())
+        os._exit(0)
+    del batch
+    for _ in range(3):
+        list(map(len, ours))
+    os.write(writer, b"x")
+    assert os.read(answer, 10) == b"4.0"
+    os.waitpid(child, 0)
+    for descriptor in (reader, writer, answer, answering):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_passes_that_are_left_do_not_write_into_those_that_follow(persistent: bool) -> None:
+    ours = loader(large, 400, persistent_workers=persistent, prefetch_factor=4)
+    held = []
+    for turn in range(12):
+        for number, batch in enumerate(ours):
+            assert batch[:, 0].tolist() == batch[:, -1].tolist() == [4.0 * number + i for i in range(4)]
+            if number == turn:
+                held.append(batch)
+                break
+    assert [int(batch[0, 0]) for batch in held] == [4 * turn for turn in range(12)]
+
+
+def test_out_of_order() -> None:
+    ours = loader(large, 200, in_order=False)
+    for _ in range(2):
+        got = [batch[:, -1].tolist() for batch in ours]
+        assert sorted(got) == [[4.0 * number + i for i in range(4)] for number in range(50)]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_start_methods(method: str) -> None:
+    ours = loader(large, 16, multiprocessing_context=method)
+    for _ in range(2):
+        assert [batch[:, -1].tolist() for batch in ours] == [[4.0 * n + i for i in range(4)] for n in range(4)]
+
+
+def dying(index: int) -> Any:
+    if index == 18:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return large(index)
+
+
+def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(penstock.WorkerDied):
+            list(map(len, loader(dying)))
+    gc.collect()
+    assert descriptors() <= before
+
+
+def test_workers_that_cannot_open_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refuse(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).startswith("/proc/") and "/fd/" in str(path):
+            raise PermissionError(13, "no")
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    ours = loader()
+    for _ in range(2):
+        assert [labels.tolist() for _, labels in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+
+
+def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    ours = loader()
+    list(map(len, ours))  # what a field takes is known
+    monkeypatch.setattr(shared_memory, "SharedBlock", refuse)
+    ours._executors.shared = shared_memory.SharedBuffers()
+    ours._executors.shared.learn([4 * LARGE, 8], 4)
+    assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": list}, {"worker_method": "process"}, {"batch_size": None}], ids=str)
+def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
+    ours = loader(large, **options)
+    for _ in range(2):
+        list(map(len, ours))
+    assert ours._executors.shared.field_bytes == ()
+
+
+def test_errors_are_those_of_default_collate() -> None:
+    for make in (mixed_kinds, with_gradient):
+        with pytest.raises(Exception) as ours:
+            list(loader(make))
+        with pytest.raises(Exception) as theirs:
+            list(tud.DataLoader(Samples(make), 4, num_workers=2))
+        assert type(ours.value) is type(theirs.value)

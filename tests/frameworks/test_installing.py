@@ -1,0 +1,177 @@
+"""penstock.install() and penstock.data: Penstock's loader for code that names torch's."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import DataLoader as ImportedBefore
+from torch.utils.data import TensorDataset
+
+import penstock
+import penstock.data
+
+ROWS = TensorDataset(torch.arange(12))
+INIT = torch.utils.data.DataLoader.__init__
+
+
+class Derived(torch.utils.data.DataLoader[Any]):
+    """A library's loader, as MONAI's and PyTorch Geometric's are."""
+
+    def __init__(self, dataset: Any, size: int = 2, **named: Any) -> None:
+        self.early = True
+        super().__init__(dataset, batch_size=size, **named)
+
+
+class Explicit(Derived):
+    """Names the class whose __init__ it calls."""
+
+    def __init__(self, dataset: Any) -> None:
+        torch.utils.data.DataLoader.__init__(self, dataset, 3, True)
+
+
+class Mixin:
+    """Another base."""
+
+
+class Mixed(Mixin, torch.utils.data.DataLoader[Any]):
+    """Has nothing of its own."""
+
+
+class OwnIteration(torch.utils.data.DataLoader[Any]):
+    """Iterates in its own way."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with penstock.install():
+        yield
+    assert torch.utils.data.DataLoader.__init__ is INIT
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ImportedBefore(ROWS, 4),
+        lambda: torch.utils.data.DataLoader(ROWS, batch_size=4),
+        lambda: torch.utils.data.dataloader.DataLoader(dataset=ROWS, batch_size=4),
+        lambda: ImportedBefore[Any](ROWS, 4),
+    ],
+)
+def test_every_name_of_torchs_class_makes_ours(make: Any) -> None:
+    loader = make()
+    assert type(loader) is penstock.DataLoader
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert "native" in loader.explain()
+    assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert type(pickle.loads(pickle.dumps(loader))) is type(copy.copy(loader)) is penstock.DataLoader
+
+
+def test_derived_classes_become_ours_and_torchs_again() -> None:
+    with penstock.install():
+        for kind, size in ((Derived, 2), (Explicit, 3), (Mixed, 1)):
+            loader = kind(ROWS)
+            assert type(loader) is kind and isinstance(loader, penstock.DataLoader)
+            assert loader.batch_size == size
+            assert "native" in loader.explain()
+            assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(12))
+        assert Derived(ROWS).early
+
+        class Inside(Derived):
+            """Derived while ours is installed."""
+
+        assert isinstance(Inside(ROWS), penstock.DataLoader)
+    for kind in (Derived, Explicit, Mixed, Inside):
+        loader = kind(ROWS)
+        assert not isinstance(loader, penstock.DataLoader)
+        assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(12))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_that_iterates_in_its_own_way_stays_torchs() -> None:
+    loader = OwnIteration(ROWS, 4)
+    assert not isinstance(loader, penstock.DataLoader)
+    assert len(list(loader)) == 3
+
+
+def test_loaders_of_before_and_of_meanwhile_stay_what_they_are() -> None:
+    before = ImportedBefore(ROWS, 4)
+    with penstock.install():
+        assert type(before) is ImportedBefore and len(list(before)) == 3
+        meanwhile = ImportedBefore(ROWS, 4)
+        ours = penstock.DataLoader(ROWS, 4, seed=1)
+        assert ours.seed == 1 and len(list(ours)) == 3
+    assert type(meanwhile) is penstock.DataLoader and len(list(meanwhile)) == 3
+    assert type(ImportedBefore(ROWS, 4)) is ImportedBefore
+
+
+def test_installs_are_nested() -> None:
+    penstock.install()
+    with penstock.install():
+        pass
+    assert type(ImportedBefore(ROWS)) is penstock.DataLoader
+    penstock.uninstall()
+    assert type(ImportedBefore(ROWS)) is ImportedBefore
+    with pytest.raises(RuntimeError, match="without an install"):
+        penstock.uninstall()
+
+
+def test_somebody_elses_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    penstock.install()
+    ours = torch.utils.data.DataLoader.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.utils.data.DataLoader, "__init__", lambda *arguments, **named: ours(*arguments, **named))
+        with pytest.raises(RuntimeError, match="exchanged by other code"):
+            penstock.uninstall()
+        assert type(ImportedBefore(ROWS)) is penstock.DataLoader
+    penstock.uninstall()
+    assert torch.utils.data.DataLoader.__init__ is INIT
+
+
+@pytest.mark.usefixtures("installed")
+def test_signatures_and_errors_are_torchs() -> None:
+    assert inspect.signature(ImportedBefore.__init__) == inspect.signature(INIT)
+    assert "seed" not in inspect.signature(ImportedBefore).parameters
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        ImportedBefore(ROWS, shuffle=True, sampler=[1])
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        ImportedBefore(ROWS, batchsize=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.usefixtures("installed")
+def test_threads_may_make_loaders_at_once() -> None:
+    made: list[Any] = []
+    threads = [threading.Thread(target=lambda: made.append(Derived(ROWS))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [isinstance(loader, penstock.DataLoader) for loader in made] == [True] * 8
+
+
+def test_the_module_has_what_torchs_has() -> None:
+    data = penstock.data
+    assert data.DataLoader is penstock.DataLoader
+    for name in torch.utils.data.__all__:
+        if name != "DataLoader":
+            assert getattr(data, name) is getattr(torch.utils.data, name)
+    assert set(torch.utils.data.__all__) == set(data.__all__)
+    assert data.distributed is torch.utils.data.distributed and data.dataloader is torch.utils.data.dataloader
+    assert data.get_worker_info is torch.utils.data.get_worker_info
+    assert set(dir(torch.utils.data)) <= set(dir(data))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = data.nothing
+    everything: dict[str, Any] = {}
+    exec("from penstock.data import *", everything)
+    assert everything["DataLoader"] is penstock.DataLoader
