@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
 
+from penstock.hooks.calls import natively
 from penstock.recipe import drawing
-from penstock.recipe.compose_hook import natively
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.state.delivery import Task
