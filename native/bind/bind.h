@@ -17,5 +17,7 @@ void bind_order(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_collate(nanobind::module_& m);
+void bind_torch_load(nanobind::module_& m);
+void bind_numpy_load(nanobind::module_& m);
 
 }  // namespace penstock

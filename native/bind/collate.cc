@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "bind/exchange_api.h"
 #include "bind/gil_released.h"
 
 namespace nb = nanobind;
@@ -19,18 +20,6 @@ using namespace nb::literals;
 
 namespace penstock {
 namespace {
-
-// The part of DLPack's C exchange API that is used (dlpack.h of DLPack 1.3, DLPackExchangeAPI).
-struct ExchangeApi {
-  std::uint32_t major, minor;
-  ExchangeApi* previous;
-  void* allocator;
-  void* from_object;
-  void* to_object;
-  int (*view)(void* object, nb::dlpack::dltensor* out);  // borrows; -1 and a Python error where there is no such view
-  void* current_stream;
-};
-constexpr std::uint32_t kMajor = 1;
 
 constexpr std::size_t kAtOnce = 64 * 1024;  // bytes that are copied without letting Python's lock go
 
@@ -55,9 +44,8 @@ const std::byte* first(const nb::dlpack::dltensor& tensor) {
 class Stacker {
  public:
   Stacker(nb::handle kind, const nb::capsule& api)
-      : kind_(nb::borrow(kind)), api_(static_cast<const ExchangeApi*>(api.data("dlpack_exchange_api"))) {
-    while (api_ != nullptr && api_->major != kMajor) api_ = api_->previous;
-    if (api_ == nullptr || api_->view == nullptr) throw nb::value_error("another DLPack than version 1");
+      : kind_(nb::borrow(kind)), api_(exchange_api(api)) {
+    if (api_->view == nullptr) throw nb::value_error("a DLPack without views");
   }
 
   // False, and nothing is written: a value is not a plain tensor like the rows.

@@ -13,4 +13,6 @@ NB_MODULE(_native, m) {
   penstock::bind_pool(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);
+  penstock::bind_torch_load(m);
+  penstock::bind_numpy_load(m);
 }

@@ -1,15 +1,13 @@
 #include "tensor/pickle_reader.h"
 
 #include "files/little_endian.h"
+#include "tensor/pickle_names.h"
 #include "tensor/zip_directory.h"
 
 namespace penstock {
 namespace {
 
-constexpr char kProto = '\x80', kGlobal = 'c', kMark = '(', kUnicode = 'X', kTuple = 't', kTuple1 = '\x85',
-               kTuple3 = '\x87', kEmptyTuple = ')', kPersistentId = 'Q', kInt1 = 'K', kInt2 = 'M', kInt4 = 'J',
-               kLong1 = '\x8a', kTrue = '\x88', kFalse = '\x89', kReduce = 'R', kEmptyDict = '}', kStop = '.',
-               kPut = 'q', kLongPut = 'r';
+using namespace opcode;
 
 constexpr const char* kNotTensor = "the pickle is not that of one dense tensor";
 
@@ -84,40 +82,6 @@ class Cursor {
   std::string_view left_;
 };
 
-struct StorageClass {
-  std::string_view name;
-  DType dtype;
-};
-
-constexpr std::array<StorageClass, 12> kStorageClasses{{
-    {"FloatStorage", DType::f32}, {"ByteStorage", DType::u8}, {"HalfStorage", DType::f16},
-    {"BFloat16Storage", DType::bf16}, {"LongStorage", DType::i64}, {"IntStorage", DType::i32},
-    {"ShortStorage", DType::i16}, {"CharStorage", DType::i8}, {"BoolStorage", DType::boolean},
-    {"DoubleStorage", DType::f64}, {"ComplexFloatStorage", DType::c64}, {"ComplexDoubleStorage", DType::c128},
-}};
-
-constexpr std::string_view kTorch = "torch\n";
-
-bool storage_dtype(std::string_view global, DType& dtype) {
-  if (!global.starts_with(kTorch)) return false;
-  for (const StorageClass& known : kStorageClasses)
-    if (known.name == global.substr(kTorch.size())) {
-      dtype = known.dtype;
-      return true;
-    }
-  return false;
-}
-
-bool named_dtype(std::string_view global, DType& dtype) {
-  if (!global.starts_with(kTorch)) return false;
-  for (std::size_t i = 0; i < kDTypes.size(); ++i)
-    if (kDTypes[i].torch_name == global.substr(kTorch.size())) {
-      dtype = static_cast<DType>(i);
-      return true;
-    }
-  return false;
-}
-
 // A tuple of numbers; `count` is kMaxDims + 1 when there are more than kMaxDims.
 bool numbers(Cursor& in, std::array<std::int64_t, kMaxDims>& values, int& count) {
   count = 0;
@@ -137,24 +101,19 @@ bool numbers(Cursor& in, std::array<std::int64_t, kMaxDims>& values, int& count)
 const char* what_else(char opcode) {
   switch (opcode) {
     case kEmptyDict: return "a dict, not one dense tensor";
-    case ']': return "a list, not one dense tensor";
+    case kEmptyList: return "a list, not one dense tensor";
     case kMark: case kEmptyTuple: return "a tuple, not one dense tensor";
-    case kUnicode: case kInt1: case kInt2: case kInt4: case kLong1: case kTrue: case kFalse: case 'N': case 'G':
+    case kUnicode: case kInt1: case kInt2: case kInt4: case kLong1: case kTrue: case kFalse: case kNone: case kFloat:
       return "a plain Python value, not one dense tensor";
     default: return kNotTensor;
   }
 }
 
 const char* what_else(std::string_view global) {
-  if (global == "torch._utils\n_rebuild_parameter" || global == "torch._utils\n_rebuild_parameter_with_state")
-    return "a torch.nn.Parameter, not one dense tensor";
-  if (global == "torch._utils\n_rebuild_sparse_tensor") return "a sparse tensor";
-  if (global == "torch._utils\n_rebuild_qtensor") return "a quantized tensor";
-  if (global == "torch._utils\n_rebuild_nested_tensor") return "a nested tensor";
-  if (global.starts_with("torch._utils\n_rebuild_meta_tensor")) return "a meta tensor, without data";
-  if (global == "torch._tensor\n_rebuild_from_type_v2") return "a tensor subclass or a tensor with attributes";
   if (global.starts_with("collections\n")) return "a dict, not one dense tensor";
-  return kNotTensor;
+  if (global.starts_with("torch._utils\n_rebuild_parameter")) return "a torch.nn.Parameter, not one dense tensor";
+  const char* const known = special_tensor(global);
+  return known ? known : kNotTensor;
 }
 
 // persid('storage', class, key, location, number of elements)

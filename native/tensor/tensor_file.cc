@@ -9,6 +9,7 @@
 #include <new>
 
 #include "files/crc32.h"
+#include "files/read_at.h"
 
 namespace penstock {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 constexpr std::uint64_t kMaxHead = 64u << 10;
 constexpr std::uint64_t kSlack = 1u << 10;  // a tail may be this much longer than the last one
 constexpr std::uint64_t kMaxTail = (64u << 10) - kSlack;
-constexpr std::uint64_t kMaxPredicted = 1u << 30;   // Linux reads at most 2 GiB - 4 KiB a call
+constexpr std::uint64_t kMaxPredicted = kMaxRead;
 constexpr std::uint64_t kWholeFile = 1u << 20;      // a file up to this size is read by one call
 constexpr std::uint64_t kFirstParts = 16u << 10;    // of a larger one: this much from each end first
 constexpr std::uint64_t kAround = 8u << 10;         // and later this much on both sides of what the parser asks for
@@ -24,21 +25,6 @@ constexpr std::uint64_t kKeptScratch = 16u << 20;
 constexpr int kMaxMorePieces = 6;                   // SplitFile holds 8
 
 constexpr const char* kShrunk = "truncated (the file became shorter while it was read)";
-
-// Reads `bytes` unless the file ends before. False on an error, which errno then names.
-bool read_at(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset, std::uint64_t& done) {
-  done = 0;
-  while (done < bytes) {
-    const ssize_t n = ::pread(fd, to + done, std::min(bytes - done, kMaxPredicted), static_cast<off_t>(offset + done));
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      return false;
-    }
-    if (n == 0) break;
-    done += static_cast<std::uint64_t>(n);
-  }
-  return true;
-}
 
 Outcome read_exactly(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;

@@ -12,41 +12,6 @@
 namespace penstock {
 namespace {
 
-// The contents of a small record, or an empty view with `reason` set.
-std::string_view contents(SplitFile& file, const FileRange& range, const char*& reason) {
-  const std::uint8_t* p = file.at(range.offset, range.length);
-  if (!p) {
-    reason = kNotRead;
-    return {};
-  }
-  return {reinterpret_cast<const char*>(p), range.length};
-}
-
-// What torch.load checks beside the pickle: format version, byte order, and that its notes are text.
-const char* check_notes(SplitFile& file, const TorchArchive& archive) {
-  const char* reason = nullptr;
-  const std::string_view version = contents(file, archive.version, reason);
-  if (reason) return reason;
-  if (version != "3\n") return "zip: format version is not 3";
-  if (archive.byteorder.offset != 0) {  // files of torch before 2.1 have none; torch.load takes them as little
-    const std::string_view order = contents(file, archive.byteorder, reason);
-    if (reason) return reason;
-    if (order != "little") return "a big-endian file";
-  }
-  if (archive.alignment.offset != 0) {
-    const std::string_view digits = contents(file, archive.alignment, reason);
-    if (reason) return reason;
-    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos)
-      return "zip: bad alignment record";
-  }
-  if (archive.serialization_id.offset != 0) {
-    const std::string_view id = contents(file, archive.serialization_id, reason);
-    if (reason) return reason;
-    if (!printable_ascii(id)) return "zip: bad serialization ID";
-  }
-  return nullptr;
-}
-
 void set_contiguous(TensorLayout& layout) {
   std::int64_t expected = 1;
   layout.contiguous = true;

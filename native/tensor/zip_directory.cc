@@ -1,5 +1,7 @@
 #include "tensor/zip_directory.h"
 
+#include <algorithm>
+
 #include "files/little_endian.h"
 
 namespace penstock {
@@ -144,7 +146,8 @@ const char* locate(SplitFile& file, const Entry& entry, std::uint64_t limit, Fil
 }
 
 // Files one record under its name; `name` has lost the archive's prefix.
-const char* place(std::string_view name, const FileRange& contents, std::uint32_t crc, TorchArchive& archive) {
+const char* place(std::string_view name, const FileRange& range, std::uint32_t crc, TorchArchive& archive,
+                  StorageRecords* storages) {
   FileRange* slot = nullptr;
   if (name == "data.pkl") {
     slot = &archive.pickle;
@@ -158,11 +161,16 @@ const char* place(std::string_view name, const FileRange& contents, std::uint32_
   } else if (name == ".data/serialization_id") {
     slot = &archive.serialization_id;
   } else if (name.starts_with("data/")) {
+    const std::string_view key = name.substr(5);
+    if (key.empty() || key.ends_with('/')) return "zip: record that torch.save does not write";
+    if (storages != nullptr) {
+      storages->push_back({key, range});
+      return nullptr;
+    }
     if (archive.data.offset != 0) return "several storages: not one dense tensor";
     slot = &archive.data;
     archive.data_crc = crc;
-    archive.key = name.substr(5);
-    if (archive.key.empty() || archive.key.ends_with('/')) return "zip: record that torch.save does not write";
+    archive.key = key;
   } else if (name == "constants.pkl" || name.starts_with("code/")) {
     return "a TorchScript archive";
   } else if (name.starts_with('.') && name != ".data/version" && !name.ends_with('/')) {
@@ -171,9 +179,11 @@ const char* place(std::string_view name, const FileRange& contents, std::uint32_
     return "zip: record that torch.save does not write";
   }
   if (slot->offset != 0) return "zip: two records of one name";
-  *slot = contents;
+  *slot = range;
   return nullptr;
 }
+
+bool less(std::string_view a, std::string_view b) { return a.size() != b.size() ? a.size() < b.size() : a < b; }
 
 }  // namespace
 
@@ -183,7 +193,7 @@ bool printable_ascii(std::string_view text) {
   return bad == 0;
 }
 
-const char* read_zip_directory(SplitFile& file, TorchArchive& archive) {
+const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords* storages) {
   Directory directory;
   if (const char* reason = find_directory(file, directory)) return reason;
   const std::uint8_t* p = file.at(directory.range.offset, directory.range.length);
@@ -207,16 +217,64 @@ const char* read_zip_directory(SplitFile& file, TorchArchive& archive) {
     if (!entry.name.starts_with(prefix)) return "zip: records in several folders";
     const std::string_view name = entry.name.substr(prefix.size());
     if (!printable_ascii(name)) return "zip: bad record name";
-    FileRange contents;
-    if (const char* reason = locate(file, entry, directory.range.offset, contents)) return reason;
-    if (const char* reason = place(name, contents, entry.crc, archive)) return reason;
+    FileRange range;
+    if (const char* reason = locate(file, entry, directory.range.offset, range)) return reason;
+    if (const char* reason = place(name, range, entry.crc, archive, storages)) return reason;
   }
   if (left != 0) return "zip: bad central directory";
   if (archive.pickle.offset == 0) return "zip: no data.pkl record";
   if (archive.version.offset == 0) return "zip: no version record";
-  if (archive.data.offset == 0) return "zip: no storage: not one dense tensor";
+  if (storages == nullptr && archive.data.offset == 0) return "zip: no storage: not one dense tensor";
   if (archive.pickle.length > kMaxPickleBytes) return "data.pkl over 1 MiB";
   return nullptr;
+}
+
+std::string_view contents(SplitFile& file, const FileRange& range, const char*& reason) {
+  const std::uint8_t* p = file.at(range.offset, range.length);
+  if (!p) {
+    reason = kNotRead;
+    return {};
+  }
+  return {reinterpret_cast<const char*>(p), range.length};
+}
+
+const char* check_notes(SplitFile& file, const TorchArchive& archive) {
+  const char* reason = nullptr;
+  const std::string_view version = contents(file, archive.version, reason);
+  if (reason) return reason;
+  if (version != "3\n") return "zip: format version is not 3";
+  if (archive.byteorder.offset != 0) {  // files of torch before 2.1 have none; torch.load takes them as little
+    const std::string_view order = contents(file, archive.byteorder, reason);
+    if (reason) return reason;
+    if (order != "little") return "a big-endian file";
+  }
+  if (archive.alignment.offset != 0) {
+    const std::string_view digits = contents(file, archive.alignment, reason);
+    if (reason) return reason;
+    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos)
+      return "zip: bad alignment record";
+  }
+  if (archive.serialization_id.offset != 0) {
+    const std::string_view id = contents(file, archive.serialization_id, reason);
+    if (reason) return reason;
+    if (!printable_ascii(id)) return "zip: bad serialization ID";
+  }
+  return nullptr;
+}
+
+bool sort_records(StorageRecords& records) {
+  for (const StorageRecord& record : records)
+    if (record.key.find_first_not_of("0123456789") != record.key.npos) return false;
+  const auto before = [](const StorageRecord& a, const StorageRecord& b) { return less(a.key, b.key); };
+  std::sort(records.begin(), records.end(), before);
+  return std::adjacent_find(records.begin(), records.end(),
+                            [](const StorageRecord& a, const StorageRecord& b) { return a.key == b.key; }) == records.end();
+}
+
+const StorageRecord* find_record(const StorageRecords& records, std::string_view key) {
+  const auto at = std::lower_bound(records.begin(), records.end(), key,
+                                   [](const StorageRecord& record, std::string_view name) { return less(record.key, name); });
+  return at != records.end() && at->key == key ? &*at : nullptr;
 }
 
 }  // namespace penstock

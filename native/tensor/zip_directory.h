@@ -2,8 +2,8 @@
 //
 // Format: PKWARE APPNOTE 6.3.9 (end records, central directory, local headers, zip64), as far as
 // torch.save writes it. Whatever torch's own reader (miniz) might read in another way is refused.
-// Threads: plain values and pure functions. Memory: nothing is owned or allocated; a SplitFile points
-// to bytes of its caller, and the string views of a TorchArchive point into those bytes.
+// Threads: plain values and pure functions. Memory: a SplitFile points to bytes of its caller, and the string views of
+// a TorchArchive and its StorageRecords point into those bytes. Nothing is allocated but room in a StorageRecords.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace penstock {
 
@@ -79,10 +80,32 @@ struct TorchArchive {
   std::uint32_t data_crc = 0;
 };
 
+// A `data/<key>` record of an archive.
+struct StorageRecord {
+  std::string_view key;
+  FileRange range;
+};
+using StorageRecords = std::vector<StorageRecord>;
+
+// Puts records in the order of their keys. False: two have the same key, or a key is not a number as torch.save has it.
+[[nodiscard]] bool sort_records(StorageRecords& records);
+
+// The record of that key among sorted ones, or nullptr.
+[[nodiscard]] const StorageRecord* find_record(const StorageRecords& records, std::string_view key);
+
 // Whether every byte is a printable ASCII character.
 [[nodiscard]] bool printable_ascii(std::string_view text);
 
-// nullptr, or why the archive is left to torch.load (a string with static storage duration).
-[[nodiscard]] const char* read_zip_directory(SplitFile& file, TorchArchive& archive);
+// nullptr, or why the archive is left to torch.load (a string with static storage duration). Without `storages` the
+// archive has one storage, which `archive.data` tells; with it any number, which are appended to `storages` instead.
+// Throws std::bad_alloc where `storages` is given.
+[[nodiscard]] const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords* storages = nullptr);
+
+// What torch.load checks beside the pickle: nullptr where the format version and the byte order are the common ones and
+// torch's notes about the file are text, else why the archive is left to torch.load.
+[[nodiscard]] const char* check_notes(SplitFile& file, const TorchArchive& archive);
+
+// The contents of a small record, or an empty view with `reason` set.
+[[nodiscard]] std::string_view contents(SplitFile& file, const FileRange& range, const char*& reason);
 
 }  // namespace penstock

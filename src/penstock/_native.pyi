@@ -4,7 +4,7 @@ What is bytes here is raw: paths as os.fsencode gives them, names each followed 
 let Python's lock go while they work. Objects may be used from any thread unless it says otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -362,3 +362,66 @@ class Pool:
     @property
     def abandoned(self) -> bool:
         """Whether this is a process forked off from the pool's own."""
+
+class TorchLoader:
+    """Makes the objects of torch.save files, as torch.load(weights_only=True) does.
+
+    Nothing that a file names is looked up or called. Storages own their memory and cannot be resized by torch. Any
+    number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
+
+    Args:
+        api: torch.Tensor.__dlpack_c_exchange_api__.
+        dtypes: torch's, in the order of DType in native/tensor/dtype.h.
+        view: called as view(bytes, dtype, offset, size, stride) for a tensor that is not all of its storage.
+        parameter: torch._utils._rebuild_parameter.
+        size: torch.Size.
+        ordered_dict: collections.OrderedDict.
+        increment_version: called with a list of tensors that were written.
+        refused: makes of a reason, a str, what is returned for a file that is left to torch.load.
+
+    Raises:
+        ValueError: an API of another DLPack than version 1.
+    """
+
+    def __init__(
+        self,
+        api: object,
+        dtypes: list[torch.dtype],
+        view: Callable[..., torch.Tensor],
+        parameter: Callable[..., torch.Tensor],
+        size: type,
+        ordered_dict: type,
+        increment_version: Callable[[list[torch.Tensor]], None],
+        refused: Callable[[str], object],
+    ) -> None: ...
+    def path(self, path: str, anywhere: bool) -> Any:
+        """Return what the file holds, or a refusal; anywhere: tensors of other devices count as the CPU's."""
+
+    def descriptor(self, fd: int, start: int, anywhere: bool) -> tuple[Any, int]:
+        """Return the same for an open file from `start` on, and where torch.load leaves the position."""
+
+    def bytes(self, bytes: bytes, start: int, anywhere: bool) -> tuple[Any, int]:
+        """Return the same for a file in memory."""
+
+class NumpyLoader:
+    """Makes the arrays of .npy files, in one dimension and the order of the file.
+
+    Any number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
+
+    Args:
+        empty: numpy.empty.
+        dtypes: numpy's, in the order of DType in native/tensor/dtype.h; None: there is none.
+        refused: makes of a reason, a str, what is returned for a file that is left to numpy.load.
+    """
+
+    def __init__(
+        self, empty: Callable[..., Any], dtypes: list[np.dtype[Any] | None], refused: Callable[[str], object]
+    ) -> None: ...
+    def path(self, path: str) -> Any:
+        """Return a refusal or (array, shape, whether it is in Fortran's order, bytes of the file up to its end)."""
+
+    def descriptor(self, fd: int, start: int) -> Any:
+        """Return the same for an open file from `start` on."""
+
+    def bytes(self, bytes: bytes, start: int) -> Any:
+        """Return the same for a file in memory."""

@@ -1,4 +1,4 @@
-"""ThreadPass in Python: the only place that calls a user's dataset and collate_fn.
+"""Fetching in Python: the only place that calls a user's dataset and collate_fn.
 
 `Fetch.load` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
 torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
 
+from penstock.hooks.calls import natively
 from penstock.recipe import drawing
-from penstock.recipe.compose_hook import natively
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.state.delivery import Task

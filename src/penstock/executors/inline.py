@@ -16,8 +16,8 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
+from penstock.hooks.calls import natively
 from penstock.observe import Meter
-from penstock.recipe.compose_hook import natively
 from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn

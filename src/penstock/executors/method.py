@@ -21,7 +21,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.measure import Measurement, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
-from penstock.recipe.compose_hook import natively_in_this_process
+from penstock.hooks.calls import natively_in_this_process
 from penstock.settings import Method
 from penstock.state.delivery import Task
 

@@ -36,24 +36,24 @@ class _ThreadState(threading.local):
     """Whether this thread works for a loader."""
 
 
-_this_thread = _ThreadState()
+this_thread = _ThreadState()
 
 
 @contextmanager
 def natively() -> Iterator[None]:
     """Run each Compose that this thread calls natively, as far as its parts are known."""
     _exchange_methods()
-    before, _this_thread.native = _this_thread.native, True
+    before, this_thread.native = this_thread.native, True
     try:
         yield
     finally:
-        _this_thread.native = before
+        this_thread.native = before
 
 
 def natively_in_this_process() -> None:
     """Run each Compose so in all threads, for the life of a process that is a loader's own."""
     _exchange_methods()
-    _ThreadState.native = _this_thread.native = True
+    _ThreadState.native = this_thread.native = True
 
 
 _METHODS = {V1: "__call__", V2: "forward"}
@@ -76,7 +76,7 @@ def _exchange_method(module: str, method: str) -> None:
 
     @functools.wraps(original)
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if _this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
+        if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
             found = _known_and_parts(self)
             if found is not None:
                 known, parts = found

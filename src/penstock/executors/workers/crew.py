@@ -26,8 +26,8 @@ from penstock.executors.workers.pace import CallerTime, Pace
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
+from penstock.hooks.calls import natively
 from penstock.observe import Meter
-from penstock.recipe.compose_hook import natively
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.modes import outside_inference

@@ -12,7 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.executors.workers.shared_memory import WorkerBatches
-from penstock.recipe.compose_hook import natively_in_this_process
+from penstock.hooks.calls import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
 

@@ -1,0 +1,1 @@
+"""Functions of other packages, answered natively with the same results where that is possible."""
