@@ -95,6 +95,7 @@ def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
 
 
 def test_memory_is_used_again_and_looks_like_torchs() -> None:
+    before = descriptors()
     ours = loader()
     addresses = set()
     for _ in range(3):
@@ -104,11 +105,9 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
     assert len(addresses) < 12
-    held = descriptors()
-    for _ in range(3):
-        list(map(len, ours))
-    gc.collect()
-    assert descriptors() <= held
+    assert descriptors() - before <= 2 * 12, "two for each block"
+    del ours
+    assert descriptors() <= before
 
 
 def grown(index: int) -> torch.Tensor:

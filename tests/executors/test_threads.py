@@ -42,6 +42,7 @@ def live() -> list[threading.Thread]:
 @pytest.fixture(autouse=True, scope="module")
 def no_thread_outlives_its_loader() -> Iterator[None]:
     yield
+    gc.unfreeze()  # what conftest.py has frozen may be the iterator of another module's test
     gc.collect()
     wait_until(lambda: not live())  # a crew that the garbage collector ends is ended by a thread of its own
 

@@ -20,6 +20,7 @@ from torchvision import transforms as v1
 
 import penstock
 from tests.corrupt import npy, saved
+from tests.resources import descriptors
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader
@@ -199,9 +200,9 @@ def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -
             if isinstance(want, OSError):
                 assert (got.errno, got.filename) == (want.errno, str(want.filename))
         if damage != "shape":
-            before = len(os.listdir("/proc/self/fd"))
+            before = descriptors()
             assert isinstance(raised(lambda d=dataset: d[3]), (type(want), penstock.SampleError))  # type: ignore[misc]
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert descriptors() == before
 
 
 def test_labels(tmp_path: Path) -> None:
