@@ -281,6 +281,20 @@ def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
+def test_a_system_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = os.memfd_create
+
+    def refuse(name: str, flags: int) -> int:
+        if name == "penstock-batch":
+            raise OSError(28, "No space left on device")
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)  # in the workers too, which are forked
+    ours = loader()
+    for _ in range(2):
+        assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+
+
 @pytest.mark.parametrize("options", [{"collate_fn": list}, {"worker_method": "process"}, {"batch_size": None}], ids=str)
 def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)

@@ -167,27 +167,21 @@ class WorkerBuffers:
         return len(self._used)
 
     def rows(self, samples: int, field: Field) -> Rows:
-        """Return uninitialised memory for a field of a batch. Raises OSError, RuntimeError."""
+        """Return uninitialised memory for a field of a batch."""
         nbytes = samples * field.nbytes
         shape = (samples, *field.shape)
-        if nbytes < SHARED_BYTES:
+        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes) or _unreserved(nbytes)
+        if block is None:
             tensor = torch.empty(shape, dtype=field.dtype, device="cpu")
             return Rows(tensor, tensor.data_ptr(), nbytes)
-        name = next((name for name in self._free if name.nbytes == nbytes), None)
-        block = None if name is None else self._block(name)
-        if name is None or block is None:
-            descriptor = memory_file(nbytes)
-            try:
-                block = Block(_storage(descriptor, nbytes))
-            finally:
-                os.close(descriptor)
-        else:
-            self._free.remove(name)
-            self._used[block.address] = name.number
         return Rows(block.tensor(shape, field.strides, field.dtype), block.address, nbytes)
 
-    def _block(self, name: BlockName) -> Block | None:
-        """Return a block of the parent's, mapped; None: it cannot be opened."""
+    def _reserved(self, nbytes: int) -> Block | None:
+        """Return a block that the parent has reserved; None: none has that size, or it cannot be opened."""
+        name = next((name for name in self._free if name.nbytes == nbytes), None)
+        if name is None:
+            return None
+        self._free.remove(name)
         block = self._mapped.get(name.number)
         if block is None:
             try:
@@ -202,6 +196,7 @@ class WorkerBuffers:
             if len(self._mapped) > MOST_BLOCKS:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(name.number)
+        self._used[block.address] = name.number
         return block
 
     def packed(self, batch: Any) -> Any:
@@ -227,6 +222,18 @@ class WorkerBuffers:
         if storage.nbytes() < SHARED_BYTES and tensor.is_contiguous() and tensor.dtype.itemsize:
             return _ByValue(tensor)
         return tensor
+
+
+def _unreserved(nbytes: int) -> Block | None:
+    """Return memory for one batch alone; None: the system has none of the kind, and torch shares the batch its way."""
+    try:
+        descriptor = memory_file(nbytes)
+    except OSError:
+        return None
+    try:
+        return Block(_storage(descriptor, nbytes))
+    finally:
+        os.close(descriptor)
 
 
 class WorkerBatches:
