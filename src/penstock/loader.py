@@ -96,8 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ValueError: arguments that torch refuses.
     """
 
-    # This file has over 400 lines, and the class over 15 attributes: half of the lines document the arguments, and most
-    # attributes are arguments that programs read, as torch's are. __init__ has over 60 lines for its signature.
+    # This file has over 400 lines, and the class over 25 methods and 15 attributes: half of the lines document the
+    # arguments, most attributes are arguments that programs read, as torch's are. __init__ has over 60 lines for its
+    # signature.
 
     dataset: Any
     sampler: Any
@@ -432,6 +433,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def meet_accelerate() -> bool:
         """Let Accelerate keep loaders of this class; return whether it does. penstock.frameworks puts its own here."""
         return False
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a loaded state lets the next pass begin behind the start of its epoch."""
+        return self._checkpoint.resumes
+
+    def order_key(self) -> tuple[int, int] | None:
+        """Return (seed, epoch) that the next epoch's order is a function of; None: the sampler has its own order."""
+        if self.seed is None or not self._order().cuts_itself():
+            return None
+        return self.seed, self._checkpoint.epochs.number
 
     def own_options(self) -> dict[str, Any]:
         """Return the arguments in use that torch's loader does not know."""

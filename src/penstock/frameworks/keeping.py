@@ -116,8 +116,7 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
     ours = dataloader if type(dataloader) is DataLoader else vars(dataloader).get("base_dataloader")
     if not isinstance(ours, DataLoader):
         return skip(dataloader, num_batches)
-    state = ours._checkpoint.resume
-    if state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None):
+    if ours.resumes:
         raise InvalidOption(
             "a state was loaded, and the next pass goes on behind the batches that were handed out before: go through "
             "the loader itself, without skip_first_batches"
@@ -149,9 +148,11 @@ def _as_torchs(loader: DataLoader[Any]) -> torch.utils.data.DataLoader[Any]:
     """Return torch's loader with the attributes of ours, for Accelerate to copy."""
     plain: torch.utils.data.DataLoader[Any] = object.__new__(torch.utils.data.DataLoader)
     vars(plain).update(vars(loader))
-    if loader.seed is not None and loader._order().cuts_itself():
-        sampler, size = Seeded(loader.sampler, loader.seed, loader._checkpoint.epochs.number), loader.batch_size or 1
-        vars(plain).update(sampler=sampler, batch_sampler=BatchSampler(sampler, size, loader.drop_last))
+    key = loader.order_key()
+    if key is not None:
+        sampler = Seeded(loader.sampler, *key)
+        batches = BatchSampler(sampler, loader.batch_size or 1, loader.drop_last)
+        vars(plain).update(sampler=sampler, batch_sampler=batches)
     return plain
 
 

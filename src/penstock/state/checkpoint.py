@@ -69,6 +69,12 @@ class Checkpoint:
             self.resume = self._rest = None
 
     @property
+    def resumes(self) -> bool:
+        """Whether the next pass begins behind the start of its epoch, or with a state of the dataset."""
+        state = self.resume
+        return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
+
+    @property
     def rest(self) -> Remainder | None:
         """What is left of the present epoch, whose dataset has changed; None: it has not."""
         return self._rest if self.progress is None or self.progress.done else self.progress.rest
