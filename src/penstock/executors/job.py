@@ -46,7 +46,7 @@ class Job:
 
     @property
     def streams(self) -> Streams | None:
-        """Where the dataset is in each worker, where it says so itself."""
+        """The states of a dataset that has a state_dict(), by worker."""
         return self.progress.streams
 
     def pass_input(self) -> PassInput:
