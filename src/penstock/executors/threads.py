@@ -66,25 +66,25 @@ class ThreadPass(Pass):
         self._iterable = iterable
         stacks = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
         self._rows = SampleRows(resources.buffers) if stacks else None
+        self._crew = ThreadCrew(
+            fetch,
+            resources.workers,
+            own=own or OwnFetches(fetch, init, shared=True),
+            rows=self._rows,
+            meter=resources.meter,
+            iterable=iterable,
+            drop_last=drop_last,
+            # With a seed passes differ by their epoch alone.
+            seed=pass_input.seed if pass_input.epoch == 0 else sample_number((pass_input.seed, pass_input.epoch)) >> 1,
+        )
+        self._hold(self._crew)  # before the threads start: an interrupt in any line leaves none behind
         try:
-            self._crew = ThreadCrew(
-                fetch,
-                resources.workers,
-                own=own or OwnFetches(fetch, init, shared=True),
-                rows=self._rows,
-                meter=resources.meter,
-                iterable=iterable,
-                drop_last=drop_last,
-                # With a seed passes differ by their epoch alone.
-                seed=pass_input.seed
-                if pass_input.epoch == 0
-                else sample_number((pass_input.seed, pass_input.epoch)) >> 1,
-            )
+            self._crew.start()
         except RuntimeError as error:
+            self.close()
             raise InvalidOption(
                 f"num_workers={resources.workers}: the system has not so many threads ({error})"
             ) from error
-        self._hold(self._crew)
         self._pid = os.getpid()
         self.begin(fetch, pass_input, eager=eager, streams=streams)
 

@@ -90,10 +90,14 @@ class ThreadCrew:
         self._caller_activity = Activity()
         self._meter = meter
         self._workers = [WorkerThread(number, self._surroundings, own, self._run) for number in range(count)]
-        if self._workers:
+        self._threads = [worker.thread for worker in self._workers]
+
+    def start(self) -> None:
+        """Start the threads. Raises RuntimeError: the system has not so many."""
+        if self._threads:
             ready_for_threads()
-        for worker in self._workers:
-            worker.thread.start()
+        for thread in self._threads:
+            thread.start()
 
     # --- the caller's side --------------------------------------------------------------------------------------
 
@@ -193,7 +197,7 @@ class ThreadCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew([worker.thread for worker in self._workers], self._stop, self.ended, self._pid)
+        end_crew(self._threads, self._stop, self.ended, self._pid)
 
     def _stop(self) -> None:
         with self._lock:

@@ -29,7 +29,8 @@ def end_crew(
         stop()
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:  # the thread was started
+                thread.join(max(0.0, deadline - time.monotonic()))
         leave_behind(threads)
         ended.set()
 
