@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import weakref
 from collections import namedtuple
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.workers import shared_memory
 from penstock.testing.bitwise import difference
-from tests.resources import descriptors
 
 LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
 SIZE = 24
@@ -95,8 +95,6 @@ def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
 
 
 def test_memory_is_used_again_and_looks_like_torchs() -> None:
-    list(map(len, loader()))  # multiprocessing keeps descriptors of its own from here on
-    before = descriptors()
     ours = loader()
     addresses = set()
     for _ in range(3):
@@ -106,9 +104,11 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
     assert len(addresses) < 12
-    assert descriptors() - before <= 2 * 12, "two for each block"
+    blocks = [weakref.ref(block) for block in ours._executors.shared._made]
+    assert 0 < len(blocks) < 12
     del ours
-    assert descriptors() <= before
+    gc.collect()
+    assert [block for block in blocks if block() is not None] == [], "with which their descriptors are closed"
 
 
 def grown(index: int) -> torch.Tensor:
@@ -247,12 +247,14 @@ def dying(index: int) -> Any:
 
 
 def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
-    before = descriptors()
     for _ in range(3):
+        ours = loader(dying)
         with pytest.raises(penstock.WorkerDied):
-            list(map(len, loader(dying)))
-    gc.collect()
-    assert descriptors() <= before
+            list(map(len, ours))
+        blocks = [weakref.ref(block) for block in ours._executors.shared._made]
+        del ours
+        gc.collect()
+        assert [block for block in blocks if block() is not None] == []
 
 
 def test_workers_that_cannot_open_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
