@@ -111,6 +111,18 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
     assert [block for block in blocks if block() is not None] == [], "with which their descriptors are closed"
 
 
+def halves(index: int) -> torch.Tensor:
+    return torch.full((6,), float(index), dtype=torch.float16).view(torch.complex32)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+def test_small_tensors_of_complex_halves() -> None:
+    theirs = list(tud.DataLoader(Samples(halves, 8), 4, num_workers=1))
+    for batch, expected in zip(loader(halves, 8, num_workers=1), theirs, strict=True):
+        assert batch.dtype is expected.dtype is torch.complex32
+        assert torch.view_as_real(batch).tolist() == torch.view_as_real(expected).tolist()
+
+
 def grown(index: int) -> torch.Tensor:
     return torch.full((LARGE * (1 + (index >= SIZE // 2)),), float(index))
 

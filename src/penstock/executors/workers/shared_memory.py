@@ -219,9 +219,9 @@ class WorkerBuffers:
         number = self._used.get(storage.data_ptr())
         if number is not None:
             return _InBlock(number, tensor)
-        if storage.nbytes() < SHARED_BYTES and tensor.is_contiguous() and tensor.dtype.itemsize:
-            return _ByValue(tensor)
-        return tensor
+        # A quantised tensor is more than its elements, and torch warns of each empty one of complex halves.
+        plain = tensor.is_contiguous() and not tensor.is_quantized and tensor.dtype is not torch.complex32
+        return _ByValue(tensor) if plain and storage.nbytes() < SHARED_BYTES else tensor
 
 
 def _unreserved(nbytes: int) -> Block | None:
