@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,13 +204,19 @@ def _random_tensor(draw: random.Random, known: list[Any]) -> torch.Tensor:
     return made
 
 
-def answered(*arguments: Any, **options: Any) -> Any:
+def answered_by(load: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what a native answer of a call gives."""
     found = load(*arguments, **options)
     assert type(found) is not Refused, found
     return found
 
 
-def refused(*arguments: Any, **options: Any) -> str:
+def refused_by(load: Any, *arguments: Any, **options: Any) -> str:
+    """Return why a call is not answered natively."""
     found = load(*arguments, **options)
     assert type(found) is Refused, found
     return found.reason
+
+
+answered = partial(answered_by, load)
+refused = partial(refused_by, load)

@@ -9,6 +9,7 @@ import pathlib
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from penstock.hooks.numpy_load import load
 from penstock.hooks.refused import Refused
 from tests.corrupt import npy, npy_with_header
+from tests.hooks.loaded import answered_by, refused_by
 
 DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 SHAPES: list[tuple[int, ...]] = [
@@ -39,16 +41,8 @@ def filled(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.ascontiguousarray(data % 2 if dtype == "|b1" else data).view(dtype).reshape(shape)
 
 
-def answered(*arguments: Any, **options: Any) -> Any:
-    found = load(*arguments, **options)
-    assert type(found) is not Refused, found
-    return found
-
-
-def refused(*arguments: Any, **options: Any) -> str:
-    found = load(*arguments, **options)
-    assert type(found) is Refused, found
-    return found.reason
+answered = partial(answered_by, load)
+refused = partial(refused_by, load)
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
