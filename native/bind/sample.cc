@@ -3,7 +3,7 @@
 //
 // Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it works.
 // Memory: pixels belong to the array that is returned; elements are written where the caller wants them; the memory of
-// a Pillow image is borrowed while its Arrow capsules live.
+// a Pillow image is borrowed while its Arrow capsules live, and the bytes of a file for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -213,6 +213,50 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   return outcome.ok() ? nb::cast(padded) : reason(outcome);
 }
 
+nb::object certify_jpeg(const nb::bytes& data) {
+  const auto* const bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
+  Outcome outcome;
+  int width = 0, height = 0, components = 0;
+  std::size_t end = 0;
+  {
+    const GilReleased released;
+    const OwnScratch own;
+    JpegDecoder& jpeg = (*own).part<ImageScratch>().jpeg;
+    outcome = jpeg.open(bytes, size, 0);
+    if (outcome.ok()) {
+      width = jpeg.width();
+      height = jpeg.height();
+      components = jpeg.components();
+      outcome = jpeg.certify(end);
+    }
+  }
+  return outcome.ok() ? nb::make_tuple(width, height, components, end) : reason(outcome);
+}
+
+nb::object transform_jpeg(const Recipe& recipe, const nb::bytes& data, const nb::sequence& draws,
+                          const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
+  const auto* const bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::size_t size = data.size();
+  const std::vector<Drawn> given = drawn_from(recipe, draws);
+  const std::size_t room = out.nbytes();
+  auto* const row = static_cast<std::uint8_t*>(out.data());
+  Outcome outcome;
+  bool padded = false;
+  {
+    const GilReleased released;
+    const OwnScratch own;
+    auto& scratch = (*own).part<ImageScratch>();
+    outcome = scratch.jpeg.open(bytes, size, 0);
+    if (outcome.ok()) {
+      JpegSource source(scratch.jpeg, scratch.clock);
+      outcome = run(recipe, source, given, room, row, scratch.recipe);
+      padded = scratch.recipe.padded();
+    }
+  }
+  return outcome.ok() ? nb::cast(padded) : reason(outcome);
+}
+
 nb::object sizes_before(const Recipe& recipe, int width, int height) {
   nb::list all;
   for (const Extent& size : sizes(recipe, {height, width})) all.append(nb::make_tuple(size.height, size.width));
@@ -226,6 +270,8 @@ void bind_sample(nb::module_& m) {
         "position"_a);
   m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a);
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
+  m.def("certify_jpeg", &certify_jpeg, "data"_a);
+  m.def("transform_jpeg", &transform_jpeg, "recipe"_a, "data"_a, "draws"_a, "out"_a);
   m.def("sizes", &sizes_before, "recipe"_a, "width"_a, "height"_a);
 }
 

@@ -32,29 +32,17 @@ Outcome read_all(int fd, std::vector<std::uint8_t>& bytes, std::size_t& size) {
   }
 }
 
-// Decodes no more of a JPEG than the recipe asks for.
-class JpegSource final : public PixelSource {
- public:
-  JpegSource(JpegDecoder& decoder, StageClock& clock) : decoder_(decoder), clock_(clock) {}
-  [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
-  [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
-  [[nodiscard]] int channels() const noexcept override { return 3; }
-  [[nodiscard]] Outcome pixels(Box need, ImagePart& part) noexcept override {
-    const std::uint8_t* data = nullptr;
-    std::ptrdiff_t row_stride = 0;
-    const Outcome outcome = decoder_.decode(need, data, row_stride);
-    if (!outcome.ok()) return outcome;
-    clock_.lap(Stage::decode);
-    part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
-    return outcome;
-  }
-
- private:
-  JpegDecoder& decoder_;
-  StageClock& clock_;
-};
-
 }  // namespace
+
+Outcome JpegSource::pixels(Box need, ImagePart& part) noexcept {
+  const std::uint8_t* data = nullptr;
+  std::ptrdiff_t row_stride = 0;
+  const Outcome outcome = decoder_.decode(need, data, row_stride);
+  if (!outcome.ok()) return outcome;
+  clock_.lap(Stage::decode);
+  part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
+  return outcome;
+}
 
 void ImageScratch::release() noexcept {
   std::vector<std::uint8_t>().swap(file);

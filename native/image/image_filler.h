@@ -30,6 +30,20 @@ struct ImageScratch final : ScratchPart {
   std::vector<std::uint8_t> copy;  // of one in memory
 };
 
+// The open image of a decoder: no more of it is decoded than a recipe asks for.
+class JpegSource final : public PixelSource {
+ public:
+  JpegSource(JpegDecoder& decoder, StageClock& clock) : decoder_(decoder), clock_(clock) {}
+  [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
+  [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
+  [[nodiscard]] int channels() const noexcept override { return 3; }
+  [[nodiscard]] Outcome pixels(Box need, ImagePart& part) noexcept override;
+
+ private:
+  JpegDecoder& decoder_;
+  StageClock& clock_;
+};
+
 // An image that was read by itself, whatever its size.
 struct Picture {
   std::unique_ptr<std::uint8_t[]> pixels;  // as the recipe lays them out

@@ -4,6 +4,7 @@
 #include <array>
 #include <csetjmp>
 #include <cstdio>  // jpeglib.h needs FILE and size_t
+#include <cstring>
 #include <new>
 
 #include <jpeglib.h>
@@ -70,6 +71,19 @@ bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from) {
   return false;
 }
 
+// Where the entropy-coded data from `at` on end: the position of the first marker that is no restart marker.
+std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, std::size_t at) {
+  while (at + 1 < size) {
+    const void* const found = std::memchr(data + at, 0xFF, size - 1 - at);
+    if (found == nullptr) break;
+    at = static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - data);
+    const std::uint8_t next = data[at + 1];
+    if (next != 0x00 && next != 0xFF && (next < 0xD0 || next > 0xD7)) return at;
+    at += next == 0xFF ? 1 : 2;
+  }
+  return size;
+}
+
 }  // namespace
 
 struct JpegDecoder::State {
@@ -110,6 +124,7 @@ struct JpegDecoder::State {
 
   static void create(State& s);
   static void read_header(State& s);
+  static void start(State& s);
   static void read_rows(State& s);
   [[noreturn]] static void fail(j_common_ptr cinfo, const char* reason);
 };
@@ -245,12 +260,16 @@ bool JpegDecoder::State::reserve() noexcept {
   return true;
 }
 
+void JpegDecoder::State::start(State& s) {
+  s.cinfo.out_color_space = JCS_RGB;  // grey is replicated, as Pillow's convert("RGB") does
+  s.cinfo.dct_method = JDCT_ISLOW;
+  s.cinfo.do_fancy_upsampling = TRUE;
+  jpeg_start_decompress(&s.cinfo);
+}
+
 void JpegDecoder::State::read_rows(State& s) {
   jpeg_decompress_struct& cinfo = s.cinfo;
-  cinfo.out_color_space = JCS_RGB;  // grey is replicated, as Pillow's convert("RGB") does
-  cinfo.dct_method = JDCT_ISLOW;
-  cinfo.do_fancy_upsampling = TRUE;
-  jpeg_start_decompress(&cinfo);
+  start(s);
   // Where low frequencies lack refinement scans libjpeg smooths blocks, each version in its own way.
   if (cinfo.coef_bits != nullptr)
     for (int c = 0; c < cinfo.num_components; ++c)
@@ -275,6 +294,29 @@ void JpegDecoder::State::read_rows(State& s) {
   }
   // At the bottom, what follows is checked too, up to the end of the image.
   if (cinfo.output_scanline == cinfo.output_height) jpeg_finish_decompress(&cinfo);
+}
+
+int JpegDecoder::components() const noexcept { return state_->cinfo.num_components; }
+
+// Every error of libjpeg's is in what the markers say, which jpeg_start_decompress() has looked at as a whole where one
+// scan is all; of damaged data it warns, and Pillow goes on.
+Outcome JpegDecoder::certify(std::size_t& end) noexcept {
+  State& s = *state_;
+  if (!s.opened) return Outcome::to_python("JPEG: no image is open");
+  const std::uint8_t* const data = data_;
+  const bool whole = !s.cinfo.progressive_mode && data[scan_ + 2] == s.cinfo.num_components;
+  if (!whole) {
+    s.close();
+    return Outcome::to_python("JPEG: several scans");
+  }
+  end = end_of_scan(data, size_, head_) + 2;
+  if (end > size_ || data[end - 1] != 0xD9) {
+    s.close();
+    return Outcome::to_python("JPEG: more than one scan, or no end");
+  }
+  const bool started = s.guarded(State::start);
+  s.close();
+  return started ? Outcome::success() : Outcome::to_python(s.errors.reason);
 }
 
 std::size_t JpegDecoder::held() const noexcept { return state_->capacity; }
@@ -317,6 +359,9 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   width_ = static_cast<int>(s.cinfo.image_width);
   height_ = static_cast<int>(s.cinfo.image_height);
   head_ = header.end;
+  scan_ = header.scan;
+  data_ = data;
+  size_ = size;
   return Outcome::success();
 }
 

@@ -40,6 +40,8 @@ class JpegDecoder {
 
   [[nodiscard]] int width() const noexcept { return width_; }
   [[nodiscard]] int height() const noexcept { return height_; }
+  // Of the open image: 1 (grey) or 3.
+  [[nodiscard]] int components() const noexcept;
   // Bytes of the file before its entropy-coded data: all that Pillow reads when it opens the image.
   [[nodiscard]] std::size_t head() const noexcept { return head_; }
 
@@ -48,6 +50,12 @@ class JpegDecoder {
   // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
   // Rows are not aligned, on purpose (see jpeg.cc).
   [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride) noexcept;
+
+  // Of the open image, which is closed by it: success promises that Pillow decodes the whole file without an error,
+  // whatever its entropy-coded data hold. That is known of the common form alone: sequential, one scan, restart markers
+  // at most within it. `end` is the position after its end-of-image marker: what follows, Pillow does not decode.
+  // Without it the reason is that of Code::python.
+  [[nodiscard]] Outcome certify(std::size_t& end) noexcept;
 
   // Bytes of the buffer of pixels.
   [[nodiscard]] std::size_t held() const noexcept;
@@ -62,6 +70,9 @@ class JpegDecoder {
   int width_ = 0;
   int height_ = 0;
   std::size_t head_ = 0;
+  std::size_t scan_ = 0;  // position of the first scan's header
+  const std::uint8_t* data_ = nullptr;  // of the open image; the caller's
+  std::size_t size_ = 0;
 };
 
 }  // namespace penstock

@@ -238,6 +238,19 @@ def transform_image(
     the image; or why Python must do it, `out` is then undefined. Raises ValueError for draws that fit no operation.
     """
 
+def certify_jpeg(data: bytes) -> tuple[int, int, int, int] | str:
+    """Return (width, height, components, end) of a JPEG file that Pillow decodes without an error; or why not.
+
+    Known of sequential files of one scan: Pillow gives pixels whatever their entropy-coded data hold. `end` is the
+    position after the end-of-image marker, where Pillow stops.
+    """
+
+def transform_jpeg(recipe: Recipe, data: bytes, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
+    """Write what the recipe makes of a JPEG file's RGB pixels into `out`, decoding no more than it needs.
+
+    draws, the result and what is raised are those of transform_image().
+    """
+
 class Stacker:
     """Copies plain tensors into rows of a batch.
 

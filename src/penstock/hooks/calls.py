@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.hooks import numpy_load, torch_load
+from penstock.hooks import numpy_load, pillow, torch_load
 from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import this_thread
@@ -48,6 +48,7 @@ def _exchange_all() -> None:
     if len(_exchanged) == len(_ANSWERS):
         return
     with _lock:
+        pillow.exchange()
         for name, answer, modules in _ANSWERS:
             original = getattr(modules[0], name)
             if answer in _exchanged:

@@ -1,9 +1,10 @@
-"""torchvision's Compose, run natively where a dataset's own code calls it in one of our workers.
+"""torchvision's transforms, run natively where a dataset's own code calls them in one of our workers.
 
 A dataset that opens an image with Pillow and calls a Compose on it gets exactly what the Compose would return: the same
 elements, strides and type, after the same draws from torch's generator, for torchvision's own code draws them. Known
 transforms that follow each other are run together by the native core, on the memory of the PIL image: no image is made
-between them, and Python's lock is let go. All other transforms are called as ever.
+between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
+them needs, in a Compose or called by themselves. All other transforms are called as ever.
 
 The methods of torchvision's classes are exchanged once, for methods that look whether the calling thread works for a
 loader; in any other thread they do what they did.
@@ -16,7 +17,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from PIL import Image
 
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import hooked, replaced_in_class, snapshot
 from penstock.recipe.reader import handlers
 from penstock.recipe.torchvision import V1, V2, changed, classes
@@ -56,36 +58,69 @@ def natively_in_this_process() -> None:
     _ThreadState.native = this_thread.native = True
 
 
-_METHODS = {V1: "__call__", V2: "forward"}
-_exchanged: set[str] = set()
+#: By module: a class, its method, and whether its objects are a list of transforms or one transform.
+_METHODS = (
+    (V1, "Compose", "__call__", True),
+    (V2, "Compose", "forward", True),
+    (V1, "RandomResizedCrop", "forward", False),
+    (V1, "Resize", "forward", False),
+    (V1, "ToTensor", "__call__", False),
+    (V2, "Transform", "forward", False),
+)
+_exchanged: set[tuple[str, str]] = set()
 _exchanging = threading.Lock()
 
 
 def _exchange_methods() -> None:
-    for module, method in _METHODS.items():
-        if module not in _exchanged and module in sys.modules:
+    for module, name, method, lists in _METHODS:
+        if (module, name) not in _exchanged and module in sys.modules:
             with _exchanging:
-                _exchange_method(module, method)
+                _exchange_method(module, name, method, _call_of_list if lists else _call_of_one)
 
 
-def _exchange_method(module: str, method: str) -> None:
-    kind = next(iter(classes("Compose", module)), None)
-    if module in _exchanged or kind is None or replaced_in_class(kind) is not None:
+def _exchange_method(module: str, name: str, method: str, wrap: Callable[[Any], Any]) -> None:
+    kind = next(iter(classes(name, module)), None)
+    if (module, name) in _exchanged or kind is None or replaced_in_class(kind) is not None:
         return  # a method that a program has put into the class stays; the next batch tries once more
     original = vars(kind)[method]
+    call: Any = functools.wraps(original)(wrap(original))
+    call.__penstock_original__ = original
+    setattr(kind, method, call)
+    _exchanged.add((module, name))
 
-    @functools.wraps(original)
+
+def _call_of_list(original: Any) -> Any:
+    """Return the method of a Compose that runs its transforms natively, as far as they are known."""
+
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
-            found = _known_and_parts(self)
+            found = _known_and_parts(self, _parts_of)
             if found is not None:
                 known, parts = found
                 return known.run(parts, inputs[0])
         return original(self, *inputs, **named)
 
-    call.__penstock_original__ = original  # type: ignore[attr-defined]
-    setattr(kind, method, call)
-    _exchanged.add(module)
+    return call
+
+
+def _call_of_one(original: Any) -> Any:
+    """Return the method of a transform that has the native core decode what the transform needs of an encoded image."""
+
+    def call(self: Any, *inputs: Any, **named: Any) -> Any:
+        if this_thread.native and len(inputs) == 1 and not named and is_encoded(inputs[0]):
+            found = _known_and_parts(self, _only)
+            if found is not None:
+                known, parts = found
+                done = known.run_first(parts, inputs[0])
+                if done is not REFUSED:
+                    return done
+        return original(self, *inputs, **named)
+
+    return call
+
+
+def _only(transform: Any) -> tuple[Any]:
+    return (transform,)
 
 
 # --- what is known of each Compose ------------------------------------------------------------------------------------
@@ -127,15 +162,20 @@ class _Entry:
         """How many changes in a row came after a few images each."""
 
 
-def _known_and_parts(compose: Any) -> tuple[KnownTransforms, Sequence[Any]] | None:
-    """Return how a Compose is run, read anew where it was changed, and its list; None: torchvision itself runs it."""
+def _known_and_parts(
+    compose: Any, parts_of: Callable[[Any], Sequence[Any]]
+) -> tuple[KnownTransforms, Sequence[Any]] | None:
+    """Return how a Compose (or one transform) is run, read anew where it was changed, and the list of its parts.
+
+    None: torchvision itself runs it.
+    """
     try:
         entry = _entries.get(id(compose))
         if entry is None or entry.compose() is not compose:
             entry = _entries[id(compose)] = _Entry(compose)
         if entry.changes >= _MOST_CHANGES or hooked():
             return None
-        known, parts = entry.known, _parts_of(compose)
+        known, parts = entry.known, parts_of(compose)
         entry.calls += 1
         if known is None or not known.still(parts):
             known = _reread(entry, compose, parts)
@@ -154,7 +194,7 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
         return None
     if isinstance(parts, list | tuple) and not parts:
         return None  # version 2 raises an error of its own for an empty list
-    if not _is_plain(compose):
+    if parts[0] is not compose and not _is_plain(compose):
         entry.changes = _MOST_CHANGES
         return None
     _Debt.images += _IMAGES_PER_READING
@@ -281,6 +321,11 @@ class KnownTransforms:
                     value = called(lists[number], position + 1, value)
                 return value
         return value
+
+    def run_first(self, transforms: Sequence[Any], value: Any) -> Any:
+        """Return what the known transforms at the start of the list make of a value; or REFUSED."""
+        run = self._run_from(0, transforms, value)
+        return REFUSED if run is None else run(value, transforms[: run.length])
 
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
         if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):

@@ -16,6 +16,7 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
+from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Refused, classes, is_v1, margins
@@ -73,14 +74,9 @@ class Run:
             key = self._key(sizes, draws)
             interleaved = self._interleaved(key, sizes, draws)
             if interleaved is not None:
-                image.load()  # not before: an image that nothing is done to is not read
-                # Raises in a Pillow before 11.2, and for an image in several blocks of memory.
-                schema, pixels = image.__arrow_c_array__()
-                if image.size != (width, height):  # images of some formats have their size only then
-                    raise ValueError(image.size)
+                # Not before: an image that nothing is done to is not read.
                 out = self._room(interleaved, *sizes[-1])
-                native = self.natives[interleaved]
-                padded = _native.transform_image(native, schema, pixels, width, height, draws, out)
+                padded = _transform(self.natives[interleaved], image, draws, out)
                 if not isinstance(padded, str):
                     return self._result(image, out, interleaved, padded)
         except Exception:  # torchvision itself raises the error, if it is one
@@ -138,6 +134,22 @@ class Run:
         channels = len(self.mode) if self.mode is not None else int(self.like.shape[0])  # of modes "RGB" and "L"
         shape = (height, width, channels) if interleaved else (channels, height, width)
         return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
+    """Write what a recipe makes of an image into `out`; see penstock._native.transform_image."""
+    width, height = image.size
+    encoded = view_of(image)
+    if encoded is not None:
+        padded = _native.transform_jpeg(recipe, encoded, draws, out)
+        if not isinstance(padded, str):
+            return padded
+    image.load()
+    # Raises in a Pillow before 11.2, and for an image in several blocks of memory.
+    schema, pixels = image.__arrow_c_array__()
+    if image.size != (width, height):  # images of some formats have their size only then
+        raise ValueError(image.size)
+    return _native.transform_image(recipe, schema, pixels, width, height, draws, out)
 
 
 def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:

@@ -41,7 +41,9 @@ def decoded_alike() -> bool:
 
 
 def _alike(data: bytes) -> bool:
-    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    # Without convert("RGB"), which may leave an image encoded where this has been found out.
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    expected = pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2)
     for x0, y0, x1, y1 in _BOXES:
         box = (x0, y0, min(x1, expected.shape[1]), min(y1, expected.shape[0]))
         if box[0] >= box[2] or box[1] >= box[3]:

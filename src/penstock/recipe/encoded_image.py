@@ -1,0 +1,183 @@
+"""PIL images whose pixels are not decoded until something looks at them.
+
+An encoded image is a PIL image in all its attributes but one: the memory of its pixels, which Pillow keeps in the
+attribute `_im` (`im` before Pillow 11), is decoded when that attribute is first read. Pillow itself then decodes it,
+from the bytes that the file held when Pillow would have decoded it. The native core decodes the part that transforms
+need straight from these bytes.
+
+A file is left encoded only where Pillow is sure to decode it without an error (`_native.certify_jpeg`).
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from PIL import Image, ImageFile, JpegImagePlugin
+
+import penstock._native as _native
+from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.originals import replaced_in_opening
+
+#: The attribute that holds the memory of an image's pixels.
+PIXELS = "_im" if "_im" in vars(Image.Image()) else "im"
+#: The attribute that holds the Encoded of an image.
+_ENCODED = "_penstock_encoded"
+
+
+class _Content(io.BytesIO):
+    """The bytes of a file that Pillow has to decode now: leave_encoded() takes no class but its own two."""
+
+
+class Encoded:
+    """The bytes of a JPEG file, and the image that Pillow has opened from them.
+
+    Args:
+        data: the bytes of the file.
+        opened: the attributes of the JpegImageFile that was opened, without its file.
+        mode: of the image that the pixels are wanted for, "RGB" or "L".
+    """
+
+    __slots__ = ("data", "mode", "opened", "views")
+
+    def __init__(self, data: bytes, opened: dict[str, Any], mode: str) -> None:
+        self.data = data
+        self.opened = opened
+        self.mode = mode
+        self.views = 0
+        """How many times the native core has decoded a part of the file."""
+
+    def decode(self) -> Any:
+        """Return the memory of the pixels, as Pillow decodes them."""
+        image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
+        vars(image).update(self.opened)
+        image.fp = _Content(self.data)
+        image._exclusive_fp = False
+        image.readonly = 1
+        ImageFile.ImageFile.load(image)
+        found = image if image.mode == self.mode else Image.Image.convert(image, self.mode)
+        return getattr(found, PIXELS)
+
+
+class _Pixels:
+    """Reads the memory of an encoded image's pixels. An image that has it in its own attributes never comes here."""
+
+    def __get__(self, image: Any, kind: type) -> Any:
+        attributes = {} if image is None else vars(image)
+        encoded = attributes.get(_ENCODED)
+        if encoded is None:
+            if PIXELS in attributes:  # another thread has just decoded it
+                return attributes[PIXELS]
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {PIXELS!r}")
+        core = attributes.setdefault(PIXELS, encoded.decode())
+        attributes.pop(_ENCODED, None)
+        return core
+
+
+def encoded_of(image: Any) -> Encoded | None:
+    """Return what an image is decoded from when something looks at it; None: its pixels are there, or in its file."""
+    attributes = vars(image)
+    return None if PIXELS in attributes else attributes.get(_ENCODED)
+
+
+def is_encoded(image: Any) -> bool:
+    """Return whether a value is a PIL image that no one has decoded yet, by itself or in a JPEG file."""
+    if not isinstance(image, Image.Image):
+        return False
+    attributes = vars(image)
+    if PIXELS not in attributes:
+        return _ENCODED in attributes
+    return type(image) is JpegImagePlugin.JpegImageFile and attributes[PIXELS] is None
+
+
+def view_of(image: Any) -> bytes | None:
+    """Return the bytes that the native core decodes a part of an image from; None: the image has to be decoded.
+
+    An image that was decoded in part before is decoded as a whole: there may be more parts to come. After such images
+    the next ones are decoded as a whole at once.
+    """
+    leave_encoded(image)
+    encoded = encoded_of(image)
+    if encoded is None or image.mode != "RGB":
+        return None
+    encoded.views += 1
+    if encoded.views > 1:
+        _Repeated.images = min(_Repeated.images + 8, 64)
+        return None
+    _Repeated.images = max(_Repeated.images - 1, 0)
+    return encoded.data if _Repeated.images < 8 else None
+
+
+class _Repeated:
+    images = 0
+    """How many images to decode as a whole, after some that were looked at more than once."""
+
+
+def leave_encoded(image: Any) -> bool:
+    """Do to a JPEG file that Pillow has opened what its load() does, but decode no pixels. False: nothing was done.
+
+    The bytes of the file are read, and the file is closed or positioned as load() leaves it.
+    """
+    if type(image) is not JpegImagePlugin.JpegImageFile or vars(image).get(PIXELS, image) is not None:
+        return False
+    found = _read(image)
+    file = image.fp
+    if found is None or file is None:
+        return False
+    data, end = found
+    opened = dict(vars(image))
+    del opened["fp"], opened[PIXELS]
+    opened[PIXELS] = None
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        file.close()
+    else:
+        block = image.decodermaxblock
+        file.seek(min(len(data), -(-end // block) * block))
+    image.map = None
+    image.tile = []
+    image.readonly = 0
+    image.fp = None
+    _set(image, Encoded(data, opened, image.mode))
+    return True
+
+
+def converted_to_rgb(image: Any) -> Image.Image | None:
+    """Return what convert("RGB") returns for an encoded image; None: it is not encoded, or another mode."""
+    encoded = encoded_of(image)
+    if encoded is None or image.mode not in ("RGB", "L") or "transparency" in image.info:
+        return None
+    converted = Image.Image()
+    converted._mode, converted._size = "RGB", image.size
+    converted.info = getattr(image, "_copy_info", image.info.copy)()
+    _set(converted, Encoded(encoded.data, encoded.opened, "RGB"))
+    return converted
+
+
+def _read(image: Any) -> tuple[bytes, int] | None:
+    """Return the bytes of an opened JPEG file and where its image ends in them; None: Pillow must load it."""
+    if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L"):
+        return None
+    if [tuple(tile) for tile in image.tile] != [("jpeg", (0, 0, *image.size), 0, (image.mode, ""))]:
+        return None
+    if type(image.fp) not in (io.BytesIO, io.BufferedReader) or not decoded_alike() or replaced_in_opening():
+        return None
+    try:
+        position = image.fp.tell()
+        image.fp.seek(0)
+        data = image.fp.read()
+        certified = _native.certify_jpeg(data)
+        components = 3 if image.mode == "RGB" else 1
+        if not isinstance(certified, str) and certified[:3] == (*image.size, components):
+            return data, certified[3]
+        image.fp.seek(position)
+    except (OSError, ValueError, MemoryError):  # Pillow, which begins at the start of the file, has an error of its own
+        pass
+    return None
+
+
+def _set(image: Any, encoded: Encoded) -> None:
+    if PIXELS not in vars(Image.Image):
+        setattr(Image.Image, PIXELS, _Pixels())
+    attributes = vars(image)
+    attributes[_ENCODED] = encoded
+    del attributes[PIXELS]

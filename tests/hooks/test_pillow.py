@@ -1,0 +1,481 @@
+"""JPEG files that Pillow opens in our workers stay encoded until something looks, and show what Pillow shows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFile, ImageOps
+from torchvision import transforms as v1
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+from penstock.hooks.calls import natively
+from penstock.recipe import compose_hook, encoded_image
+from penstock.recipe.encoded_image import is_encoded
+from tests.same import assert_same
+
+# Pillow leaves a file open that it could not decode.
+pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_image._Repeated, "images", 0)
+    monkeypatch.setattr(compose_hook._Debt, "images", 0)
+
+
+def picture(width: int = 90, height: int = 70, seed: int = 0) -> Image.Image:
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(seed).normal(0, 9, (height, width, 3))
+    waves = np.stack([x * 2 + y, 128 + 100 * np.sin(x / 9), (x // 7 + y // 5) % 2 * 200], axis=2)
+    return Image.fromarray((waves + noise).clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def jpeg(image: Image.Image | None = None, **options: Any) -> bytes:
+    return encoded(image or picture(), "JPEG", **{"quality": 85, **options})
+
+
+def with_exif() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation
+    return jpeg(exif=exif, dpi=(72, 72), comment=b"a comment", icc_profile=b"a profile")
+
+
+PLAIN = {
+    "colours": jpeg(),
+    "4:4:4": jpeg(subsampling=0),
+    "4:2:2": jpeg(subsampling=1),
+    "grey": jpeg(picture().convert("L")),
+    "restart markers": jpeg(restart_marker_blocks=3),
+    "exif": with_exif(),
+    "trailing bytes": jpeg() + b"behind the image" * 9000,
+    "one pixel": jpeg(picture(1, 1)),
+}
+OTHERS = {
+    "progressive": jpeg(progressive=True),
+    "cmyk": jpeg(picture().convert("CMYK")),
+    "png": encoded(picture(), "PNG"),
+    "no end": jpeg()[:-2],
+    "cut": jpeg()[:-400],
+    "header": jpeg()[:300],
+    "nothing": b"",
+}
+FILES = PLAIN | OTHERS
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a call gives or raises, and what torch's generator gives after it."""
+    torch.manual_seed(3)
+    try:
+        value = call(*arguments)
+    except Exception as error:
+        return type(error), str(error)
+    return value, torch.rand(1).item()
+
+
+def attributes(image: Any) -> dict[str, Any]:
+    """Return all that an image shows, without a look at its pixels."""
+    names = ("mode", "size", "width", "height", "info", "format", "palette", "filename", "tile", "fp", "is_animated")
+    shown = {name: getattr(image, name, "none") for name in names}
+    return shown | {
+        "exif": dict(image.getexif()),
+        "type": type(image),
+        "bands": image.getbands(),
+        "text": repr(image)[:50],
+    }
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[bytes], Any]]:
+    """Return a function that opens an image, given the bytes of its file."""
+    files = []
+
+    def open_it(data: bytes) -> Any:
+        if request.param == "memory":
+            return Image.open(io.BytesIO(data))
+        (tmp_path / "x.jpg").write_bytes(data)
+        if request.param == "path":
+            return Image.open(tmp_path / "x.jpg")
+        files.append(open(tmp_path / "x.jpg", "rb"))  # noqa: SIM115
+        return Image.open(files[-1])
+
+    yield open_it
+    for file in files:
+        file.close()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_image_stays_encoded(name: str, opened: Callable[[bytes], Any]) -> None:
+    with natively():
+        image = opened(FILES[name])
+        file = image.fp
+        converted = image.convert("RGB")
+        assert is_encoded(converted) and is_encoded(image)
+        attributes(converted), attributes(image)
+        assert is_encoded(converted) and is_encoded(image), "no attribute but its pixels is decoded for"
+    theirs = opened(FILES[name])
+    their_file = theirs.fp
+    wanted = theirs.convert("RGB")
+    assert attributes(image) == attributes(theirs) and attributes(converted) == attributes(wanted)
+    assert file.closed == their_file.closed
+    assert file.closed or file.tell() == their_file.tell()
+    assert image == theirs and converted == wanted
+    assert not is_encoded(image) and not is_encoded(converted)
+    assert vars(image).keys() == vars(theirs).keys() and vars(converted).keys() == vars(wanted).keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_files_are_pillows(name: str, opened: Callable[[bytes], Any]) -> None:
+    with natively():
+        found = outcome(lambda: opened(FILES[name]).convert("RGB"))
+    wanted = outcome(lambda: opened(FILES[name]).convert("RGB"))
+    if isinstance(wanted[0], type):
+        assert found[0] is wanted[0] and found[1].partition("0x")[0] == wanted[1].partition("0x")[0]
+    else:
+        assert not is_encoded(found[0]) and found[0] == wanted[0]
+
+
+def drawn(image: Image.Image) -> Image.Image:
+    ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(255, 0, 0), width=3)
+    return image
+
+
+def pasted(image: Image.Image) -> Image.Image:
+    image.paste((1, 2, 3), (2, 2, 9, 9))
+    return image
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "array": np.asarray,
+    "bytes": lambda image: image.tobytes(),
+    "pixel": lambda image: image.getpixel((3, 4)),
+    "access": lambda image: image.load()[5, 6],
+    "resize": lambda image: image.resize((30, 20)),
+    "thumbnail": lambda image: (image.thumbnail((30, 20)), image),
+    "crop": lambda image: image.crop((2, 3, 40, 30)),
+    "copy": lambda image: image.copy(),
+    "copy.copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda image: pickle.loads(pickle.dumps(image)),
+    "draw": drawn,
+    "paste": pasted,
+    "save": lambda image: encoded(image, "PNG"),
+    "split": lambda image: image.split(),
+    "grey": lambda image: image.convert("L"),
+    "transpose": lambda image: image.transpose(Image.Transpose.ROTATE_90),
+    "exif_transpose": ImageOps.exif_transpose,
+    "histogram": lambda image: image.histogram(),
+    "putpixel": lambda image: (image.putpixel((1, 1), (9, 9, 9)), image),
+    "extrema": lambda image: image.getextrema(),
+    "to_tensor": F.to_tensor,
+    "to_image": v2.functional.to_image,
+    "readonly": lambda image: image.readonly,
+    "close": lambda image: image.close(),
+    "use after close": lambda image: (image.close(), image.tobytes()),
+    "verify": lambda image: image.verify(),
+    "draft": lambda image: image.draft("RGB", (20, 20)),
+    "seek": lambda image: (image.seek(0), image.tell()),
+    "alpha": lambda image: (image.putalpha(3), image),
+}
+
+
+@pytest.mark.parametrize("name", ["colours", "grey", "exif"])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_gives_what_pillow_gives(look: str, name: str) -> None:
+    def converted() -> Any:
+        return LOOKS[look](Image.open(io.BytesIO(FILES[name])).convert("RGB"))
+
+    def source() -> Any:
+        image = Image.open(io.BytesIO(FILES[name]))
+        image.convert("RGB")
+        return LOOKS[look](image)
+
+    for work in (converted, source):
+        with natively():
+            found = outcome(work)
+        assert_same(found, outcome(work))
+
+
+def test_changes_of_one_image_do_not_reach_another() -> None:
+    with natively():
+        image = Image.open(io.BytesIO(PLAIN["colours"]))
+        first, second = image.convert("RGB"), image.convert("RGB")
+        first.putpixel((0, 0), (1, 2, 3))
+        assert is_encoded(second)
+        first.info["x"] = 1
+    assert "x" not in second.info and "x" not in image.info
+    assert second == Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB") == image.convert("RGB")
+    assert first.getpixel((0, 0)) == (1, 2, 3)
+
+
+def test_only_in_workers_and_only_to_rgb() -> None:
+    data = PLAIN["colours"]
+    image = Image.open(io.BytesIO(data))
+    assert not is_encoded(image.convert("RGB"))
+    with natively():
+        for call in (
+            lambda image: image.convert("L"),
+            lambda image: image.convert("RGB", None, Image.Dither.NONE),
+            lambda image: image.convert("RGB", (1, 0, 0, 0) * 3),
+            lambda image: image.convert(mode="RGB", colors=8),
+        ):
+            assert not is_encoded(call(Image.open(io.BytesIO(data))))
+        for call in (lambda image: image.convert(), lambda image: image.convert(mode="RGB")):
+            assert is_encoded(call(Image.open(io.BytesIO(data))))
+        assert not is_encoded(Image.open(io.BytesIO(PLAIN["grey"])).convert())
+        assert not is_encoded(Image.open(io.BytesIO(data)).copy())
+
+
+def test_a_load_whose_result_is_dropped() -> None:
+    with natively():
+        image = Image.open(io.BytesIO(PLAIN["colours"]))
+        image.load()
+        assert is_encoded(image) and image.fp is None
+        used = Image.open(io.BytesIO(PLAIN["colours"]))
+        pixels = used.load()
+        assert pixels is not None and not is_encoded(used) and pixels[0, 0] == image.getpixel((0, 0))
+        assert [Image.open(io.BytesIO(PLAIN["colours"])).load()][0] is not None
+    assert image == used
+
+
+def test_files_that_are_gone_or_changed_by_then(tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(PLAIN["colours"])
+    with natively():
+        with open(path, "rb") as file:
+            one = Image.open(file).convert("RGB")
+        with Image.open(path) as image:
+            other = image.convert("RGB")
+        path.write_bytes(jpeg(picture(seed=9)))
+        path.unlink()
+        memory = io.BytesIO(PLAIN["colours"])
+        closed = Image.open(memory)
+        memory.close()
+        with pytest.raises(ValueError, match="closed file"):
+            closed.convert("RGB")
+    assert one == other == Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+
+
+def test_a_file_that_changed_since_it_was_opened(tmp_path: Path) -> None:
+    def changed(data: bytes) -> Any:
+        path = tmp_path / "x.jpg"
+        path.write_bytes(PLAIN["colours"])
+        image = Image.open(path)
+        path.write_bytes(data)
+        return np.asarray(image.convert("RGB"))
+
+    for data in (jpeg(picture(50, 40)), PLAIN["grey"], b"", OTHERS["cut"], OTHERS["png"], jpeg(picture(seed=7))):
+        with natively():
+            found = outcome(changed, data)
+        assert_same(found, outcome(changed, data))
+
+
+def damaged() -> Iterator[bytes]:
+    """Yield a small file with one byte flipped, each in turn, and cut off after each byte."""
+    data = jpeg(picture(20, 18), restart_marker_blocks=2, quality=40)
+    for at in range(len(data)):
+        yield data[:at]
+        for flip in (0x01, 0x80, 0xFF):
+            yield data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_files() -> None:
+    crop = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
+    encoded = 0
+
+    def shown(data: bytes) -> Any:
+        nonlocal encoded
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        encoded += is_encoded(image)
+        try:
+            return image.size, crop(image), np.asarray(image)
+        except Exception as error:
+            raise AssertionError("an error came after convert()") from error
+
+    for number, data in enumerate(damaged()):
+        with natively():
+            found = outcome(shown, data)
+        wanted = outcome(shown, data)
+        if isinstance(wanted[0], type):
+            assert found[0] is wanted[0], number
+        else:
+            assert_same(found, wanted)
+    assert encoded > 500
+
+
+# --- transforms -------------------------------------------------------------------------------------------------------
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def steps(t: Any) -> dict[str, Any]:
+    return {
+        "training": t.Compose(
+            [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)]
+        ),
+        "validation": t.Compose([t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)]),
+        "a picture": t.Compose([t.RandomResizedCrop(30), t.RandomVerticalFlip()]),
+        "jitter": t.Compose([t.RandomResizedCrop(30), t.ColorJitter(0.4, 0.4), t.ToTensor()]),
+        "jitter first": t.Compose([t.ColorJitter(0.4, 0.4), t.RandomResizedCrop(30), t.ToTensor()]),
+        "nothing first": t.Compose([t.RandomHorizontalFlip(0.0), t.PILToTensor()]),
+        "padded": t.Compose([t.RandomCrop(100, padding=6, pad_if_needed=True, fill=4), t.ToTensor()]),
+        "resized crop": t.RandomResizedCrop(32),
+        "resize": t.Resize(20),
+        "resize both": t.Resize((20, 30), interpolation=v2.InterpolationMode.BICUBIC),
+        "centre": t.CenterCrop(33),
+        "crop": t.RandomCrop(33),
+        "to tensor": t.ToTensor(),
+        "flip": t.RandomHorizontalFlip(1.0),
+        "grey": t.Grayscale(),
+        "five": t.FiveCrop(20),
+    }
+
+
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", steps(v1))
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> None:
+    transform = steps(generation)[name]
+
+    def work(data: bytes, convert: bool) -> Any:
+        image = Image.open(io.BytesIO(data))
+        result = transform(image.convert("RGB") if convert else image)
+        return result, image.size, image.tile, image.fp is None or convert
+
+    for seed in range(6):
+        data = jpeg(picture(80 + 9 * seed, 110 - 9 * seed, seed), subsampling=seed % 3)
+        for convert in (True, False):
+            with natively():
+                found = outcome(work, data, convert)
+            assert_same(found, outcome(work, data, convert))
+
+
+@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", ["training", "validation", "resized crop", "resize", "to tensor"])
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+def test_transforms_decode_a_part_alone(name: str, generation: Any) -> None:
+    transform = steps(generation)[name]
+    with natively():
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        transform(image)
+        assert is_encoded(image), "the image itself was not decoded"
+
+
+def test_several_views_of_one_image() -> None:
+    crop = v1.Compose([v1.RandomResizedCrop(30), v1.ToTensor()])
+
+    def views(data: bytes) -> Any:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        return [crop(image) for _ in range(3)], image
+
+    with natively():
+        decoded_in_part = 0
+        for seed in range(40):
+            image = Image.open(io.BytesIO(jpeg(picture(seed=seed)))).convert("RGB")
+            crop(image)
+            decoded_in_part += is_encoded(image)
+            crop(image)
+            assert not is_encoded(image)
+        assert 2 <= decoded_in_part <= 10, "after images of several views most are decoded once, as a whole"
+    for seed in range(5):
+        data = jpeg(picture(seed=seed))
+        with natively():
+            found = outcome(views, data)
+        assert_same(found, outcome(views, data))
+
+
+def test_pairs_with_functions_of_torchvision() -> None:
+    """The same crop of an image and its mask, as people segment."""
+
+    def work() -> Any:
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        mask = Image.open(io.BytesIO(PLAIN["grey"])).convert("L")
+        box = v1.RandomCrop.get_params(image, (32, 40))
+        return F.to_tensor(F.crop(image, *box)), F.pil_to_tensor(F.hflip(F.crop(mask, *box)))
+
+    with natively():
+        found = outcome(work)
+    assert_same(found, outcome(work))
+
+
+# --- what a program changes -------------------------------------------------------------------------------------------
+
+
+def test_a_method_of_the_programs_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert, turned = Image.Image.convert, picture(3, 3)
+    for kind, name, replacement in (
+        (Image.Image, "convert", lambda self, *args: convert(self, *args).rotate(90)),
+        (Image.Image, "_new", lambda self, im: turned),
+        (ImageFile.ImageFile, "load_end", lambda self: self.im.paste((0, 0, 0), (0, 0, 5, 5))),
+    ):
+        with monkeypatch.context() as patch, natively():
+            patch.setattr(kind, name, replacement)
+            found = np.asarray(Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB"))
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, replacement)
+            assert_same(found, np.asarray(Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")))
+
+
+def test_truncated_images_where_the_program_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    for name in ("cut", "colours", "no end"):
+        with natively():
+            image = Image.open(io.BytesIO(FILES[name])).convert("RGB")
+            assert not is_encoded(image)
+        assert image == Image.open(io.BytesIO(FILES[name])).convert("RGB")
+
+
+def test_a_subclass_and_a_draft_are_pillows() -> None:
+    class Own(type(Image.open(io.BytesIO(PLAIN["colours"])))):  # type: ignore[misc]
+        pass
+
+    with natively():
+        assert not is_encoded(Own(io.BytesIO(PLAIN["colours"])).convert("RGB"))
+        image = Image.open(io.BytesIO(PLAIN["colours"]))
+        image.draft("RGB", (40, 30))
+        assert not is_encoded(image.convert("RGB"))
+
+
+def test_several_threads_look_at_one_image() -> None:
+    rand = random.Random(1)
+    for _ in range(20):
+        with natively():
+            image = Image.open(io.BytesIO(jpeg(picture(200, 160, rand.randrange(99))))).convert("RGB")
+        cores: list[Any] = []
+        start = threading.Barrier(4)
+
+        def look(image: Any = image, cores: list[Any] = cores, start: threading.Barrier = start) -> None:
+            start.wait()
+            cores.append(image.im)
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(core) for core in cores}) == 1
+
+
+def test_images_without_pixels_are_what_they_were() -> None:
+    assert not hasattr(Image.Image, encoded_image.PIXELS) or encoded_image.PIXELS in vars(Image.Image)
+    bare = Image.Image.__new__(Image.Image)
+    with pytest.raises(AttributeError, match="attribute"):
+        getattr(bare, encoded_image.PIXELS)
+    assert getattr(Image.Image(), encoded_image.PIXELS) is None
