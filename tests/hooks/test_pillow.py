@@ -97,7 +97,7 @@ def attributes(image: Any) -> dict[str, Any]:
         "exif": dict(image.getexif()),
         "type": type(image),
         "bands": image.getbands(),
-        "text": repr(image)[:50],
+        "text": repr(image).partition(" at ")[0],
     }
 
 

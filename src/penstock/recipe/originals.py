@@ -314,7 +314,8 @@ def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
     return callable(value) or (hasattr(type(value), "__get__") and _root(type(value).__module__) not in _STANDARD)
 
 
-_STANDARD = {"builtins", "abc", "_abc"}
+# Penstock's own is the memory of encoded images (encoded_image.py), an attribute of each image before Pillow 11.
+_STANDARD = {"builtins", "abc", "_abc", __name__.partition(".")[0]}
 
 
 def _stood_for(function: FunctionType) -> Any:
