@@ -9,18 +9,18 @@ torch's class, and loaders that were made before stay what they are.
 from __future__ import annotations
 
 import functools
-import threading
 from types import TracebackType
 from typing import Any
 
 import torch.utils.data
 
 from penstock.loader import DataLoader
+from penstock.system.process_lock import ProcessLock
 
 _Torchs: type = torch.utils.data.DataLoader
 #: A derived class with one of these of its own iterates in its own way, over iterators that it knows: it stays torch's.
 _OWN_WAYS = ("__iter__", "_get_iterator")
-_lock = threading.Lock()
+_lock = ProcessLock()
 _original: Any = None
 _rebased: list[tuple[type, tuple[type, ...]]] = []
 _depth = 0

@@ -7,7 +7,6 @@ worker at work; in any other thread they are what they were. A function that a p
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +19,14 @@ from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.originals import is_original
+from penstock.system.process_lock import ProcessLock
 
 #: What answers a call, and the modules that offer the function: the first one defines it.
 _ANSWERS: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
     ("load", torch_load.load, (torch.serialization, torch)),
     ("load", numpy_load.load, (np,)),
 )
-_lock = threading.Lock()
+_lock = ProcessLock()
 _exchanged: list[Any] = []
 
 

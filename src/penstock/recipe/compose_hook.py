@@ -31,6 +31,7 @@ from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import hooked, replaced_in_class, snapshot
 from penstock.recipe.reader import handlers
 from penstock.recipe.torchvision import V1, V2, changed, classes
+from penstock.system.process_lock import ProcessLock
 
 
 class _ThreadState(threading.local):
@@ -68,7 +69,7 @@ _METHODS = (
     (V2, "Transform", "forward", False),
 )
 _exchanged: set[tuple[str, str]] = set()
-_exchanging = threading.Lock()
+_exchanging = ProcessLock()
 
 
 def _exchange_methods() -> None:

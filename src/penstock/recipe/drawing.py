@@ -12,7 +12,6 @@ scripts it or puts another in its place goes on as before. A function that is no
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import types
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_flatten
 import penstock._native as _native
 from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import V1, V2
+from penstock.system.process_lock import ProcessLock
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -90,17 +90,9 @@ def flips(p: float) -> bool:
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
 _hooked: set[types.FunctionType] = set()
-_hooking = threading.Lock()
+_hooking = ProcessLock()
 _complete: set[str] = set()
 """The modules in which all functions are hooked."""
-
-
-def _in_child() -> None:
-    global _hooking  # another thread may have held it at the fork
-    _hooking = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 def hook() -> None:

@@ -1,0 +1,59 @@
+"""A ProcessLock is a lock, and free in a forked child."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from penstock.system.process_lock import ProcessLock
+
+
+def test_one_thread_at_a_time() -> None:
+    lock, inside, most = ProcessLock(), [0], [0]
+
+    def work() -> None:
+        for _ in range(200):
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("by_another_thread", [True, False])
+def test_a_child_that_was_forked_off_while_the_lock_was_held(by_another_thread: bool) -> None:
+    lock, held, over = ProcessLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(30)
+
+    def child_takes_it() -> bool:
+        child = os.fork()
+        if child == 0:
+            with lock:
+                os._exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+    if not by_another_thread:
+        with lock:
+            assert child_takes_it()
+    else:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(30)
+        assert child_takes_it()
+        over.set()
+        thread.join()
+    with lock:
+        pass
