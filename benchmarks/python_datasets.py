@@ -181,7 +181,7 @@ TABLES = (
         "pillow",
         "Image.open, RandomResizedCrop(224), flip, ToTensor, Normalize in a user's Dataset; batch 64, 2 workers",
         (TORCH, DEFAULT, THREADS, AUTO),
-        (Target("penstock thread", 1.2, "torch"),),
+        (Target("penstock", 2.2, "torch"), Target("penstock thread", 2.5, "torch")),
     ),
     Table(
         "unknown_transform",

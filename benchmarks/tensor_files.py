@@ -115,14 +115,11 @@ TORCH = "torch's DataLoader with the tutorial's parameters over its Dataset: wor
 PERSISTENT = "The same with persistent_workers=True, which the tutorial does not have; aside, as it is no peer."
 PT = "penstock.DataLoader over penstock.TensorFolder on the same ID.pt files."
 NPY = "penstock.DataLoader over penstock.TensorFolder on ID.npy files."
-OWN = "penstock.DataLoader with the tutorial's parameters over the tutorial's own Dataset, unchanged."
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, tutorial, persistent_workers=False), TORCH),
     Contestant("torch, persistent", Role.ASIDE, epochs_of(torch_loader, tutorial), PERSISTENT, ("torch",)),
     Contestant("penstock", Role.PENSTOCK, epochs_of(penstock_loader, partial(folder_of, "pt"), seed=0), PT),
     Contestant("penstock .npy", Role.PENSTOCK, epochs_of(penstock_loader, partial(folder_of, "npy"), seed=0), NPY),
-    Contestant("own class", Role.PENSTOCK, epochs_of(penstock_loader, tutorial), OWN),
-    Contestant("own class, threads", Role.PENSTOCK, epochs_of(penstock_loader, tutorial, worker_method="thread"), OWN),
     Contestant("bare", Role.BARE, bare_loop),
     Contestant("DALI .npy", Role.PEER, dali, peers=("nvidia-dali-cuda130",)),
     Contestant("SPDL .npy", Role.PEER, spdl, peers=("spdl", "spdl_io")),
@@ -133,8 +130,6 @@ TARGETS = (
     Target("penstock", 0.7, "bare"),
     Target("penstock", 4, "DALI .npy"),
     Target("penstock .npy", 4, "DALI .npy"),
-    Target("own class", 2.5, "torch"),
-    Target("own class, threads", 8, "torch"),
 )
 TITLE = "ID.pt of 3x64x64 float32, batch 64, shuffled, 2 workers or threads"
 QUESTION = Question(
