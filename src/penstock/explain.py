@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from penstock.settings import Method, Settings
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
+
+
+#: Reasons that the line of a function's calls names.
+_MOST_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)
+        yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice()
 
@@ -165,6 +171,28 @@ def _so_far(stats: Stats) -> Iterator[str]:
     if stats.samples:
         done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
+
+
+def _calls(stats: Stats) -> Iterator[str]:
+    """Yield, for each function that the dataset's own code called, who did the calls, and why."""
+    for function, counts in sorted(stats.calls.items()):
+        refused = sorted(counts.refused.items(), key=lambda item: -item[1].calls)
+        owner = f"{_owner(function)} own"
+        said = [
+            f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused[:_MOST_REASONS]
+        ]
+        if rest := sum(one.calls for _, one in refused[_MOST_REASONS:]):
+            said.append(f"{rest:,} more {owner}")
+        yield f"calls    {function}: {'; '.join([f'{counts.answered:,} answered natively', *said])}"
+
+
+def _owner(function: str) -> str:
+    package = re.split(r"[. ]", function)[0]
+    return {"PIL": "Pillow"}.get(package, package) + "'s"
+
+
+def _quoted(example: str) -> str:
+    return f'"{example}": ' if example else ""
 
 
 def _readers(settings: Settings, *, in_threads: bool) -> str:

@@ -111,7 +111,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._board = Board(loader.num_workers)
         self._watch = WorkerWatch(self._board, identify)
         self._meter, self._stages = meter or Meter(), self._board.stages
-        self._meter.open(self._stages)
+        self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
         self._shared = shared if fetch is not None and _is_built_in_place(fetch) else None
@@ -319,7 +319,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             return  # Python ends, and multiprocessing ends them; or this is a forked child's copy
         if getattr(self, "_shutdown", True):  # there are none, or no more
             if hasattr(self, "_stages"):
-                self._meter.close(self._stages)
+                self._meter.close(self._stages, self._board.calls)
                 self._board.close()
             return
         try:
@@ -335,7 +335,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 self._clear_away()
             for number in list(self._reserved):  # no worker writes into them any more
                 self._give_back(number)
-            self._meter.close(self._stages)
+            self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
     def _give_back(self, number: Any) -> None:
