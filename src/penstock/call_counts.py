@@ -126,7 +126,7 @@ class ThreadCalls:
 def kept_reason(known: Iterable[tuple[str, str]], function: str, reason: str) -> tuple[str, str]:
     """Return (function, reason) under which a refused call counts, where these are known already."""
     key = (function, reason)
-    if key in known or sum(other == function for other, _ in known) < MOST_REASONS:
+    if key in known or sum(other == function and bool(why) for other, why in known) < MOST_REASONS:
         return key
     return function, OTHER_REASONS
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
-from penstock.executors.method import and_join
+from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
-from penstock.executors.workers.own_fetch import describe_copies
+from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.remainder import Remainder
@@ -58,7 +58,7 @@ class Explained:
         yield from _so_far(stats)
         yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
-        yield from self._advice()
+        yield from self._advice(plan, stats)
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
@@ -127,15 +127,32 @@ class Explained:
             yield self.executors.register.explain()
         yield from self.device
 
-    def _advice(self) -> Iterator[str]:
+    def _advice(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""
         settings = self.settings
         if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
+            return
+        if threads := self._measured_threads(plan, stats):
+            yield threads
             return
         workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
         others = "worker processes" if settings.num_workers else "the caller's thread"
         question = f"whether threads of this process are faster than {others}"
         yield f"advice   worker_method='auto'{workers} would measure {question}"
+
+    def _measured_threads(self, plan: PythonPlan, stats: Stats) -> str | None:
+        """Return what passes in worker processes have shown of threads, where these would be faster."""
+        settings = self.settings
+        measured = one_thread(self.executors.counters.meter.processes, stats.stages, stats.samples)
+        if not settings.num_workers or settings.seed is not None or measured is None:
+            return None  # the draws of a seed follow the sample in worker processes alone
+        if measured.factor < WORTH_A_CHANGE or not can_be_copied(self.executors.fetch(settings, plan)):
+            return None
+        return (
+            f"advice   worker_method='thread' would be at least about {measured.factor:.1f} times as fast: the passes in worker "
+            f"processes took {measured.processes:.2g} s, of which samples and collation are {measured.fetching:.2g} s of "
+            "one worker; penstock.testing.assert_same_as_torch(dataset) checks that the dataset is safe in threads"
+        )
 
     # --- the order --------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,13 @@ class ProcessTimes:
     batches: int = 0
     samples: int = 0
 
+    def add(self, loader: float, loop: float, samples: int) -> None:
+        """Count a batch."""
+        self.loader += loader
+        self.loop += loop
+        self.batches += 1
+        self.samples += samples
+
 
 class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method.

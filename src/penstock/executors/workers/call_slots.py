@@ -25,6 +25,7 @@ _LENGTH = struct.Struct("=q")
 _TEXT_AT = _CALLS.size + _LENGTH.size
 _TEXT_MAX = SLOT - _TEXT_AT
 _BETWEEN = "\0"
+_NO_SLOT = -1
 
 
 class SlotCalls:
@@ -35,14 +36,15 @@ class SlotCalls:
         self._offset = offset
         self._used = 0
         self._counts = memoryview(memory)[offset : offset + TABLE].cast("q")
-        self._slots: dict[tuple[str, str], int] = {}
-        """The number of a slot's count among the 8-byte words of the table; -1: there is no slot."""
+        # The number of a slot's count among the 8-byte words of the table, or _NO_SLOT:
+        self._answers: dict[str, int] = {}
+        self._slots: dict[tuple[str, str], int] = {}  # of refused calls, by function and reason
 
     def answer(self, function: str) -> None:
         """Count a call that was answered natively."""
-        at = self._slots.get((function, ""))
+        at = self._answers.get(function)
         if at is None:
-            at = self._new(function, "", "")
+            at = self._answers[function] = self._new(function, "", "")
         if at >= 0:
             self._counts[at] += 1
 
@@ -50,10 +52,10 @@ class SlotCalls:
         """Count a call that the original function does."""
         at = self._slots.get((function, reason))
         if at is None:
-            _, kept = kept_reason([key for key in self._slots if key[1]], function, reason)
+            _, kept = kept_reason(self._slots, function, reason)
             at = self._slots.get((function, kept))
             if at is None:
-                at = self._new(function, kept, shortened(example))
+                at = self._slots[function, kept] = self._new(function, kept, shortened(example))
         if at >= 0:
             self._counts[at] += 1
 
@@ -61,16 +63,13 @@ class SlotCalls:
         """Write the text of the next slot, and return where its count is."""
         number = self._used
         if number == SLOTS:
-            at = -1
-        else:
-            self._used += 1
-            text = _BETWEEN.join((function, reason, example)).encode(errors="replace")[:_TEXT_MAX]
-            begin = self._offset + number * SLOT
-            self._memory[begin + _TEXT_AT : begin + _TEXT_AT + len(text)] = text
-            _LENGTH.pack_into(self._memory, begin + _CALLS.size, len(text))
-            at = number * SLOT // _CALLS.size
-        self._slots[function, reason] = at
-        return at
+            return _NO_SLOT
+        self._used += 1
+        text = _BETWEEN.join((function, reason, example)).encode(errors="replace")[:_TEXT_MAX]
+        begin = self._offset + number * SLOT
+        self._memory[begin + _TEXT_AT : begin + _TEXT_AT + len(text)] = text
+        _LENGTH.pack_into(self._memory, begin + _CALLS.size, len(text))
+        return number * SLOT // _CALLS.size
 
 
 def read_slots(memory: mmap.mmap, offset: int) -> list[CallRow]:

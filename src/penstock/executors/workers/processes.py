@@ -36,7 +36,7 @@ from penstock.executors.workers.queues import FailingQueue, close_unread, is_end
 from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
 from penstock.executors.workers.watching import WorkerWatch
-from penstock.observe import Meter
+from penstock.observe import Delivery, Meter
 from penstock.order.ahead import Arrivals
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
@@ -96,7 +96,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         meter: Meter | None = None,
         shared: SharedBuffers | None = None,
     ) -> None:
-        self._owner = os.getpid()
+        self._owner, self._left_at = os.getpid(), time.perf_counter()  # when the caller went away with a batch
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
         self.follow(streams)
@@ -176,12 +176,15 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._clear_away = multiprocessing.util.Finalize(
                 None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
+        began = self._left_at if first_iter else time.perf_counter()
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
             self._tasks.batches = self.batches
         self._sizes.clear()
         super()._reset(loader, first_iter)
+        self._left_at = time.perf_counter()
+        self._meter.processes.loader += self._left_at - began
 
     def _try_put_index(self) -> None:
         while self._turn:
@@ -196,6 +199,13 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index
+
+    def _delivery(self) -> Delivery:
+        came_at = time.perf_counter()
+        delivery = super()._delivery()
+        left_at, self._left_at = self._left_at, time.perf_counter()
+        self._meter.processes.add(self._left_at - came_at, came_at - left_at, delivery.samples)
+        return delivery
 
     def _samples(self, batch: Any) -> int:
         for number in [number for number in self._sizes if number not in self._task_info]:
