@@ -35,6 +35,7 @@ from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
 from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
+from penstock.executors.workers.shm_space import ShmSpace, note_space
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Delivery, Meter
 from penstock.order.ahead import Arrivals
@@ -115,6 +116,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
         self._shared = shared if fetch is not None and _is_built_in_place(fetch) else None
+        self._space = ShmSpace() if shared is None else shared.space
         self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
         self._tasks = None
         if fetch is not None:
@@ -177,6 +179,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
         began = self._left_at if first_iter else time.perf_counter()
+        self._space.begin()
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
@@ -213,12 +216,17 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         iterable = self._tasks is None and self._auto_collation
         return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
 
+    def __next__(self) -> Any:
+        self._space.warn()  # here a warning that is an error loses no batch
+        return super().__next__()
+
     def _next_batch(self) -> Any:
         try:
             return super()._next_batch()
         except (StopIteration, WorkerStuck):
             raise
         except Exception as error:
+            note_space(error)
             if self.streams is not None:
                 self.streams.failed()
             if self.arrivals is not None:
@@ -250,6 +258,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self.streams.read(worker_idx, state)
         if self.arrivals is not None:
             self.arrivals.read(self._came)
+        pinned = self._pin_memory and self._shared is None
+        self._space.look(batch, self._num_workers, self._prefetch_factor, pinned=pinned)
         return batch
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
