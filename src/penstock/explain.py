@@ -22,7 +22,6 @@ from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
 
-
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
 
@@ -149,9 +148,9 @@ class Explained:
         if measured.factor < WORTH_A_CHANGE or not can_be_copied(self.executors.fetch(settings, plan)):
             return None
         return (
-            f"advice   worker_method='thread' would be at least about {measured.factor:.1f} times as fast: the passes in worker "
-            f"processes took {measured.processes:.2g} s, of which samples and collation are {measured.fetching:.2g} s of "
-            "one worker; penstock.testing.assert_same_as_torch(dataset) checks that the dataset is safe in threads"
+            f"advice   worker_method='thread' would be at least about {measured.factor:.1f} times as fast: passes in "
+            f"worker processes took {measured.processes:.2g} s, of which one thread would need {measured.alone:.2g} s; "
+            "penstock.testing.assert_same_as_torch(dataset) checks the dataset in threads"
         )
 
     # --- the order --------------------------------------------------------------------------------------------------
@@ -195,9 +194,7 @@ def _calls(stats: Stats) -> Iterator[str]:
     for function, counts in sorted(stats.calls.items()):
         refused = sorted(counts.refused.items(), key=lambda item: -item[1].calls)
         owner = f"{_owner(function)} own"
-        said = [
-            f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused[:_MOST_REASONS]
-        ]
+        said = [f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused[:_MOST_REASONS]]
         if rest := sum(one.calls for _, one in refused[_MOST_REASONS:]):
             said.append(f"{rest:,} more {owner}")
         yield f"calls    {function}: {'; '.join([f'{counts.answered:,} answered natively', *said])}"

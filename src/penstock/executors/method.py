@@ -56,10 +56,8 @@ class OneThread:
 
     processes: float
     """Seconds that the passes took, the loop's own work between the batches included."""
-    fetching: float
-    """Seconds that all worker processes together spent on samples and their collation."""
     alone: float
-    """Seconds that one thread would need, if it and the loop worked in turn."""
+    """Seconds that one thread would need for the same samples, if it and the loop worked in turn."""
 
     @property
     def factor(self) -> float:
@@ -77,9 +75,7 @@ def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: in
     if times.batches < FEWEST_BATCHES or times.samples != samples:
         return None
     fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
-    return OneThread(
-        times.loader + times.loop, fetching, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS
-    )
+    return OneThread(times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS)
 
 
 def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:

@@ -81,6 +81,6 @@ def read_slots(memory: mmap.mmap, offset: int) -> list[CallRow]:
             continue
         (length,) = _LENGTH.unpack_from(memory, begin + _CALLS.size)
         text = memory[begin + _TEXT_AT : begin + _TEXT_AT + length].decode(errors="replace")
-        function, reason, example = (text.split(_BETWEEN) + ["", ""])[:3]
+        function, reason, example = [*text.split(_BETWEEN), "", ""][:3]
         found.append(CallRow(function, reason, calls, example))
     return found

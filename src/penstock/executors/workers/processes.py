@@ -13,10 +13,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch.multiprocessing
 from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
@@ -36,18 +35,15 @@ from penstock.executors.workers.queues import FailingQueue, close_unread, is_end
 from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
 from penstock.executors.workers.shm_space import ShmSpace, note_space
+from penstock.executors.workers.tasks import Batches, Tasks, is_built_in_place
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Delivery, Meter
 from penstock.order.ahead import Arrivals
-from penstock.order.batches import with_sample_numbers
-from penstock.order.permutations import Positions
-from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in
 
 Key = Callable[[], tuple[int | None, int]]
-Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
 
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
@@ -115,12 +111,12 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
-        self._shared = shared if fetch is not None and _is_built_in_place(fetch) else None
+        self._shared = shared if fetch is not None and is_built_in_place(fetch) else None
         self._space = ShmSpace() if shared is None else shared.space
         self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
         self._tasks = None
         if fetch is not None:
-            self._tasks = _Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
+            self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -385,42 +381,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
-
-
-class _Tasks:
-    """A sampler of batches (or indices) that yields tasks."""
-
-    def __init__(self, sampler: Any, *, batched: bool, shared: SharedBuffers | None) -> None:
-        self._sampler = sampler
-        self._batched = batched
-        self._shared = shared
-        self.reserved: tuple[SharedBlock, ...] = ()
-        """Memory for the latest task."""
-        self.batches: Batches | None = None
-        self.seed = self.epoch = 0
-
-    def __iter__(self) -> Iterator[Task]:
-        given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
-        return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
-
-    def _task(self, given: tuple[Any, Positions]) -> Task:
-        self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
-        return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-
-def _is_built_in_place(fetch: Fetch) -> bool:
-    """Return whether workers may build batches in memory that is used again."""
-    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    return (
-        fetch.batched
-        and fetch.stacks
-        and fetch.composes
-        and strategy == "file_descriptor"
-        and collates_as_torch(torch.Tensor, np.ndarray)
-    )
 
 
 _NOTHING = object()

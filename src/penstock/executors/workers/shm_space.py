@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from penstock.system.words import counted, size_of
 from penstock.system.warn_user import warn_user
+from penstock.system.words import counted, size_of
 
 FOLDER = "/dev/shm"
 #: Batches that a loop may hold beside those in flight: the one in use, and the one before it.
