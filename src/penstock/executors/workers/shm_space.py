@@ -65,10 +65,10 @@ class ShmSpace:
             if size * count <= self._free:
                 return
             self._message = (
-                f"{counted(workers, 'worker process', 'worker processes')} need {size_of(size * count)} in {FOLDER}, "
-                f"which had {size_of(self._free)} free when the pass began: a batch takes {size_of(size)} there, and "
-                f"{count} of them are in flight or in use at a time. Where it is full, a worker fails with 'No space "
-                f"left on device' or a bus error. {REMEDY}"
+                f"{counted(workers, 'worker process needs', 'worker processes need')} {size_of(size * count)} in "
+                f"{FOLDER}, which had {size_of(self._free)} free when the pass began: a batch takes {size_of(size)} "
+                f"there, and {count} of them are in flight or in use at a time. Where it is full, a worker fails with "
+                f"'No space left on device' or a bus error. {REMEDY}"
             )
 
     def warn(self) -> None:
