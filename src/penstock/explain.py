@@ -75,6 +75,7 @@ class Explained:
         memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
         yield f"buffers  {memory}"
         yield from _so_far(stats)
+        yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
         recipes = [leaf.recipe for leaf in plan.leaves]

@@ -23,6 +23,7 @@ from penstock.errors import WorkerDied
 from penstock.executors.workers.call_slots import SLOTS, TABLE, SlotCalls, read_slots
 from penstock.hooks import tally
 from penstock.hooks.calls import natively
+from penstock.recipe import compose_hook
 from tests.executors_under_test import options
 
 SIZE = 12
@@ -276,3 +277,25 @@ def test_slots_of_a_worker() -> None:
     assert sum(row.calls for row in rows) == 3 * MOST_REASONS
     assert [row.reason.partition(" ")[0] for row in rows] == [*map(str, range(MOST_REASONS)), "other"]
     assert rows[-1].example == "example"
+
+
+def unchanged(image: Any) -> Any:
+    return image
+
+
+@options("caller", "threads, 2", "processes, 2")
+def test_the_rest_of_a_folders_transform_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    (tmp_path / "cats").mkdir()
+    for number in range(SIZE):
+        Image.new("RGB", (20, 16)).save(tmp_path / "cats" / f"{number}.jpg")
+    # As in a program whose first loader this is, where torchvision's class is as it was until then.
+    call = vars(transforms.Compose)["__call__"]
+    monkeypatch.setattr(transforms.Compose, "__call__", getattr(call, "__penstock_original__", call))
+    monkeypatch.setattr(compose_hook, "_exchanged", set())
+    transform = transforms.Compose([transforms.CenterCrop(16), unchanged, transforms.Resize(8), transforms.ToTensor()])
+    loader = go_through(penstock.DataLoader(penstock.ImageFolder(tmp_path, transform), 4, **options))
+    why = {"unchanged has no native form": RefusedCalls(SIZE, "")}
+    assert loader.stats().calls == {"torchvision transforms": CallCounts(SIZE, why)}

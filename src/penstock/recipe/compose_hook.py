@@ -192,6 +192,7 @@ class Pipeline:
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._transforms = list(transforms)
         self._known: KnownTransforms | None = None
+        _exchange_methods()  # before what is known is looked up: an exchange later would be a change
         with suppress(TypeError):  # a transform cannot be referred to weakly
             self._known = KnownTransforms(self._transforms) if transforms else None
 
