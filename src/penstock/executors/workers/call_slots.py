@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 
 from penstock.call_counts import CallRow, kept_reason, shortened
 
@@ -35,6 +36,7 @@ class SlotCalls:
         self._memory = memory
         self._offset = offset
         self._used = 0
+        self._lock = threading.Lock()
         self._counts = memoryview(memory)[offset : offset + TABLE].cast("q")
         # The number of a slot's count among the 8-byte words of the table, or _NO_SLOT:
         self._answers: dict[str, int] = {}
@@ -61,10 +63,11 @@ class SlotCalls:
 
     def _new(self, function: str, reason: str, example: str) -> int:
         """Write the text of the next slot, and return where its count is."""
-        number = self._used
-        if number == SLOTS:
-            return _NO_SLOT
-        self._used += 1
+        with self._lock:  # the user's code may have started threads
+            number = self._used
+            if number == SLOTS:
+                return _NO_SLOT
+            self._used += 1
         text = _BETWEEN.join((function, reason, example)).encode(errors="replace")[:_TEXT_MAX]
         begin = self._offset + number * SLOT
         self._memory[begin + _TEXT_AT : begin + _TEXT_AT + len(text)] = text
