@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 
-from penstock.executors.method import and_join
+from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
-from penstock.executors.workers.own_fetch import describe_copies
+from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.remainder import Remainder
@@ -20,6 +21,9 @@ from penstock.settings import Method, Settings
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
+
+#: Reasons that the line of a function's calls names.
+_MOST_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)
+        yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
-        yield from self._advice()
+        yield from self._advice(plan, stats)
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
@@ -70,6 +75,7 @@ class Explained:
         memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
         yield f"buffers  {memory}"
         yield from _so_far(stats)
+        yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
         recipes = [leaf.recipe for leaf in plan.leaves]
@@ -121,15 +127,32 @@ class Explained:
             yield self.executors.register.explain()
         yield from self.device
 
-    def _advice(self) -> Iterator[str]:
+    def _advice(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""
         settings = self.settings
         if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
+            return
+        if threads := self._measured_threads(plan, stats):
+            yield threads
             return
         workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
         others = "worker processes" if settings.num_workers else "the caller's thread"
         question = f"whether threads of this process are faster than {others}"
         yield f"advice   worker_method='auto'{workers} would measure {question}"
+
+    def _measured_threads(self, plan: PythonPlan, stats: Stats) -> str | None:
+        """Return what passes in worker processes have shown of threads, where these would be faster."""
+        settings = self.settings
+        measured = one_thread(self.executors.counters.meter.processes, stats.stages, stats.samples)
+        if not settings.num_workers or settings.seed is not None or measured is None:
+            return None  # the draws of a seed follow the sample in worker processes alone
+        if measured.factor < WORTH_A_CHANGE or not can_be_copied(self.executors.fetch(settings, plan)):
+            return None
+        return (
+            f"advice   worker_method='thread' would be at least about {measured.factor:.1f} times as fast: passes in "
+            f"worker processes took {measured.processes:.2g} s, of which one thread would need {measured.alone:.2g} s; "
+            "penstock.testing.assert_same_as_torch(dataset) checks the dataset in threads"
+        )
 
     # --- the order --------------------------------------------------------------------------------------------------
 
@@ -165,6 +188,26 @@ def _so_far(stats: Stats) -> Iterator[str]:
     if stats.samples:
         done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
+
+
+def _calls(stats: Stats) -> Iterator[str]:
+    """Yield, for each function that the dataset's own code called, who did the calls, and why."""
+    for function, counts in sorted(stats.calls.items()):
+        refused = sorted(counts.refused.items(), key=lambda item: -item[1].calls)
+        owner = f"{_owner(function)} own"
+        said = [f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused[:_MOST_REASONS]]
+        if rest := sum(one.calls for _, one in refused[_MOST_REASONS:]):
+            said.append(f"{rest:,} more {owner}")
+        yield f"calls    {function}: {'; '.join([f'{counts.answered:,} answered natively', *said])}"
+
+
+def _owner(function: str) -> str:
+    package = re.split(r"[. ]", function)[0]
+    return {"PIL": "Pillow"}.get(package, package) + "'s"
+
+
+def _quoted(example: str) -> str:
+    return f'"{example}": ' if example else ""
 
 
 def _readers(settings: Settings, *, in_threads: bool) -> str:

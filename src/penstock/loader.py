@@ -392,7 +392,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # --- questions --------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Return the plan as text: each step and who does it; last, as advice, what would make the rest native."""
+        """Return the plan as text: each step and who does it, and the calls of the dataset's code that were counted.
+
+        What would make the rest native, and what might be faster, comes last, as advice.
+        """
         feed, settings = feed_of(self.device), self._settings()
         sends = self._device_feed.sends(feed)
         chosen = planned(settings, raw=sends)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from penstock.call_counts import CallMeter, CallReader
 from penstock.errors import WorkerStuck
 
 #: Counts of finished work that wait to be added up.
@@ -91,6 +92,25 @@ class StageTime(NamedTuple):
 StageReader = Callable[[], Iterable[tuple[str, float, int]]]
 
 
+@dataclass(slots=True)
+class ProcessTimes:
+    """What passes in worker processes took the thread that calls next(), in seconds."""
+
+    loader: float = 0.0
+    """In the loader: the start of the workers, and next()."""
+    loop: float = 0.0
+    """In the loop between two calls of next()."""
+    batches: int = 0
+    samples: int = 0
+
+    def add(self, loader: float, loop: float, samples: int) -> None:
+        """Count a batch."""
+        self.loader += loader
+        self.loop += loop
+        self.batches += 1
+        self.samples += samples
+
+
 class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
 
@@ -102,19 +122,25 @@ class Meter:
         self._totals: dict[str, StageTime] = {}
         self._working: list[StageReader] = []
         self._finished: deque[tuple[str, float, int]] = deque()  # counts that the totals do not have yet
+        self.calls = CallMeter()
+        self.processes = ProcessTimes()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
         return Meter, ()  # a copy counts anew
 
-    def open(self, read: StageReader) -> None:
-        """Add workers that count for themselves."""
+    def open(self, read: StageReader, calls: CallReader | None = None) -> None:
+        """Add workers that count for themselves. calls: reads the calls of those that count them for themselves too."""
         self._working.append(read)
+        if calls is not None:
+            self.calls.open(calls)
 
-    def close(self, read: StageReader) -> None:
+    def close(self, read: StageReader, calls: CallReader | None = None) -> None:
         """Read the counters of workers for the last time; the second call does nothing."""
         with contextlib.suppress(ValueError):
             self._working.remove(read)
             self._finished.extend(read())
+        if calls is not None:
+            self.calls.close(calls)
 
     def add(self, stage: str, seconds: float, samples: int) -> None:
         """Count work of the calling thread."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from penstock.call_counts import CallCounts
 from penstock.observe import Delivery, Meter, Observer, StageTime
 
 
@@ -38,6 +39,10 @@ class Stats:
     read, check (of a file's CRC), decode, resize, convert, gather, write. Python: getitem, collate (within getitem
     where threads fetch whole batches), and iterate over an iterable dataset (not in worker processes). Work on a device
     is not in it."""
+    calls: dict[str, CallCounts]
+    """Calls of costly functions by a dataset's own code, by the function's public name: how many the native core
+    answered, and how many it left to the original function, by reason. "torchvision transforms" counts images; one
+    whose transforms are done natively in part counts as answered and under what was not."""
 
 
 class Counters(Observer):
@@ -71,7 +76,7 @@ class Counters(Observer):
         """Return the counters as they are, with the given (lent, free, created) buffers."""
         with self._lock:
             counted = (self._batches, self._samples, self._wait_seconds, dict(self._read_by_python))
-        return Stats(*counted, *buffers, self.meter.stages())
+        return Stats(*counted, *buffers, self.meter.stages(), self.meter.calls.counts())
 
 
 class DeviceWaits(Observer):

@@ -50,6 +50,7 @@ def test_the_faster_method_is_taken(threads: Speed, processes: Speed, samples: i
     assert choice.method is wanted
     assert f"threads fetched {1 / threads.sample:,.0f} samples/s" in choice.why
     assert f"processes {1 / processes.sample:,.0f}" in choice.why
+    assert choice.why.endswith(" times as fast") == (wanted is Method.THREAD)
 
 
 def test_samples_too_slow_to_compare_go_to_processes() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
 
+from penstock.call_counts import CallMeter
 from penstock.hooks.calls import natively
 from penstock.recipe import drawing
 from penstock.recipe.reach import reseed, seedable
@@ -118,10 +119,10 @@ class Fetch:
         return (collate or self.collate)(task, samples)
 
     @contextmanager
-    def as_guest(self) -> Iterator[None]:
-        """Work in a thread that is not ours: its global generators are left as they were."""
+    def as_guest(self, calls: CallMeter) -> Iterator[None]:
+        """Work in a thread that is not ours: its global generators are left as they were. calls: counts the user's."""
         generators = generators_kept() if self._seeded else nullcontext()
-        with generators, drawing.given_back(), natively() if self.composes else nullcontext():
+        with generators, drawing.given_back(), natively(calls) if self.composes else nullcontext():
             yield
 
     def samples(self, task: Task) -> list[Any]:

@@ -104,7 +104,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
-        with natively() if self._composes else nullcontext():
+        with natively(self._meter.calls) if self._composes else nullcontext():
             batch = super()._next_data()  # type: ignore[no-untyped-call]
         if self._dataset_kind == _DatasetKind.Iterable:
             self._meter.add("iterate", time.perf_counter() - started, self._samples(batch))

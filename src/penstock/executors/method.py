@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from penstock.executors.measure import Measurement, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.hooks.calls import natively_in_this_process
+from penstock.observe import ProcessTimes, StageTime
 from penstock.settings import Method
 from penstock.state.delivery import Task
 
@@ -33,6 +34,12 @@ LIMIT_SECONDS = 1.0
 LIMIT_EACH_SECONDS = 0.02
 #: What threads must reach of the processes' rate to be chosen: they start at once.
 ENOUGH = 0.95
+#: What threads spend on a batch beside fetching and collating its samples, in seconds; twice what they were seen to.
+THREAD_BATCH_SECONDS = 1e-4
+#: Batches of worker processes that say what such passes take: fewer tell of the start of the workers alone.
+FEWEST_BATCHES = 50
+#: How many times as fast threads must be at least, so that they are advised.
+WORTH_A_CHANGE = 1.2
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,34 @@ class Choice:
 
     method: Method
     why: str
+
+
+@dataclass(frozen=True)
+class OneThread:
+    """What passes in worker processes took, and what one thread would need for the same."""
+
+    processes: float
+    """Seconds that the passes took, the loop's own work between the batches included."""
+    alone: float
+    """Seconds that one thread would need for the same samples, if it and the loop worked in turn."""
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast threads would be at least: one of them works where more of them do not help."""
+        return self.processes / self.alone
+
+
+def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> OneThread | None:
+    """Return what is known of threads from passes in worker processes; None: too little.
+
+    Args:
+        times, stages: of the loader so far.
+        samples: that it handed out so far, by worker processes or in another way.
+    """
+    if times.batches < FEWEST_BATCHES or times.samples != samples:
+        return None
+    fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
+    return OneThread(times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS)
 
 
 def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
@@ -73,7 +108,7 @@ def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
             f"{processes.epoch(samples):.2g} s so"
         )
     if ratio >= ENOUGH:
-        return Choice(Method.THREAD, f"threads: {figures}")
+        return Choice(Method.THREAD, f"threads: {figures}; threads are {ratio:.1f} times as fast")
     return Choice(Method.PROCESS, f"processes: {figures}")
 
 

@@ -313,7 +313,7 @@ class NativePass(IndexedPass):
         if self._fetch is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
-            with self._fetch.as_guest():
+            with self._fetch.as_guest(self._resources.meter.calls):
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
         if self._table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)

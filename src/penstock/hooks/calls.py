@@ -14,33 +14,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.hooks import numpy_load, pillow, torch_load
+from penstock.call_counts import CallMeter, CallSink, count_in_this_process
+from penstock.hooks import numpy_load, pillow, tally, torch_load
 from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.originals import is_original
 from penstock.system.process_lock import ProcessLock
 
-#: What answers a call, and the modules that offer the function: the first one defines it.
+#: The public name of a function, what answers a call, and the modules that offer the function: the first defines it.
 _ANSWERS: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
-    ("load", torch_load.load, (torch.serialization, torch)),
-    ("load", numpy_load.load, (np,)),
+    ("torch.load", torch_load.load, (torch.serialization, torch)),
+    ("numpy.load", numpy_load.load, (np,)),
 )
 _lock = ProcessLock()
 _exchanged: list[Any] = []
 
 
 @contextmanager
-def natively() -> Iterator[None]:
-    """Answer the costly calls of the user's code in this thread natively, as far as that gives the same."""
+def natively(calls: CallMeter | None = None) -> Iterator[None]:
+    """Answer the costly calls of the user's code in this thread natively, as far as that gives the same.
+
+    Args:
+        calls: counts them for the loader that the thread works for.
+    """
     _exchange_all()
-    with compose_hook.natively():
+    with compose_hook.natively(calls):
         yield
 
 
-def natively_in_this_process() -> None:
-    """Do so in all threads, for the life of a process that is a loader's own."""
+def natively_in_this_process(sink: CallSink | None = None) -> None:
+    """Do so in all threads, for the life of a process that is a loader's own. sink: counts the calls."""
     _exchange_all()
+    count_in_this_process(sink)
     compose_hook.natively_in_this_process()
 
 
@@ -49,19 +55,20 @@ def _exchange_all() -> None:
         return
     with _lock:
         pillow.exchange()
-        for name, answer, modules in _ANSWERS:
+        for function, answer, modules in _ANSWERS:
+            name = function.rpartition(".")[2]
             original = getattr(modules[0], name)
             if answer in _exchanged:
                 continue
             own = is_original(original, modules[0].__name__, name)
             if own and all(vars(module)[name] is original for module in modules):
-                asking = _asking(original, answer)
+                asking = _asking(original, answer, function)
                 for module in modules:
                     setattr(module, name, asking)
                 _exchanged.append(answer)
 
 
-def _asking(original: Any, answer: Callable[..., Any]) -> Any:
+def _asking(original: Any, answer: Callable[..., Any], function: str) -> Any:
     """Return a function that has a call of a worker answered, and leaves all others to the original."""
 
     @functools.wraps(original)
@@ -70,9 +77,11 @@ def _asking(original: Any, answer: Callable[..., Any]) -> Any:
             try:
                 found = answer(*arguments, **named)
             except TypeError:  # of arguments that the original says more about
-                found = None
-            if found is not None and type(found) is not Refused:
+                found = Refused("it is called with other arguments")
+            if type(found) is not Refused:
+                tally.answered(function)
                 return found
+            tally.refused(function, found.reason, tally.example_of(arguments[0]) if arguments else "")
         return original(*arguments, **named)
 
     load.__penstock_original__ = original  # type: ignore[attr-defined]

@@ -16,10 +16,12 @@ from typing import Any
 from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
+from penstock.hooks import tally
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import replaced_in_class
 
+_CONVERT = "PIL.Image.convert"
 _exchanged: set[str] = set()
 
 
@@ -39,10 +41,13 @@ def _converting(original: Any) -> Any:
     @functools.wraps(original)
     def convert(self: Any, *arguments: Any, **named: Any) -> Any:
         if this_thread.native and type(self) is JpegImageFile and _wants_rgb(self, arguments, named):
-            leave_encoded(self)
+            example = tally.example_of(self.fp)
+            why = leave_encoded(self)
             converted = converted_to_rgb(self)
             if converted is not None:
+                tally.answered(_CONVERT)
                 return converted
+            tally.refused(_CONVERT, why or "the image has a transparent colour", example)
         return original(self, *arguments, **named)
 
     return convert
@@ -54,7 +59,7 @@ def _loading(original: Any) -> Any:
         if this_thread.native and type(self) is JpegImageFile:
             caller = sys._getframe(1)
             by_pillow = caller.f_globals.get("__name__", "").partition(".")[0] == "PIL"
-            if not by_pillow and _is_dropped(caller.f_code, caller.f_lasti) and leave_encoded(self):
+            if not by_pillow and _is_dropped(caller.f_code, caller.f_lasti) and leave_encoded(self) is None:
                 return None
         return original(self)
 

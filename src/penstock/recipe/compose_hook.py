@@ -20,11 +20,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from PIL import Image
 
+from penstock import call_counts
+from penstock.call_counts import CallMeter
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.encoded_image import is_encoded
@@ -43,14 +46,17 @@ this_thread = _ThreadState()
 
 
 @contextmanager
-def natively() -> Iterator[None]:
-    """Run each Compose that this thread calls natively, as far as its parts are known."""
+def natively(calls: CallMeter | None = None) -> Iterator[None]:
+    """Run each Compose that this thread calls natively, as far as its parts are known. calls: counts them."""
     _exchange_methods()
-    before, this_thread.native = this_thread.native, True
+    counting = call_counts.this_thread
+    before, sink = this_thread.native, counting.sink
     try:
+        this_thread.native = True
+        counting.sink = None if calls is None else calls.of_this_thread()
         yield
     finally:
-        this_thread.native = before
+        this_thread.native, counting.sink = before, sink
 
 
 def natively_in_this_process() -> None:
@@ -59,6 +65,9 @@ def natively_in_this_process() -> None:
     _ThreadState.native = this_thread.native = True
 
 
+#: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
+TRANSFORMS = "torchvision transforms"
+_NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
 #: By module: a class, its method, and whether its objects are a list of transforms or one transform.
 _METHODS = (
     (V1, "Compose", "__call__", True),
@@ -99,6 +108,7 @@ def _call_of_list(original: Any) -> Any:
             if found is not None:
                 known, parts = found
                 return known.run(parts, inputs[0])
+            call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
         return original(self, *inputs, **named)
 
     return call
@@ -114,6 +124,7 @@ def _call_of_one(original: Any) -> Any:
                 known, parts = found
                 done = known.run_first(parts, inputs[0])
                 if done is not REFUSED:
+                    call_counts.answered(TRANSFORMS)
                     return done
         return original(self, *inputs, **named)
 
@@ -223,6 +234,7 @@ class Pipeline:
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._transforms = list(transforms)
         self._known: KnownTransforms | None = None
+        _exchange_methods()  # before what is known is looked up: an exchange later would be a change
         with suppress(TypeError):  # a transform cannot be referred to weakly
             self._known = KnownTransforms(self._transforms) if transforms else None
 
@@ -308,14 +320,21 @@ class KnownTransforms:
         parts: list[Any] = [part.transform() for part in self._parts]
         if any(part is None for part in parts):  # another thread has just taken a transform out of a list
             return called(transforms, 0, value)
-        begin = 0
+        begin, natively_run, image = 0, False, value
+        left: _Part | None = None
         while begin < len(parts):
             run = self._run_from(begin, parts, value)
             if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
                 value, begin = done, begin + run.length
                 _Debt.images = max(0, _Debt.images - 1)
+                if not natively_run:
+                    natively_run = True
+                    call_counts.answered(TRANSFORMS)
                 continue
             part = self._parts[begin]
+            if left is None and (part.foreign or not natively_run):
+                left = part
+                call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
             value, begin = parts[begin](value), begin + 1
             if part.foreign and begin < len(parts) and not self.still(transforms):
                 for number, position in reversed(part.trail):
@@ -340,6 +359,18 @@ class KnownTransforms:
             except Exception:  # torchvision itself has the last word
                 self._runs[key] = None
         return self._runs[key]
+
+
+def _why_left(transform: Any, part: _Part, run: Run | None, image: Any) -> str:
+    """Return why a transform of an image is called as it is."""
+    name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
+    if part.foreign:
+        return f"{name} has no native form"
+    if not isinstance(image, Image.Image):
+        return f"the image is a {type(image).__qualname__}"
+    if image.mode not in ("RGB", "L"):
+        return f"the image is of mode {image.mode}"
+    return f"{name} alone gains nothing" if run is None else "the native core refuses images of this size"
 
 
 def _has_parts(compose: Any) -> bool:

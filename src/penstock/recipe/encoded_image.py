@@ -113,17 +113,19 @@ class _Repeated:
     """How many images to decode as a whole, after some that were looked at more than once."""
 
 
-def leave_encoded(image: Any) -> bool:
-    """Do to a JPEG file that Pillow has opened what its load() does, but decode no pixels. False: nothing was done.
+def leave_encoded(image: Any) -> str | None:
+    """Do to a JPEG file that Pillow has opened what its load() does, but decode no pixels.
 
-    The bytes of the file are read, and the file is closed or positioned as load() leaves it.
+    The bytes of the file are read, and the file is closed or positioned as load() leaves it. Returns None; or why
+    nothing was done.
     """
-    if type(image) is not JpegImagePlugin.JpegImageFile or vars(image).get(PIXELS, image) is not None:
-        return False
-    found = _read(image)
-    file = image.fp
-    if found is None or file is None:
-        return False
+    if type(image) is not JpegImagePlugin.JpegImageFile:
+        return "no JPEG file"
+    if vars(image).get(PIXELS, image) is not None:
+        return "the image was loaded before"
+    found, file = _read(image), image.fp
+    if isinstance(found, str) or file is None:
+        return found if isinstance(found, str) else "the file is closed"
     data, end = found
     opened = dict(vars(image))
     del opened["fp"], opened[PIXELS]
@@ -138,7 +140,7 @@ def leave_encoded(image: Any) -> bool:
     image.readonly = 0
     image.fp = None
     _set(image, Encoded(data, opened, image.mode))
-    return True
+    return None
 
 
 def converted_to_rgb(image: Any) -> Image.Image | None:
@@ -153,14 +155,22 @@ def converted_to_rgb(image: Any) -> Image.Image | None:
     return converted
 
 
-def _read(image: Any) -> tuple[bytes, int] | None:
-    """Return the bytes of an opened JPEG file and where its image ends in them; None: Pillow must load it."""
-    if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L"):
-        return None
-    if [tuple(tile) for tile in image.tile] != [("jpeg", (0, 0, *image.size), 0, (image.mode, ""))]:
-        return None
-    if type(image.fp) not in (io.BytesIO, io.BufferedReader) or not decoded_alike() or replaced_in_opening():
-        return None
+def _read(image: Any) -> tuple[bytes, int] | str:
+    """Return the bytes of an opened JPEG file and where its image ends in them; or why Pillow must load it."""
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        return "ImageFile.LOAD_TRUNCATED_IMAGES is on"
+    if image.mode not in ("RGB", "L"):
+        return f"the image is of mode {image.mode}"
+    whole = ("jpeg", (0, 0, *image.size), 0, (image.mode, ""))
+    if image.decoderconfig or [tuple(tile) for tile in image.tile] != [whole]:
+        return "draft() was called"
+    if type(image.fp) not in (io.BytesIO, io.BufferedReader):
+        return f"it reads from a {type(image.fp).__qualname__}"
+    if not decoded_alike():
+        return "this Pillow decodes JPEG in another way"
+    replaced = replaced_in_opening()
+    if replaced is not None:
+        return f"{replaced.what} was replaced"
     try:
         position = image.fp.tell()
         image.fp.seek(0)
@@ -171,8 +181,8 @@ def _read(image: Any) -> tuple[bytes, int] | None:
             return data, certified[3]
         image.fp.seek(position)
     except (OSError, ValueError, MemoryError):  # Pillow, which begins at the start of the file, has an error of its own
-        pass
-    return None
+        return "the file cannot be read"
+    return certified if isinstance(certified, str) else "the file was changed"
 
 
 def _set(image: Any, encoded: Encoded) -> None:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
+from penstock.executors.workers.shm_space import FOLDER, REMEDY
 from penstock.system.cgroup import memory
+from penstock.system.words import size_of
 
 Identify = Callable[[Any], tuple[str, str | None]]
 
-_SHARED_MEMORY = "/dev/shm"
 _REAP_SECONDS = 1.0  # for a process whose sentinel is ready to be gone
 
 
@@ -87,9 +88,9 @@ def clear_away(board: Board, pids: list[int]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     own = tuple(f"torch_{pid}_" for pid in pids)
     with contextlib.suppress(OSError):
-        for name in os.listdir(_SHARED_MEMORY):
+        for name in os.listdir(FOLDER):
             if name.startswith(own):
-                _remove_unused(os.path.join(_SHARED_MEMORY, name))
+                _remove_unused(os.path.join(FOLDER, name))
 
 
 def _remove_unused(path: str) -> None:
@@ -118,19 +119,19 @@ def why_died(
     for worker, death in deaths.items():
         code = death.code
         how = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
-        peak = "" if death.peak is None else f", with at most {_size(death.peak)} of memory in use,"
+        peak = "" if death.peak is None else f", with at most {size_of(death.peak)} of memory in use,"
         lines.append(
             f"Worker {worker} (pid {death.pid}) ended {how}{peak} {_doing(board.progress(worker), identify)} ago."
         )
         lines += _stack_lines(board.stacks(worker))
     if now.in_use is not None:
-        limit = "no limit" if now.limit is None else f"a limit of {_size(now.limit)}"
+        limit = "no limit" if now.limit is None else f"a limit of {size_of(now.limit)}"
         counted = (
             ""
             if killed is None
             else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
         )
-        lines.append(f"The cgroup has {_size(now.in_use)} of memory in use and {limit}{counted}.")
+        lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{counted}.")
     starting = board.progress(next(iter(deaths))).stage == WorkerStage.STARTING
     if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
         lines.append(_guard(start_method))
@@ -144,7 +145,7 @@ def why_stuck(timeout: float, owing: dict[int, int], board: Board, identify: Ide
     lines = [f"DataLoader timed out after {timeout} seconds."]
     for number, (worker, pid) in enumerate(owing.items()):
         held = _resident(pid)
-        size = "" if held is None else f", {_size(held)} of memory in use"
+        size = "" if held is None else f", {size_of(held)} of memory in use"
         lines.append(f"Worker {worker} (pid {pid}{size}) is {_doing(board.progress(worker), identify)} ago.")
         if number < _STACKS_TOLD:
             lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
@@ -220,7 +221,7 @@ def _advice(death: Death, killed: int | None) -> str:
     if number == signal.SIGKILL:
         return "Who sent the signal is to be found outside: the job scheduler, a user, or the host's kernel (dmesg)."
     if number == signal.SIGBUS:
-        return "Give /dev/shm more space, or lower num_workers=, batch_size= or prefetch_factor=."
+        return REMEDY
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return "Who sent the signal is to be found outside: the job scheduler or a user."
     if number > 0:
@@ -235,10 +236,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
 
 
 def _resident(pid: int) -> int | None:

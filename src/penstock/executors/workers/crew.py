@@ -217,7 +217,7 @@ class ThreadCrew:
 
     def _run(self, worker: WorkerThread) -> None:
         work = self._work_on(worker)
-        with natively() if self._fetch.composes else contextlib.nullcontext():
+        with natively(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
             while not self._closed:
                 worker.surroundings = self._surroundings
                 worker.surroundings(next, work, None)
@@ -373,7 +373,7 @@ class ThreadCrew:
 
     def _work_as_caller(self, batch: FetchedBatch, fetch: Fetch, generators: Generators | None = None) -> None:
         """Do what is left of a batch in the calling thread."""
-        with fetch.as_guest():
+        with fetch.as_guest(self._meter.calls):
             while not batch.done:
                 total = 1 if batch.indices is None else len(batch.indices)
                 begin = total - batch.unfinished

@@ -71,7 +71,7 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         if self.composes:
-            natively_in_this_process()
+            natively_in_this_process(self.board.count_calls(worker))
         begin = self.board.report(worker)
         begin(WorkerStage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]

@@ -13,10 +13,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch.multiprocessing
 from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
@@ -35,18 +34,16 @@ from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
 from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
+from penstock.executors.workers.shm_space import ShmSpace, note_space
+from penstock.executors.workers.tasks import Batches, Tasks, is_built_in_place
 from penstock.executors.workers.watching import WorkerWatch
-from penstock.observe import Meter
+from penstock.observe import Delivery, Meter
 from penstock.order.ahead import Arrivals
-from penstock.order.batches import with_sample_numbers
-from penstock.order.permutations import Positions
-from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in
 
 Key = Callable[[], tuple[int | None, int]]
-Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
 
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
@@ -96,7 +93,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         meter: Meter | None = None,
         shared: SharedBuffers | None = None,
     ) -> None:
-        self._owner = os.getpid()
+        self._owner, self._left_at = os.getpid(), time.perf_counter()  # when the caller went away with a batch
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
         self.follow(streams)
@@ -111,14 +108,15 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._board = Board(loader.num_workers)
         self._watch = WorkerWatch(self._board, identify)
         self._meter, self._stages = meter or Meter(), self._board.stages
-        self._meter.open(self._stages)
+        self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches = batches
-        self._shared = shared if fetch is not None and _is_built_in_place(fetch) else None
+        self._shared = shared if fetch is not None and is_built_in_place(fetch) else None
+        self._space = ShmSpace() if shared is None else shared.space
         self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
         self._tasks = None
         if fetch is not None:
-            self._tasks = _Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
+            self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -176,12 +174,16 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._clear_away = multiprocessing.util.Finalize(
                 None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
+        began = self._left_at if first_iter else time.perf_counter()
+        self._space.begin()
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
             self._tasks.batches = self.batches
         self._sizes.clear()
         super()._reset(loader, first_iter)
+        self._left_at = time.perf_counter()
+        self._meter.processes.loader += self._left_at - began
 
     def _try_put_index(self) -> None:
         while self._turn:
@@ -197,11 +199,22 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index
 
+    def _delivery(self) -> Delivery:
+        came_at = time.perf_counter()
+        delivery = super()._delivery()
+        left_at, self._left_at = self._left_at, time.perf_counter()
+        self._meter.processes.add(self._left_at - came_at, came_at - left_at, delivery.samples)
+        return delivery
+
     def _samples(self, batch: Any) -> int:
         for number in [number for number in self._sizes if number not in self._task_info]:
             self._size = self._sizes.pop(number)  # those before it failed, or were not fulfilled
         iterable = self._tasks is None and self._auto_collation
         return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
+
+    def __next__(self) -> Any:
+        self._space.warn()  # here a warning that is an error loses no batch
+        return super().__next__()
 
     def _next_batch(self) -> Any:
         try:
@@ -209,6 +222,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         except (StopIteration, WorkerStuck):
             raise
         except Exception as error:
+            note_space(error)
             if self.streams is not None:
                 self.streams.failed()
             if self.arrivals is not None:
@@ -240,6 +254,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self.streams.read(worker_idx, state)
         if self.arrivals is not None:
             self.arrivals.read(self._came)
+        pinned = self._pin_memory and self._shared is None
+        self._space.look(batch, self._num_workers, self._prefetch_factor, pinned=pinned)
         return batch
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
@@ -319,7 +335,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             return  # Python ends, and multiprocessing ends them; or this is a forked child's copy
         if getattr(self, "_shutdown", True):  # there are none, or no more
             if hasattr(self, "_stages"):
-                self._meter.close(self._stages)
+                self._meter.close(self._stages, self._board.calls)
                 self._board.close()
             return
         try:
@@ -335,7 +351,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 self._clear_away()
             for number in list(self._reserved):  # no worker writes into them any more
                 self._give_back(number)
-            self._meter.close(self._stages)
+            self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
     def _give_back(self, number: Any) -> None:
@@ -365,42 +381,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
-
-
-class _Tasks:
-    """A sampler of batches (or indices) that yields tasks."""
-
-    def __init__(self, sampler: Any, *, batched: bool, shared: SharedBuffers | None) -> None:
-        self._sampler = sampler
-        self._batched = batched
-        self._shared = shared
-        self.reserved: tuple[SharedBlock, ...] = ()
-        """Memory for the latest task."""
-        self.batches: Batches | None = None
-        self.seed = self.epoch = 0
-
-    def __iter__(self) -> Iterator[Task]:
-        given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
-        return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
-
-    def _task(self, given: tuple[Any, Positions]) -> Task:
-        self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
-        return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-
-def _is_built_in_place(fetch: Fetch) -> bool:
-    """Return whether workers may build batches in memory that is used again."""
-    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    return (
-        fetch.batched
-        and fetch.stacks
-        and fetch.composes
-        and strategy == "file_descriptor"
-        and collates_as_torch(torch.Tensor, np.ndarray)
-    )
 
 
 _NOTHING = object()

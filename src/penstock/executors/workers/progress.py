@@ -29,7 +29,9 @@ from typing import Any
 import torch
 from torch.utils.data._utils import signal_handling
 
+from penstock.call_counts import CallRow
 from penstock.executors.fetch import Note
+from penstock.executors.workers.call_slots import TABLE, SlotCalls, read_slots
 
 
 class WorkerStage(enum.StrEnum):
@@ -66,9 +68,10 @@ _LENGTH = struct.Struct("=q")
 _TEXT_AT = _RECORD.size + _SIGNAL.size + _LENGTH.size
 _FOLDER_AT = 512  # the name of multiprocessing's temporary folder, between the text of an index and the end
 _TEXT_MAX = _FOLDER_AT - _LENGTH.size - _TEXT_AT
-_REGION = 1024  # bytes a worker
-_SPENT = struct.Struct("=qq")  # nanoseconds in a stage, and its samples: one a stage, at the end of the region
-_SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
+_CALLS_AT = 1024
+_REGION = _CALLS_AT + TABLE  # bytes a worker
+_SPENT = struct.Struct("=qq")  # nanoseconds in a stage, and its samples: one a stage, before the calls
+_SPENT_AT = _CALLS_AT - len(_STAGES) * _SPENT.size
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
 _COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 
@@ -83,6 +86,7 @@ class Board:
         self._fds: list[int] = []
         self._memory: mmap.mmap | None = None
         self._spent: list[tuple[str, float, int]] = []
+        self._called: list[CallRow] = []
         try:
             self._fds.append(os.memfd_create("penstock-progress", os.MFD_CLOEXEC))
             os.ftruncate(self._fds[0], workers * _REGION)
@@ -103,7 +107,7 @@ class Board:
     def __setstate__(self, handles: list[Any]) -> None:
         self._fds = [handle.detach() for handle in handles]
         self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION)
-        self._spent = []
+        self._spent, self._called = [], []
 
     def report(self, worker: int) -> Note:
         """Make the calling process that worker: return what it calls when a stage begins.
@@ -173,9 +177,10 @@ class Board:
     def progress(self, worker: int) -> WorkerProgress:
         """Return what a worker has last begun."""
         assert self._memory is not None
-        region = self._memory[worker * _REGION : (worker + 1) * _REGION]
+        begin, end = worker * _REGION, worker * _REGION + _CALLS_AT
+        region = self._memory[begin:end]
         for _ in range(3):  # it may be writing
-            before, region = region, self._memory[worker * _REGION : (worker + 1) * _REGION]
+            before, region = region, self._memory[begin:end]
             if before == region:
                 break
         times, stage, kind, number, since, times_after = _RECORD.unpack_from(region)
@@ -198,6 +203,18 @@ class Board:
             ]
             self._spent = [(stage, nanoseconds / 1e9, samples) for stage, nanoseconds, samples in found]
         return self._spent
+
+    def count_calls(self, worker: int) -> SlotCalls:
+        """Return what counts the calls of the calling process, which is that worker."""
+        assert self._memory is not None
+        return SlotCalls(self._memory, worker * _REGION + _CALLS_AT)
+
+    def calls(self) -> list[CallRow]:
+        """Return the calls that all workers have counted so far, also after close()."""
+        if self._memory is not None:
+            offsets = range(_CALLS_AT, len(self._memory), _REGION)
+            self._called = [row for offset in offsets for row in read_slots(self._memory, offset)]
+        return self._called
 
     def stacks(self, worker: int) -> str:
         """Return what faulthandler has written for a worker."""
@@ -230,6 +247,7 @@ class Board:
         """Give the memory back. Does nothing the second time."""
         if self._memory is not None:
             self.stages()
+            self.calls()
             self._memory.close()
             self._memory = None
         while self._fds:

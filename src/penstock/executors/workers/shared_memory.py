@@ -23,6 +23,7 @@ from torch.multiprocessing import reductions
 from penstock.executors.buffers import Block, Field, Rows, Shelf
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.fetch import Fetch
+from penstock.executors.workers.shm_space import ShmSpace
 from penstock.state.delivery import Task
 
 #: Bytes of a field of a batch from which on it lies in shared memory: below, sending it costs less than a block.
@@ -81,6 +82,8 @@ class SharedBuffers:
         self._shelf = Shelf(0)
         self._made: weakref.WeakSet[SharedBlock] = weakref.WeakSet()
         self.field_bytes: Sequence[int] = ()
+        self.space = ShmSpace()
+        """For the batches that come torch's way."""
 
     def reserve(self, samples: int) -> tuple[SharedBlock, ...]:
         """Return blocks for a batch; none where they cannot be had. They are the caller's until it gives them back."""

@@ -1,0 +1,55 @@
+"""The tasks of worker processes: what a sampler gives, with the seed and epoch of the pass, and memory to fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.executors.fetch import Fetch
+from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
+from penstock.order.batches import with_sample_numbers
+from penstock.order.permutations import Positions
+from penstock.sources.premises import collates_as_torch
+from penstock.state.delivery import Task
+from penstock.stats import samples_given
+
+Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
+
+
+class Tasks:
+    """A sampler of batches (or indices) that yields tasks."""
+
+    def __init__(self, sampler: Any, *, batched: bool, shared: SharedBuffers | None) -> None:
+        self._sampler = sampler
+        self._batched = batched
+        self._shared = shared
+        self.reserved: tuple[SharedBlock, ...] = ()
+        """Memory for the latest task."""
+        self.batches: Batches | None = None
+        self.seed = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
+        return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
+
+    def _task(self, given: tuple[Any, Positions]) -> Task:
+        self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
+        return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def is_built_in_place(fetch: Fetch) -> bool:
+    """Return whether workers may build batches in memory that is used again."""
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    return (
+        fetch.batched
+        and fetch.stacks
+        and fetch.composes
+        and strategy == "file_descriptor"
+        and collates_as_torch(torch.Tensor, np.ndarray)
+    )
