@@ -22,6 +22,7 @@
 #include "bind/gil_released.h"
 #include "image/image_filler.h"
 #include "pool/pool.h"
+#include "tensor/column_filler.h"
 #include "tensor/tensor_filler.h"
 
 namespace nb = nanobind;
@@ -36,13 +37,17 @@ using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>
 using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
+DType dtype_named(const std::string& name) {
+  std::size_t index = 0;
+  while (index < kDTypes.size() && kDTypes[index].torch_name != name) ++index;
+  if (index == kDTypes.size()) throw nb::value_error(("no native dtype " + name).c_str());
+  return static_cast<DType>(index);
+}
+
 TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
   TensorSpec spec;
-  std::size_t index = 0;
-  while (index < kDTypes.size() && kDTypes[index].torch_name != dtype) ++index;
-  if (index == kDTypes.size()) throw nb::value_error(("no native dtype " + dtype).c_str());
+  spec.dtype = dtype_named(dtype);
   if (shape.size() > kMaxDims) throw nb::value_error("more dimensions than the native core takes");
-  spec.dtype = static_cast<DType>(index);
   spec.ndim = static_cast<std::uint8_t>(shape.size());
   std::copy(shape.begin(), shape.end(), spec.shape.begin());
   std::int64_t bytes = 0;
@@ -331,12 +336,55 @@ class Owning final : public Filler {
             static_cast<int>(channels), planar, std::move(recipe)};
   }
 
+  static ListOffsets offsets_in(nb::handle array) {
+    const auto offsets = as_it_is<nb::ndarray<nb::numpy, nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
+    const bool wide = offsets.dtype() == nb::dtype<std::int64_t>();
+    if (!wide && offsets.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("offsets are of int32 or int64");
+    return {static_cast<const std::uint8_t*>(offsets.data()), offsets.shape(0), wide};
+  }
+
+  static ColumnFiller make(nb::handle chunks, const std::string& dtype, const TensorSpec& spec) {
+    const DType stored = dtype_named(dtype);
+    std::vector<ColumnChunk> found;
+    for (nb::handle given : chunks) {
+      // (rows, offsets of lists, bytes of the elements, place of the first element)
+      const auto values = as_it_is<ByteArray>(given[2]);
+      ColumnChunk chunk{nb::cast<std::size_t>(given[0]), {}, values.data(), nb::cast<std::int64_t>(given[3]), 0};
+      for (nb::handle lists : nb::cast<nb::list>(given[1])) chunk.lists.push_back(offsets_in(lists));
+      if (chunk.first < 0 || chunk.first > (stored == DType::boolean ? 7 : 0)) throw nb::value_error("no such first element");
+      const std::size_t size = values.size();
+      chunk.elements = stored == DType::boolean ? static_cast<std::int64_t>(size * 8) - chunk.first
+                                                : static_cast<std::int64_t>(size / info(stored).size);
+      found.push_back(std::move(chunk));
+    }
+    return {std::move(found), stored, spec};
+  }
+
   nb::object owner_;
   Reader reader_;
 };
 
+using OwnedColumn = Owning<ColumnFiller>;
 using OwnedGather = Owning<GatherFiller>;
 using OwnedImages = Owning<ImageArrayFiller>;
+
+using Integers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void take(const OwnedColumn& column, const IndexArray& rows, const Integers& out) {
+  if (rows.size() != out.size() || rows.size() > 0x7fffffff) throw nb::value_error("rows and out have different lengths");
+  guard_faults();
+  const TensorSpec number{DType::i64, 0, {}};
+  TensorSpec got;
+  Scratch scratch;
+  bool failed = false;
+  const auto take_one = [&](std::uint32_t i) {
+    auto* const to = reinterpret_cast<std::uint8_t*>(out.data() + i);
+    const SampleKey key{static_cast<std::size_t>(rows.data()[i]), 0, 0, {}};
+    if (!column.fill(key, nullptr, number, to, got, scratch).ok()) failed = true;
+  };
+  each_guarded(scratch.guard, 0, static_cast<std::uint32_t>(rows.size()), take_one, [&](std::uint32_t) { failed = true; });
+  if (failed) throw nb::index_error("a row that the column does not have, or that cannot be read");
+}
 
 }  // namespace
 
@@ -358,6 +406,9 @@ void bind_pool(nb::module_& m) {
   nb::class_<Filler>(m, "Filler");
   nb::class_<OwnedGather, Filler>(m, "GatherFiller")
       .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
+  nb::class_<OwnedColumn, Filler>(m, "ColumnFiller")
+      .def(nb::init<nb::list, const std::string&, const TensorSpec&>(), nb::arg("chunks"), nb::arg("dtype"), nb::arg("spec"))
+      .def("take", &take, nb::arg("rows"), nb::arg("out"));
   nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
       .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
   nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
