@@ -85,7 +85,6 @@ _ARROW = {
     "datasets.arrow_dataset:Dataset": "__getitem__ __getitems__ __len__ _getitem num_rows",
     "datasets.arrow_dataset": "format_table get_formatter query_table",
     "datasets.features.features:Features": "decode_batch decode_example",
-    "datasets.features.features:ArrayExtensionArray": "to_numpy",
     "datasets.formatting": "get_format_type_from_alias get_formatter",
     "datasets.formatting.formatting": (
         "_check_valid_index_key _query_table _query_table_with_indices_mapping format_table key_to_query_type query_table"

@@ -53,7 +53,8 @@ class HuggingFaceSource(Source):
         table = dataset._data.table
         columns: dict[str, Column] = {}
         dtypes: dict[str, str] = {}
-        for name, form in _forms(dataset).items():
+        forms = _forms(dataset)
+        for name, form in forms.items():
             try:
                 columns[name] = column_of(table, name)
                 _check_feature(dataset._info.features[name])
@@ -64,11 +65,6 @@ class HuggingFaceSource(Source):
         specs = [_native.Spec(dtypes[name], list(columns[name].shape)) for name in columns]
         if not _confirmed(dataset, dict(zip(columns, specs, strict=True))):
             return Refusal(type(dataset).__name__, "this release of datasets makes other tensors", "a release known here")
-        whole = all(
-            np.can_cast(column.dtype, dtypes[name])
-            and (dataset._format_type != "numpy" or column.shape or column.dtype == dtypes[name])
-            for name, column in columns.items()
-        )
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in zip(columns, specs, strict=True))
         first = next(iter(columns))
         return NativeSource(
@@ -82,7 +78,7 @@ class HuggingFaceSource(Source):
             apply=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
             keys=tuple(columns),
             rows=None if dataset._indices is None else _Mapping(dataset._indices.table, table.num_rows),
-            batches_only=not whole,
+            batches_only=not all(_alike(columns[name], form, dtypes[name]) for name, form in forms.items()),
             still=_same_dataset(dataset),
             unmoved=all_of(),
         )
@@ -171,13 +167,18 @@ def _dtype(column: Column, form: str | None, options: Any) -> str:
         dtype = str(chosen).removeprefix("torch.")
     else:
         raise NotNumbers(f"elements for dtype={chosen!r}")
-    if form == "numpy" and not column.shape and column.dtype == "float16":
-        raise NotNumbers("float16 numbers")
     try:
         column.filler(dtype)
     except ValueError:
         raise NotNumbers(f"{stored} numbers, which become {dtype},") from None
     return dtype
+
+
+def _alike(column: Column, form: str | None, dtype: str) -> bool:
+    """Return whether a sample by itself has the elements that it has in a batch, whatever they are."""
+    if column.shape or form is None:
+        return True
+    return column.dtype == dtype if form == "numpy" else np.can_cast(column.dtype, dtype)
 
 
 def _confirmed(dataset: Any, specs: dict[str, _native.Spec]) -> bool:
