@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,15 @@ class Column:
     shape: tuple[int, ...]
     """Of a row."""
     chunks: list[Chunk]
+    fillers: dict[str, _native.ColumnFiller] = field(default_factory=dict)
+    """By the dtype that they convert to, those that were made."""
 
     def filler(self, dtype: str) -> _native.ColumnFiller:
         """Return what fills rows with elements of a dtype. Raises ValueError where these are not converted natively."""
-        return _native.ColumnFiller(self.chunks, self.dtype, _native.Spec(dtype, list(self.shape)))
+        if dtype not in self.fillers:
+            spec = _native.Spec(dtype, list(self.shape))
+            self.fillers[dtype] = _native.ColumnFiller(self.chunks, self.dtype, spec)
+        return self.fillers[dtype]
 
 
 #: By the identity of a table, for as long as it lives: the table, and the columns of it that were read.

@@ -1,0 +1,575 @@
+"""Hugging Face datasets: batches equal those of torch's loader, whoever reads them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset, default_collate, random_split
+
+import penstock
+import penstock._native as _native
+from penstock.sources import hugging_face
+from tests.executors_under_test import Executor, executors
+from tests.same import assert_same, assert_same_batches
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
+
+pytestmark = pytest.mark.native
+
+ROWS, BATCH = 29, 6
+KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
+Value = datasets.Value
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> None:
+    datasets.disable_progress_bars()
+
+
+def numbers(kind: str, shape: tuple[int, ...], seed: int = 0) -> Any:
+    """Return numbers of a type, its least and its greatest among them."""
+    dtype, rng = np.dtype(kind), np.random.default_rng([seed, len(kind), *map(ord, kind), *shape])
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind == "f":
+        found = rng.standard_normal(shape).astype(dtype)
+        found.flat[:6] = [0.0, -0.0, np.nan, np.inf, np.finfo(dtype).tiny, 1 / 3]
+        return found
+    found = rng.integers(0, 100, shape).astype(dtype)
+    found.flat[:2] = [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    return found
+
+
+def features(shape: str, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
+    """Return a feature of each type: "scalar", "fixed", "list" or "array"."""
+    make: dict[str, Callable[[str], Any]] = {
+        "scalar": Value,
+        "fixed": lambda kind: datasets.Sequence(Value(kind), length=3),
+        "list": lambda kind: datasets.Sequence(Value(kind)),
+        "array": lambda kind: datasets.Array3D((2, 1, 3), kind),
+    }
+    return {f"{shape}_{kind}": make[shape](kind) for kind in kinds}
+
+
+SHAPES = {"scalar": (), "fixed": (3,), "list": (5,), "array": (2, 1, 3)}
+
+
+def table(*shapes: str, rows: int = ROWS, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> Any:
+    """Return a dataset with a column of each of these shapes and types."""
+    found = {name: feature for shape in shapes for name, feature in features(shape, kinds).items()}
+    columns = {name: numbers(name.split("_")[1], (rows, *SHAPES[name.split("_")[0]]), seed) for name in found}
+    return datasets.Dataset.from_dict(
+        {name: column.tolist() for name, column in columns.items()}, features=datasets.Features(found)
+    )
+
+
+def simple(rows: int = ROWS) -> Any:
+    """Return a dataset of an embedding and a label."""
+    return table("scalar", "fixed", rows=rows, kinds=("float32", "int64")).with_format("torch")
+
+
+def equal(dataset: Any, native: bool = True, **options: Any) -> None:
+    """Assert that our loader gives the batches that torch's gives; NaN equals NaN."""
+    arguments = {"batch_size": BATCH, **options}
+    theirs = torch.utils.data.DataLoader(dataset, **{**arguments, "num_workers": 0})
+    for workers in (0, 2):
+        ours = penstock.DataLoader(dataset, num_workers=workers, **arguments)
+        torch.manual_seed(1)
+        wanted = list(map(as_bits, theirs))
+        torch.manual_seed(1)
+        assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
+        assert_same(list(map(as_bits, ours)), wanted)
+        assert wanted
+
+
+def as_bits(batch: Any) -> Any:
+    """Return a batch in which floats are whole numbers of the same bits."""
+    if isinstance(batch, dict):
+        return {name: as_bits(value) for name, value in batch.items()}
+    if isinstance(batch, torch.Tensor) and batch.is_floating_point():
+        return str(batch.dtype), batch.view({4: torch.int32, 8: torch.int64, 2: torch.int16}[batch.element_size()])
+    return batch
+
+
+# --- what is read natively ----------------------------------------------------------------------------------------------
+
+
+ARRANGED: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda dataset: dataset,
+    "shuffled": lambda dataset: dataset.shuffle(seed=3),
+    "chosen": lambda dataset: dataset.select([5, 5, 28, 0, 17, 3, 9]),
+    "sliced": lambda dataset: dataset.select(range(7, 24)),
+    "sliced, sliced": lambda dataset: dataset.select(range(7, 24)).select(range(3, 14)),
+    "shuffled, sliced": lambda dataset: dataset.shuffle(seed=1).select(range(3, 19)).shuffle(seed=2),
+    "of parts": lambda dataset: datasets.concatenate_datasets(
+        [dataset, dataset.select(range(3, 11)), dataset.select(range(1)), dataset]
+    ),
+    "of parts, shuffled": lambda dataset: datasets.concatenate_datasets(
+        [dataset.shuffle(seed=1), dataset.select(range(9, 20))]
+    ).shuffle(seed=5),
+    "sharded": lambda dataset: dataset.shard(3, 1),
+    "sorted": lambda dataset: dataset.sort(dataset.column_names[1]),
+    "split": lambda dataset: dataset.train_test_split(0.3, seed=2)["train"],
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED)
+def test_torch_format_of_all_numbers(arranged: str) -> None:
+    dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
+    equal(dataset.with_format("torch"))
+    equal(dataset.with_format("torch"), shuffle=True, drop_last=True)
+
+
+@pytest.mark.parametrize("arranged", ["as it is", "shuffled", "of parts"])
+def test_numpy_and_python_formats(arranged: str) -> None:
+    equal(ARRANGED[arranged](table("scalar", "fixed", "list", "array")).with_format("numpy"))
+    equal(ARRANGED[arranged](table("scalar")))
+
+
+def test_formats_of_chosen_columns() -> None:
+    dataset = table("scalar", "fixed")
+    equal(dataset.with_format("torch", columns=["fixed_int8", "scalar_float64", "fixed_bool"]))
+    equal(dataset.select_columns(["fixed_float32", "scalar_bool"]).with_format("torch"))
+    chosen = [name for name in dataset.column_names if name.startswith("fixed") or name == "scalar_int8"]
+    equal(dataset.with_format("torch", columns=chosen, output_all_columns=True))
+    equal(dataset.with_format("numpy", columns=chosen, output_all_columns=True))
+    equal(dataset.rename_column("fixed_int16", "x").remove_columns("scalar_bool").with_format("torch"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float64, torch.float32, torch.bool])
+def test_a_dtype_for_all_columns(dtype: torch.dtype) -> None:
+    known = {torch.float32: ("float32", "int8", "uint16"), torch.float64: ("float32", "float64", "int32", "uint8")}
+    kinds = known.get(dtype, ("bool",) if dtype is torch.bool else ("int8", "int32", "int64", "uint16"))
+    dataset = table("scalar", "fixed", "list", kinds=kinds)
+    equal(dataset.with_format("torch", dtype=dtype))
+    equal(dataset.with_format("torch", dtype=dtype, device="cpu"))
+    equal(dataset.with_format("torch", device=torch.device("cpu")))
+
+
+def test_half_precision_as_it_is_stored() -> None:
+    values = np.arange(0, 1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 64)
+    equal(datasets.Dataset(pa.table({"x": column})).with_format("torch", dtype=torch.float16), batch_size=100)
+
+
+def test_unsigned_numbers_of_64_bits() -> None:
+    values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    dataset = datasets.Dataset(pa.table({"x": pa.array(values)}))
+    equal(dataset.with_format("torch"))
+    assert "Python objects" in penstock.DataLoader(dataset).explain()
+
+
+def test_large_lists_and_sliced_buffers() -> None:
+    values = np.arange(ROWS * 4, dtype=np.int16)
+    lists = pa.LargeListArray.from_arrays(pa.array(np.arange(0, ROWS * 4 + 1, 4)), pa.array(values))
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(values % 3 == 0), 4)
+    whole = pa.table({"large": lists, "bits": fixed, "bit": pa.array(values[::4] % 2 == 0)})
+    for begin, length in ((0, ROWS), (3, 17), (9, 1)):
+        cut = whole.slice(begin, length)
+        equal(datasets.Dataset(cut).with_format("torch"))
+        equal(datasets.Dataset(pa.concat_tables([cut, whole, cut.slice(1), whole.slice(5, 2)])).with_format("torch"))
+
+
+def test_long_rows_of_all_conversions() -> None:
+    shapes = {"bool": 40_001, "int8": 5_000, "int32": 2_049, "float64": 1_025, "float32": 3_000}
+    columns = {
+        kind: pa.FixedSizeListArray.from_arrays(pa.array(numbers(kind, (7 * size,))), size)
+        for kind, size in shapes.items()
+    }
+    equal(datasets.Dataset(pa.table(columns)).with_format("torch"), batch_size=3)
+
+
+def test_a_dataset_on_disk(tmp_path: Path) -> None:
+    dataset = table("scalar", "fixed", "list", "array", rows=103)
+    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
+    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    assert type(loaded._data).__name__ != "InMemoryTable"
+    equal(loaded.with_format("torch"))
+    equal(loaded.shuffle(seed=1).with_format("torch"), shuffle=True)
+    equal(loaded.map(lambda row: {"sum": sum(row["fixed_int32"])}).with_format("torch"))
+    equal(loaded.map(lambda batch: batch, batched=True, batch_size=10, writer_batch_size=10).with_format("torch"))
+    equal(loaded.filter(lambda row: row["scalar_int64"] % 2 == 0).with_format("torch"))
+    equal(loaded.to_iterable_dataset(num_shards=3).with_format("torch"), native=False)
+
+
+@executors("native, caller", "native, default", "native, 1", "native, 8", "native, persistent", "native, fed")
+def test_every_native_executor(executor: Executor) -> None:
+    dataset = table("scalar", "fixed", "list", "array").shuffle(seed=4).with_format("torch")
+    loader = penstock.DataLoader(dataset, batch_size=BATCH, **executor.options)
+    assert executor.says in loader.explain()
+    for _ in range(2):
+        wanted = list(map(as_bits, torch.utils.data.DataLoader(dataset, batch_size=BATCH)))
+        assert_same(list(map(as_bits, loader)), wanted)
+
+
+def test_subsets_splits_and_samplers() -> None:
+    dataset = simple()
+    equal(Subset(dataset, [5, 3, -1, 28, 0]))
+    equal(Subset(dataset.shuffle(seed=1), range(3, 20)))
+    equal(random_split(dataset, [20, 9], torch.Generator().manual_seed(1))[0])
+    weights = torch.arange(ROWS, dtype=torch.float64)
+    equal(dataset, sampler=torch.utils.data.WeightedRandomSampler(weights, 40))
+    batches = [[3, 1], [28, -1, 0], [7]]
+    ours = penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2)
+    assert_same_batches(ours, torch.utils.data.DataLoader(dataset, batch_sampler=batches))
+
+
+def test_concat_datasets() -> None:
+    parts = table("scalar", "fixed", "list", kinds=("bool", "int32", "float32")).with_format("torch")
+    equal(ConcatDataset([parts, parts.shuffle(seed=1), Subset(parts, [4, 2])]))
+    equal(ConcatDataset([parts, parts.select_columns(parts.column_names[:-1])]), native=False, batch_size=1)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_concat_datasets_read_sample_by_sample(form: str) -> None:
+    loader = penstock.DataLoader(ConcatDataset([table("scalar", kinds=("float64",)).with_format(form)] * 2), BATCH)
+    assert "single samples of Hugging Face datasets" in loader.explain()
+    equal(loader.dataset, native=False)
+
+
+def test_seeds_ranks_and_states() -> None:
+    dataset = simple().shuffle(seed=2)
+
+    def made(rank: int = 0, world: int = 1) -> Any:
+        return penstock.DataLoader(dataset, BATCH, shuffle=True, seed=5, shard=(rank, world), num_workers=2)
+
+    whole = list(made())
+    ranks = [list(made(rank, 2)) for rank in range(2)]
+    both = [torch.cat([a["scalar_int64"], b["scalar_int64"]]) for a, b in zip(*ranks, strict=True)]
+    assert sorted(torch.cat(both).tolist()[:ROWS]) == sorted(dataset["scalar_int64"][:].tolist())
+    begun = made()
+    batches = iter(begun)
+    first = [next(batches), next(batches)]
+    resumed = made()
+    resumed.load_state_dict(begun.state_dict())
+    assert_same(list(map(as_bits, [*first, *resumed])), list(map(as_bits, whole)))
+    assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
+
+
+# --- what stays Python's ------------------------------------------------------------------------------------------------
+
+
+class Own(datasets.Dataset):  # type: ignore[misc]
+    """A subclass."""
+
+
+def own(dataset: Any) -> Any:
+    dataset.__class__ = Own
+    return dataset
+
+
+def patched(dataset: Any) -> Any:
+    dataset.__getitems__ = lambda indices: [{"x": index} for index in indices]
+    return dataset
+
+
+def from_columns(**columns: Any) -> Any:
+    return datasets.Dataset.from_dict(columns)
+
+
+LEFT: dict[str, tuple[Callable[[], Any], str]] = {
+    "nulls": (lambda: from_columns(x=[1, 2, None, 4]).with_format("numpy"), "it holds nulls"),
+    "nulls in lists": (lambda: from_columns(x=[[1.0, None]] * 4).with_format("torch"), "it holds nulls"),
+    "texts": (lambda: from_columns(x=["a", "b"], y=[1, 2]).with_format("torch"), "elements of type string"),
+    "lists of lists": (lambda: from_columns(x=[[[1, 2], [3, 4]]] * 5).with_format("torch"), "elements of type list"),
+    "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "lists, which collate to lists"),
+    "dictionaries": (lambda: from_columns(x=[{"a": 1}] * 5).with_format("torch"), "elements of type struct"),
+    "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
+    "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
+    "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
+    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
+    "a subclass": (lambda: own(simple()), "a subclass of Dataset may read otherwise"),
+    "a method": (lambda: patched(simple()), "its __getitem__ was replaced"),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_not_surely_the_same_is_read_by_python(left: str) -> None:
+    make, why = LEFT[left]
+    loader = penstock.DataLoader(make(), batch_size=2, num_workers=2)
+    text = loader.explain()
+    assert why in text and "the native core could read it" in text
+    try:
+        wanted = list(torch.utils.data.DataLoader(make(), batch_size=2))
+    except Exception as error:
+        with pytest.raises(type(error)):
+            list(penstock.DataLoader(make(), batch_size=2))
+    else:
+        assert_same(list(map(as_bits, loader)), list(map(as_bits, wanted)))
+
+
+def test_lists_of_different_lengths() -> None:
+    ragged = from_columns(x=[[1.0] * (1 + i // 4) for i in range(12)]).with_format("torch")
+    assert "lists of different lengths" in penstock.DataLoader(ragged, batch_size=4).explain()
+    equal(ragged, native=False, batch_size=4)
+
+
+def test_lists_whose_lengths_come_right_in_sum() -> None:
+    even = from_columns(x=[[1, 2], [3, 4], [5], [6], [7, 8, 9], [10, 11, 12]]).with_format("torch")
+    equal(even, batch_size=2)
+    for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
+        with pytest.raises(RuntimeError, match=r"equal size|shape \(1,\)"):
+            list(loader(even, batch_size=3))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "datasets.arrow_dataset.query_table",
+        "datasets.formatting.torch_formatter.TorchFormatter._tensorize",
+        "datasets.arrow_dataset.Dataset._getitem",
+        "datasets.table.IndexedTableMixin.fast_gather",
+        "torch.tensor",
+    ],
+)
+def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, name = what.rpartition(".")
+    holder = pytest.MonkeyPatch.resolve_name(module) if hasattr(pytest.MonkeyPatch, "resolve_name") else None
+    if holder is None:
+        holder = _resolved(module)
+    original, called = getattr(holder, name), []
+
+    def own_one(*args: Any, **options: Any) -> Any:
+        called.append(1)
+        return original(*args, **options)
+
+    dataset = simple()
+    loader = penstock.DataLoader(dataset, BATCH)
+    assert "gather" in loader.explain()
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, name, own_one)
+        assert "it was replaced by" in loader.explain()
+        assert len(list(loader)) == 5
+        assert called
+    assert "gather" in loader.explain()
+
+
+def _resolved(name: str) -> Any:
+    parts = name.split(".")
+    found: Any = __import__(parts[0])
+    for number, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            __import__(".".join(parts[:number]))
+        found = getattr(found, part)
+    return found
+
+
+def test_tensors_that_come_otherwise_than_expected() -> None:
+    loader = penstock.DataLoader(simple(), BATCH)
+    with torch.device("meta"):
+        assert "makes other tensors" in loader.explain()
+    assert "gather" in loader.explain()
+    wrong = {"scalar_float32": _native.Spec("float32", [])}
+    assert not hugging_face._confirmed(simple(), wrong)
+
+
+# --- changes ------------------------------------------------------------------------------------------------------------
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "columns": lambda dataset: dataset.set_format("torch", columns=["scalar_int64"]),
+    "a dtype": lambda dataset: dataset.set_format("torch", dtype=torch.float64, columns=["scalar_float32"]),
+    "a format": lambda dataset: dataset.set_format("numpy"),
+    "a transform": lambda dataset: dataset.set_transform(lambda rows: {"n": rows["scalar_int64"]}),
+    "an option in place": lambda dataset: dataset._format_kwargs.update(dtype=torch.float64),
+    "rows": lambda dataset: vars(dataset).update(_indices=dataset.shuffle(seed=9)._indices),
+    "a table": lambda dataset: vars(dataset).update(_data=simple(ROWS)._data),
+}
+
+
+def outcomes(loader: Any, dataset: Any, change: Callable[[Any], None]) -> list[Any]:
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(as_bits(batch))
+        if number == 1:
+            change(dataset)
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
+    def fresh() -> Any:
+        made = simple()
+        if "option" in change:
+            return made.with_format("torch", columns=["scalar_float32"], dtype=torch.float32)
+        return made
+
+    theirs = fresh()
+    wanted = outcomes(torch.utils.data.DataLoader(theirs, BATCH), theirs, CHANGES[change])
+    for options in ({}, {"num_workers": 0}):
+        ours = fresh()
+        loader = penstock.DataLoader(ours, BATCH, **options)
+        assert "gather" in loader.explain()
+        assert_same(outcomes(loader, ours, CHANGES[change]), wanted)
+        assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
+    ours = fresh()
+    before = list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH)))
+    loader = penstock.DataLoader(ours, BATCH, num_workers=2)
+    assert_same(outcomes(loader, ours, CHANGES[change]), before)
+    assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
+
+
+# --- damage -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_file_that_was_truncated_is_an_error_of_its_samples(tmp_path: Path, workers: int, shuffled: bool) -> None:
+    column = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(400 * 1000, dtype=np.float32)), 1000)
+    datasets.Dataset(pa.table({"x": column, "y": pa.array(np.arange(400))})).save_to_disk(tmp_path / "saved")
+    dataset = datasets.load_from_disk(str(tmp_path / "saved")).with_format("torch")
+    indices = [0, 1, 2, 3, 399, 398] if shuffled else [0, 1, 2, 3, 4, 399]
+    chosen: Any = dataset.select(indices) if shuffled else Subset(dataset, indices)
+    loader = penstock.DataLoader(chosen, batch_size=2, num_workers=workers)
+    batches = iter(loader)
+    assert next(batches)["x"][0, 1] == 1
+    file = next((tmp_path / "saved").glob("*.arrow"))
+    os.truncate(file, 64 << 10)
+    found = []
+    while True:
+        try:
+            found.append(next(batches)["x"].shape)
+        except StopIteration:
+            break
+        except penstock.CorruptSample as error:
+            found.append(str(error))
+    assert len(found) == 2 and "memory-mapped file" in str(found[-1])
+
+
+def test_offsets_and_buffers_that_are_damaged() -> None:
+    spec = _native.Spec("int64", [2])
+    values = np.arange(8, dtype=np.int64).view(np.uint8)
+    wrong = {
+        "beyond": np.array([0, 2, 9, 11], np.int32),
+        "backwards": np.array([0, 2, 0, -2], np.int32),
+        "negative": np.array([0, 2, -4, -2], np.int64),
+        "few": np.array([0, 2], np.int32),
+    }
+    for name, offsets in wrong.items():
+        filler = _native.ColumnFiller([(3, [offsets], values, 0)], "int64", spec)
+        pool = _native.Pool(_native.Program([[filler]]), 0)
+        rows = np.zeros(3 * spec.nbytes, np.uint8)
+        local = np.arange(3)
+        number = pool.submit(0, 0, local, local, local, None, None, [(rows, rows.ctypes.data, rows.nbytes, spec)])
+        pool.run_here(number)
+        failed = {failure[0]: failure[2] for failure in pool.retire(number)}
+        assert 0 not in failed and failed[2] == "moved", name
+    with pytest.raises(ValueError, match="too small"):
+        _native.ColumnFiller([(5, [], values, 0)], "int64", spec)
+    with pytest.raises(ValueError, match="first element"):
+        _native.ColumnFiller([(1, [], values, 1)], "int64", spec)
+    with pytest.raises(ValueError, match="convert"):
+        _native.ColumnFiller([(1, [], values, 0)], "float64", spec)
+    with pytest.raises(TypeError, match="offsets"):
+        _native.ColumnFiller([(1, [np.zeros(2, np.int16)], values, 0)], "int64", spec)
+
+
+def test_numbers_of_a_column_by_row() -> None:
+    chunks = [(2, [], np.array([7, 2**63], np.uint64).view(np.uint8), 0), (1, [], np.array([9]).view(np.uint8), 0)]
+    column = _native.ColumnFiller(chunks, "uint64", _native.Spec("int64", []))
+    found = np.zeros(4, np.int64)
+    column.take(np.array([2, 0, 1, 0]), found)
+    assert found.tolist() == [9, 7, -(2**63), 7]
+    for rows in ([0, 1, 2, 3], [0, 1, 2, -1]):
+        with pytest.raises(IndexError, match="does not have"):
+            column.take(np.array(rows), found)
+    with pytest.raises(ValueError, match="different lengths"):
+        column.take(np.array([1]), found)
+
+
+def test_mappings_lead_to_rows_as_the_package_leads() -> None:
+    dataset = simple()
+    table_ = pa.table({"indices": pa.chunked_array([[3, 30], [58, 1]], pa.uint64())})
+    dataset._indices = datasets.table.InMemoryTable(table_)
+    equal(dataset)
+
+
+def test_bad_samples_are_replaced() -> None:
+    even = from_columns(x=[[1, 2], [3, 4], [5], [6, 7, 8]], y=[0, 1, 2, 3]).with_format("torch")
+    loader = penstock.DataLoader(even, batch_size=4, on_error=penstock.Replace(2), seed=1)
+    (batch,) = loader
+    assert batch["x"].shape == (4, 2)
+    assert set(batch["y"].tolist()) <= {0, 1}
+
+
+# --- images and streams -------------------------------------------------------------------------------------------------
+
+
+def photos() -> Any:
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 255, (40 + i, 50, 3), dtype=np.uint8)) for i in range(13)]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcdefghijklm"))})
+    return datasets.Dataset.from_dict({"image": images, "label": list(range(13))}, features=kinds)
+
+
+def to_pixels(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the batch that a transform of the well-known kind makes of PIL images."""
+    pixels = [torch.from_numpy(np.array(image.convert("RGB").resize((8, 8)))) for image in rows["image"]]
+    return {"pixel_values": pixels, "label": rows["label"], "beside": [len(pixels)] * len(pixels)}
+
+
+@executors("caller", "threads, caller", "threads, 2", "threads, 5", "processes, 1", "processes, 2", "caller, fed")
+def test_images_and_transforms(executor: Executor) -> None:
+    for dataset in (photos().with_transform(to_pixels), photos().shuffle(seed=3).with_transform(to_pixels)):
+        loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+        assert executor.says in loader.explain()
+        assert "its function makes the samples" in loader.explain()
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
+@executors("caller", "threads, 2", "processes, 2")
+def test_images_of_one_size_in_torch_format(executor: Executor) -> None:
+    dataset = photos().map(lambda row: {"image": row["image"].resize((9, 7))}).with_format("torch")
+    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+    assert "elements of type struct" in loader.explain()
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    native = dataset.with_format("torch", columns=["label"])
+    equal(native, batch_size=4)
+
+
+@executors("caller", "threads, 2", "processes, 2")
+def test_images_of_a_folder(executor: Executor, tmp_path: Path) -> None:
+    files = []
+    for number, row in enumerate(photos()):
+        files.append(str(tmp_path / f"{number}.jpg"))
+        row["image"].save(files[-1])
+    dataset = datasets.Dataset.from_dict({"image": files, "label": list(range(13))})
+    dataset = dataset.cast_column("image", datasets.Image()).with_transform(to_pixels)
+    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_streams(options: dict[str, Any]) -> None:
+    stream = simple().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=5).with_format("torch")
+    theirs = torch.utils.data.DataLoader(stream, batch_size=4, **options)
+    assert_same(
+        list(map(as_bits, penstock.DataLoader(stream, batch_size=4, **options))), list(map(as_bits, itertools.chain(theirs)))
+    )
+
+
+def test_padding_sees_whole_batches() -> None:
+    def pad(rows: dict[str, Any]) -> dict[str, Any]:
+        longest = max(map(len, rows["x"]))
+        return {"x": [torch.tensor(row + [0] * (longest - len(row))) for row in rows["x"]]}
+
+    dataset = from_columns(x=[list(range(1 + i % 7)) for i in range(40)]).with_transform(pad)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=16))
+    for method in ("process", "thread"):
+        assert_same(list(penstock.DataLoader(dataset, batch_size=16, num_workers=2, worker_method=method)), wanted)
+
+
+def test_a_batch_is_what_default_collate_makes() -> None:
+    dataset = simple()
+    batch = next(iter(penstock.DataLoader(dataset, batch_size=3)))
+    assert type(batch) is dict
+    assert_same(as_bits(batch), as_bits(default_collate(dataset.__getitems__([0, 1, 2]))))
