@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ import penstock
 import penstock._native as _native
 from penstock.sources import hugging_face
 from tests.executors_under_test import Executor, executors
-from tests.same import assert_same, assert_same_batches
+from tests.same import assert_same
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 
-pytestmark = pytest.mark.native
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),  # of pyarrow, for Dataset.sort
+]
 
 ROWS, BATCH = 29, 6
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
@@ -86,7 +90,7 @@ def equal(dataset: Any, native: bool = True, **options: Any) -> None:
         torch.manual_seed(1)
         wanted = list(map(as_bits, theirs))
         torch.manual_seed(1)
-        assert ours.explain().startswith("plan     torch's own") is not native, ours.explain()
+        assert ("native   gather" in ours.explain()) is native, ours.explain()
         assert_same(list(map(as_bits, ours)), wanted)
         assert wanted
 
@@ -100,7 +104,7 @@ def as_bits(batch: Any) -> Any:
     return batch
 
 
-# --- what is read natively ----------------------------------------------------------------------------------------------
+# --- what is read natively --------------------------------------------------------------------------------------------
 
 
 ARRANGED: dict[str, Callable[[Any], Any]] = {
@@ -198,7 +202,6 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
     equal(loaded.map(lambda row: {"sum": sum(row["fixed_int32"])}).with_format("torch"))
     equal(loaded.map(lambda batch: batch, batched=True, batch_size=10, writer_batch_size=10).with_format("torch"))
     equal(loaded.filter(lambda row: row["scalar_int64"] % 2 == 0).with_format("torch"))
-    equal(loaded.to_iterable_dataset(num_shards=3).with_format("torch"), native=False)
 
 
 @executors("native, caller", "native, default", "native, 1", "native, 8", "native, persistent", "native, fed")
@@ -216,11 +219,12 @@ def test_subsets_splits_and_samplers() -> None:
     equal(Subset(dataset, [5, 3, -1, 28, 0]))
     equal(Subset(dataset.shuffle(seed=1), range(3, 20)))
     equal(random_split(dataset, [20, 9], torch.Generator().manual_seed(1))[0])
-    weights = torch.arange(ROWS, dtype=torch.float64)
+    weights = [float(number) for number in range(ROWS)]
     equal(dataset, sampler=torch.utils.data.WeightedRandomSampler(weights, 40))
     batches = [[3, 1], [28, -1, 0], [7]]
     ours = penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2)
-    assert_same_batches(ours, torch.utils.data.DataLoader(dataset, batch_sampler=batches))
+    theirs = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+    assert_same(list(map(as_bits, ours)), list(map(as_bits, theirs)))
 
 
 def test_concat_datasets() -> None:
@@ -231,7 +235,7 @@ def test_concat_datasets() -> None:
 
 @pytest.mark.parametrize("form", ["torch", "numpy"])
 def test_concat_datasets_read_sample_by_sample(form: str) -> None:
-    loader = penstock.DataLoader(ConcatDataset([table("scalar", kinds=("float64",)).with_format(form)] * 2), BATCH)
+    loader: Any = penstock.DataLoader(ConcatDataset([table("scalar", kinds=("float64",)).with_format(form)] * 2), BATCH)
     assert "single samples of Hugging Face datasets" in loader.explain()
     equal(loader.dataset, native=False)
 
@@ -255,10 +259,10 @@ def test_seeds_ranks_and_states() -> None:
     assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
 
 
-# --- what stays Python's ------------------------------------------------------------------------------------------------
+# --- what stays Python's ----------------------------------------------------------------------------------------------
 
 
-class Own(datasets.Dataset):  # type: ignore[misc]
+class Own(datasets.Dataset):  # type: ignore[name-defined]
     """A subclass."""
 
 
@@ -333,9 +337,7 @@ def test_lists_whose_lengths_come_right_in_sum() -> None:
 )
 def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, name = what.rpartition(".")
-    holder = pytest.MonkeyPatch.resolve_name(module) if hasattr(pytest.MonkeyPatch, "resolve_name") else None
-    if holder is None:
-        holder = _resolved(module)
+    holder = pkgutil.resolve_name(module)
     original, called = getattr(holder, name), []
 
     def own_one(*args: Any, **options: Any) -> Any:
@@ -353,16 +355,6 @@ def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: py
     assert "gather" in loader.explain()
 
 
-def _resolved(name: str) -> Any:
-    parts = name.split(".")
-    found: Any = __import__(parts[0])
-    for number, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
-            __import__(".".join(parts[:number]))
-        found = getattr(found, part)
-    return found
-
-
 def test_tensors_that_come_otherwise_than_expected() -> None:
     loader = penstock.DataLoader(simple(), BATCH)
     with torch.device("meta"):
@@ -372,7 +364,7 @@ def test_tensors_that_come_otherwise_than_expected() -> None:
     assert not hugging_face._confirmed(simple(), wrong)
 
 
-# --- changes ------------------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -405,7 +397,8 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
 
     theirs = fresh()
     wanted = outcomes(torch.utils.data.DataLoader(theirs, BATCH), theirs, CHANGES[change])
-    for options in ({}, {"num_workers": 0}):
+    given: list[dict[str, Any]] = [{}, {"num_workers": 0}]
+    for options in given:
         ours = fresh()
         loader = penstock.DataLoader(ours, BATCH, **options)
         assert "gather" in loader.explain()
@@ -418,37 +411,29 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
     assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
 
 
-# --- damage -------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_file_that_was_truncated_is_an_error_of_its_samples(tmp_path: Path, workers: int, shuffled: bool) -> None:
     column = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(400 * 1000, dtype=np.float32)), 1000)
-    datasets.Dataset(pa.table({"x": column, "y": pa.array(np.arange(400))})).save_to_disk(tmp_path / "saved")
+    datasets.Dataset(pa.table({"x": column})).save_to_disk(tmp_path / "saved")
     dataset = datasets.load_from_disk(str(tmp_path / "saved")).with_format("torch")
-    indices = [0, 1, 2, 3, 399, 398] if shuffled else [0, 1, 2, 3, 4, 399]
+    indices = [0, 1, 399, 398, 2, 3]
     chosen: Any = dataset.select(indices) if shuffled else Subset(dataset, indices)
-    loader = penstock.DataLoader(chosen, batch_size=2, num_workers=workers)
-    batches = iter(loader)
-    assert next(batches)["x"][0, 1] == 1
-    file = next((tmp_path / "saved").glob("*.arrow"))
-    os.truncate(file, 64 << 10)
-    found = []
-    while True:
-        try:
-            found.append(next(batches)["x"].shape)
-        except StopIteration:
-            break
-        except penstock.CorruptSample as error:
-            found.append(str(error))
-    assert len(found) == 2 and "memory-mapped file" in str(found[-1])
+    os.truncate(next((tmp_path / "saved").glob("*.arrow")), 64 << 10)
+    batches = iter(penstock.DataLoader(chosen, batch_size=2, num_workers=workers))
+    assert next(batches)["x"][:, 1].tolist() == [1, 1001]
+    with pytest.raises(penstock.CorruptSample, match=r"sample 'number [23]'.* memory-mapped file"):
+        next(batches)
+    assert next(batches)["x"][:, 1].tolist() == [2001, 3001]
 
 
 def test_offsets_and_buffers_that_are_damaged() -> None:
     spec = _native.Spec("int64", [2])
     values = np.arange(8, dtype=np.int64).view(np.uint8)
-    wrong = {
+    wrong: dict[str, np.ndarray] = {
         "beyond": np.array([0, 2, 9, 11], np.int32),
         "backwards": np.array([0, 2, 0, -2], np.int32),
         "negative": np.array([0, 2, -4, -2], np.int64),
@@ -474,7 +459,10 @@ def test_offsets_and_buffers_that_are_damaged() -> None:
 
 
 def test_numbers_of_a_column_by_row() -> None:
-    chunks = [(2, [], np.array([7, 2**63], np.uint64).view(np.uint8), 0), (1, [], np.array([9]).view(np.uint8), 0)]
+    chunks: list[Any] = [
+        (2, [], np.array([7, 2**63], np.uint64).view(np.uint8), 0),
+        (1, [], np.array([9]).view(np.uint8), 0),
+    ]
     column = _native.ColumnFiller(chunks, "uint64", _native.Spec("int64", []))
     found = np.zeros(4, np.int64)
     column.take(np.array([2, 0, 1, 0]), found)
@@ -495,13 +483,13 @@ def test_mappings_lead_to_rows_as_the_package_leads() -> None:
 
 def test_bad_samples_are_replaced() -> None:
     even = from_columns(x=[[1, 2], [3, 4], [5], [6, 7, 8]], y=[0, 1, 2, 3]).with_format("torch")
-    loader = penstock.DataLoader(even, batch_size=4, on_error=penstock.Replace(2), seed=1)
+    loader = penstock.DataLoader(even, batch_size=4, on_error=penstock.Replace(0.5), seed=1)
     (batch,) = loader
     assert batch["x"].shape == (4, 2)
     assert set(batch["y"].tolist()) <= {0, 1}
 
 
-# --- images and streams -------------------------------------------------------------------------------------------------
+# --- images and streams -----------------------------------------------------------------------------------------------
 
 
 def photos() -> Any:
@@ -553,7 +541,8 @@ def test_streams(options: dict[str, Any]) -> None:
     stream = simple().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=5).with_format("torch")
     theirs = torch.utils.data.DataLoader(stream, batch_size=4, **options)
     assert_same(
-        list(map(as_bits, penstock.DataLoader(stream, batch_size=4, **options))), list(map(as_bits, itertools.chain(theirs)))
+        list(map(as_bits, penstock.DataLoader(stream, batch_size=4, **options))),
+        list(map(as_bits, itertools.chain(theirs))),
     )
 
 

@@ -87,7 +87,8 @@ _ARROW = {
     "datasets.features.features:Features": "decode_batch decode_example",
     "datasets.formatting": "get_format_type_from_alias get_formatter",
     "datasets.formatting.formatting": (
-        "_check_valid_index_key _query_table _query_table_with_indices_mapping format_table key_to_query_type query_table"
+        "_check_valid_index_key _query_table _query_table_with_indices_mapping format_table key_to_query_type "
+        "query_table"
     ),
     "datasets.formatting.formatting:Formatter": "__call__",
     "datasets.formatting.formatting:NumpyArrowExtractor": "_arrow_array_to_numpy extract_batch extract_row",

@@ -64,7 +64,9 @@ class HuggingFaceSource(Source):
                 return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         specs = [_native.Spec(dtypes[name], list(columns[name].shape)) for name in columns]
         if not _confirmed(dataset, dict(zip(columns, specs, strict=True))):
-            return Refusal(type(dataset).__name__, "this release of datasets makes other tensors", "a release known here")
+            return Refusal(
+                type(dataset).__name__, "this release of datasets makes other tensors", "a release known here"
+            )
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in zip(columns, specs, strict=True))
         first = next(iter(columns))
         return NativeSource(
@@ -184,13 +186,17 @@ def _alike(column: Column, form: str | None, dtype: str) -> bool:
 def _confirmed(dataset: Any, specs: dict[str, _native.Spec]) -> bool:
     """Return whether the first sample collates to tensors of these specs: other releases may format otherwise."""
     batch = default_collate(dataset.__getitems__([0]))
-    return type(batch) is dict and list(batch) == list(specs) and all(
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and tensor.dtype is getattr(torch, spec.dtype)
-        and tensor.shape == (1, *spec.shape)
-        for tensor, spec in zip(batch.values(), specs.values(), strict=True)
+    return (
+        type(batch) is dict
+        and list(batch) == list(specs)
+        and all(
+            type(tensor) is torch.Tensor
+            and tensor.device.type == "cpu"
+            and not tensor.requires_grad
+            and tensor.dtype is getattr(torch, spec.dtype)
+            and tensor.shape == (1, *spec.shape)
+            for tensor, spec in zip(batch.values(), specs.values(), strict=True)
+        )
     )
 
 

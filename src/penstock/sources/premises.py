@@ -143,7 +143,7 @@ def collates_as_torch(*kinds: Any) -> bool:
     if default_collate_fn_map == _approved.get(kinds):
         return True
     original = all(default_collate_fn_map.get(kind) is _COLLATING[kind] for kind in kinds)
-    if not original or any(isinstance(sample, kind) for sample in ((), {}) for kind in default_collate_fn_map):
+    if not original or any(isinstance((), kind) or isinstance({}, kind) for kind in default_collate_fn_map):
         return False
     _approved[kinds] = dict(default_collate_fn_map)
     return True
