@@ -1,10 +1,8 @@
-"""Hugging Face datasets: batches equal those of torch's loader, whoever reads them."""
+"""Hugging Face datasets of numbers, which the native core reads: batches equal those of torch's loader."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,97 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, default_collate, random_split
 
 import penstock
 import penstock._native as _native
-from penstock.sources import hugging_face
+from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, from_columns, numbers, pa, simple, table
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
-
-datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
-pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),  # of pyarrow, for Dataset.sort
 ]
-
-ROWS, BATCH = 29, 6
-KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
-Value = datasets.Value
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> None:
-    datasets.disable_progress_bars()
-
-
-def numbers(kind: str, shape: tuple[int, ...], seed: int = 0) -> Any:
-    """Return numbers of a type, its least and its greatest among them."""
-    dtype, rng = np.dtype(kind), np.random.default_rng([seed, len(kind), *map(ord, kind), *shape])
-    if dtype.kind == "b":
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype.kind == "f":
-        found = rng.standard_normal(shape).astype(dtype)
-        found.flat[:6] = [0.0, -0.0, np.nan, np.inf, np.finfo(dtype).tiny, 1 / 3]
-        return found
-    found = rng.integers(0, 100, shape).astype(dtype)
-    found.flat[:2] = [np.iinfo(dtype).min, np.iinfo(dtype).max]
-    return found
-
-
-def features(shape: str, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
-    """Return a feature of each type: "scalar", "fixed", "list" or "array"."""
-    make: dict[str, Callable[[str], Any]] = {
-        "scalar": Value,
-        "fixed": lambda kind: datasets.Sequence(Value(kind), length=3),
-        "list": lambda kind: datasets.Sequence(Value(kind)),
-        "array": lambda kind: datasets.Array3D((2, 1, 3), kind),
-    }
-    return {f"{shape}_{kind}": make[shape](kind) for kind in kinds}
-
-
-SHAPES = {"scalar": (), "fixed": (3,), "list": (5,), "array": (2, 1, 3)}
-
-
-def table(*shapes: str, rows: int = ROWS, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> Any:
-    """Return a dataset with a column of each of these shapes and types."""
-    found = {name: feature for shape in shapes for name, feature in features(shape, kinds).items()}
-    columns = {name: numbers(name.split("_")[1], (rows, *SHAPES[name.split("_")[0]]), seed) for name in found}
-    return datasets.Dataset.from_dict(
-        {name: column.tolist() for name, column in columns.items()}, features=datasets.Features(found)
-    )
-
-
-def simple(rows: int = ROWS) -> Any:
-    """Return a dataset of an embedding and a label."""
-    return table("scalar", "fixed", rows=rows, kinds=("float32", "int64")).with_format("torch")
-
-
-def equal(dataset: Any, native: bool = True, **options: Any) -> None:
-    """Assert that our loader gives the batches that torch's gives; NaN equals NaN."""
-    arguments = {"batch_size": BATCH, **options}
-    theirs = torch.utils.data.DataLoader(dataset, **{**arguments, "num_workers": 0})
-    for workers in (0, 2):
-        ours = penstock.DataLoader(dataset, num_workers=workers, **arguments)
-        torch.manual_seed(1)
-        wanted = list(map(as_bits, theirs))
-        torch.manual_seed(1)
-        assert ("native   gather" in ours.explain()) is native, ours.explain()
-        assert_same(list(map(as_bits, ours)), wanted)
-        assert wanted
-
-
-def as_bits(batch: Any) -> Any:
-    """Return a batch in which floats are whole numbers of the same bits."""
-    if isinstance(batch, dict):
-        return {name: as_bits(value) for name, value in batch.items()}
-    if isinstance(batch, torch.Tensor) and batch.is_floating_point():
-        return str(batch.dtype), batch.view({4: torch.int32, 8: torch.int64, 2: torch.int16}[batch.element_size()])
-    return batch
-
 
 # --- what is read natively --------------------------------------------------------------------------------------------
 
@@ -122,6 +41,15 @@ ARRANGED: dict[str, Callable[[Any], Any]] = {
     ).shuffle(seed=5),
     "sharded": lambda dataset: dataset.shard(3, 1),
     "sorted": lambda dataset: dataset.sort(dataset.column_names[1]),
+    "of columns": lambda dataset: datasets.concatenate_datasets(
+        [
+            dataset.select_columns(dataset.column_names[:3]),
+            datasets.concatenate_datasets([dataset.select(range(7)), dataset.select(range(7, ROWS))]).remove_columns(
+                dataset.column_names[:3]
+            ),
+        ],
+        axis=1,
+    ),
     "split": lambda dataset: dataset.train_test_split(0.3, seed=2)["train"],
 }
 
@@ -135,7 +63,8 @@ def test_torch_format_of_all_numbers(arranged: str) -> None:
 
 @pytest.mark.parametrize("arranged", ["as it is", "shuffled", "of parts"])
 def test_numpy_and_python_formats(arranged: str) -> None:
-    equal(ARRANGED[arranged](table("scalar", "fixed", "list", "array")).with_format("numpy"))
+    dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
+    equal(dataset.remove_columns("scalar_float64").with_format("numpy"))
     equal(ARRANGED[arranged](table("scalar")))
 
 
@@ -170,6 +99,11 @@ def test_unsigned_numbers_of_64_bits() -> None:
     dataset = datasets.Dataset(pa.table({"x": pa.array(values)}))
     equal(dataset.with_format("torch"))
     assert "Python objects" in penstock.DataLoader(dataset).explain()
+
+
+def test_lists_without_elements() -> None:
+    empty = pa.array([[]] * 5, pa.list_(pa.int32()))
+    equal(datasets.Dataset(pa.table({"x": empty, "y": pa.array(range(5))})).with_format("torch"), batch_size=2)
 
 
 def test_large_lists_and_sliced_buffers() -> None:
@@ -233,11 +167,11 @@ def test_concat_datasets() -> None:
     equal(ConcatDataset([parts, parts.select_columns(parts.column_names[:-1])]), native=False, batch_size=1)
 
 
-@pytest.mark.parametrize("form", ["torch", "numpy"])
-def test_concat_datasets_read_sample_by_sample(form: str) -> None:
-    loader: Any = penstock.DataLoader(ConcatDataset([table("scalar", kinds=("float64",)).with_format(form)] * 2), BATCH)
-    assert "single samples of Hugging Face datasets" in loader.explain()
-    equal(loader.dataset, native=False)
+@pytest.mark.parametrize(("form", "kind"), [("torch", "float64"), ("numpy", "int32")])
+def test_concat_datasets_read_sample_by_sample(form: str, kind: str) -> None:
+    dataset: Any = ConcatDataset([table("scalar", kinds=(kind,)).with_format(form)] * 2)
+    assert "single samples of Hugging Face datasets" in penstock.DataLoader(dataset, BATCH).explain()
+    equal(dataset, native=False)
 
 
 def test_seeds_ranks_and_states() -> None:
@@ -257,111 +191,6 @@ def test_seeds_ranks_and_states() -> None:
     resumed.load_state_dict(begun.state_dict())
     assert_same(list(map(as_bits, [*first, *resumed])), list(map(as_bits, whole)))
     assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
-
-
-# --- what stays Python's ----------------------------------------------------------------------------------------------
-
-
-class Own(datasets.Dataset):  # type: ignore[name-defined]
-    """A subclass."""
-
-
-def own(dataset: Any) -> Any:
-    dataset.__class__ = Own
-    return dataset
-
-
-def patched(dataset: Any) -> Any:
-    dataset.__getitems__ = lambda indices: [{"x": index} for index in indices]
-    return dataset
-
-
-def from_columns(**columns: Any) -> Any:
-    return datasets.Dataset.from_dict(columns)
-
-
-LEFT: dict[str, tuple[Callable[[], Any], str]] = {
-    "nulls": (lambda: from_columns(x=[1, 2, None, 4]).with_format("numpy"), "it holds nulls"),
-    "nulls in lists": (lambda: from_columns(x=[[1.0, None]] * 4).with_format("torch"), "it holds nulls"),
-    "texts": (lambda: from_columns(x=["a", "b"], y=[1, 2]).with_format("torch"), "elements of type string"),
-    "lists of lists": (lambda: from_columns(x=[[[1, 2], [3, 4]]] * 5).with_format("torch"), "elements of type list"),
-    "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "lists, which collate to lists"),
-    "dictionaries": (lambda: from_columns(x=[{"a": 1}] * 5).with_format("torch"), "elements of type struct"),
-    "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
-    "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
-    "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
-    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
-    "a subclass": (lambda: own(simple()), "a subclass of Dataset may read otherwise"),
-    "a method": (lambda: patched(simple()), "its __getitem__ was replaced"),
-}
-
-
-@pytest.mark.parametrize("left", LEFT)
-def test_what_is_not_surely_the_same_is_read_by_python(left: str) -> None:
-    make, why = LEFT[left]
-    loader = penstock.DataLoader(make(), batch_size=2, num_workers=2)
-    text = loader.explain()
-    assert why in text and "the native core could read it" in text
-    try:
-        wanted = list(torch.utils.data.DataLoader(make(), batch_size=2))
-    except Exception as error:
-        with pytest.raises(type(error)):
-            list(penstock.DataLoader(make(), batch_size=2))
-    else:
-        assert_same(list(map(as_bits, loader)), list(map(as_bits, wanted)))
-
-
-def test_lists_of_different_lengths() -> None:
-    ragged = from_columns(x=[[1.0] * (1 + i // 4) for i in range(12)]).with_format("torch")
-    assert "lists of different lengths" in penstock.DataLoader(ragged, batch_size=4).explain()
-    equal(ragged, native=False, batch_size=4)
-
-
-def test_lists_whose_lengths_come_right_in_sum() -> None:
-    even = from_columns(x=[[1, 2], [3, 4], [5], [6], [7, 8, 9], [10, 11, 12]]).with_format("torch")
-    equal(even, batch_size=2)
-    for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
-        with pytest.raises(RuntimeError, match=r"equal size|shape \(1,\)"):
-            list(loader(even, batch_size=3))
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "datasets.arrow_dataset.query_table",
-        "datasets.formatting.torch_formatter.TorchFormatter._tensorize",
-        "datasets.arrow_dataset.Dataset._getitem",
-        "datasets.table.IndexedTableMixin.fast_gather",
-        "torch.tensor",
-    ],
-)
-def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, _, name = what.rpartition(".")
-    holder = pkgutil.resolve_name(module)
-    original, called = getattr(holder, name), []
-
-    def own_one(*args: Any, **options: Any) -> Any:
-        called.append(1)
-        return original(*args, **options)
-
-    dataset = simple()
-    loader = penstock.DataLoader(dataset, BATCH)
-    assert "gather" in loader.explain()
-    with monkeypatch.context() as patch:
-        patch.setattr(holder, name, own_one)
-        assert "it was replaced by" in loader.explain()
-        assert len(list(loader)) == 5
-        assert called
-    assert "gather" in loader.explain()
-
-
-def test_tensors_that_come_otherwise_than_expected() -> None:
-    loader = penstock.DataLoader(simple(), BATCH)
-    with torch.device("meta"):
-        assert "makes other tensors" in loader.explain()
-    assert "gather" in loader.explain()
-    wrong = {"scalar_float32": _native.Spec("float32", [])}
-    assert not hugging_face._confirmed(simple(), wrong)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -487,74 +316,6 @@ def test_bad_samples_are_replaced() -> None:
     (batch,) = loader
     assert batch["x"].shape == (4, 2)
     assert set(batch["y"].tolist()) <= {0, 1}
-
-
-# --- images and streams -----------------------------------------------------------------------------------------------
-
-
-def photos() -> Any:
-    rng = np.random.default_rng(0)
-    images = [Image.fromarray(rng.integers(0, 255, (40 + i, 50, 3), dtype=np.uint8)) for i in range(13)]
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcdefghijklm"))})
-    return datasets.Dataset.from_dict({"image": images, "label": list(range(13))}, features=kinds)
-
-
-def to_pixels(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return the batch that a transform of the well-known kind makes of PIL images."""
-    pixels = [torch.from_numpy(np.array(image.convert("RGB").resize((8, 8)))) for image in rows["image"]]
-    return {"pixel_values": pixels, "label": rows["label"], "beside": [len(pixels)] * len(pixels)}
-
-
-@executors("caller", "threads, caller", "threads, 2", "threads, 5", "processes, 1", "processes, 2", "caller, fed")
-def test_images_and_transforms(executor: Executor) -> None:
-    for dataset in (photos().with_transform(to_pixels), photos().shuffle(seed=3).with_transform(to_pixels)):
-        loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-        assert executor.says in loader.explain()
-        assert "its function makes the samples" in loader.explain()
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
-
-
-@executors("caller", "threads, 2", "processes, 2")
-def test_images_of_one_size_in_torch_format(executor: Executor) -> None:
-    dataset = photos().map(lambda row: {"image": row["image"].resize((9, 7))}).with_format("torch")
-    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-    assert "elements of type struct" in loader.explain()
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
-    native = dataset.with_format("torch", columns=["label"])
-    equal(native, batch_size=4)
-
-
-@executors("caller", "threads, 2", "processes, 2")
-def test_images_of_a_folder(executor: Executor, tmp_path: Path) -> None:
-    files = []
-    for number, row in enumerate(photos()):
-        files.append(str(tmp_path / f"{number}.jpg"))
-        row["image"].save(files[-1])
-    dataset = datasets.Dataset.from_dict({"image": files, "label": list(range(13))})
-    dataset = dataset.cast_column("image", datasets.Image()).with_transform(to_pixels)
-    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_streams(options: dict[str, Any]) -> None:
-    stream = simple().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=5).with_format("torch")
-    theirs = torch.utils.data.DataLoader(stream, batch_size=4, **options)
-    assert_same(
-        list(map(as_bits, penstock.DataLoader(stream, batch_size=4, **options))),
-        list(map(as_bits, itertools.chain(theirs))),
-    )
-
-
-def test_padding_sees_whole_batches() -> None:
-    def pad(rows: dict[str, Any]) -> dict[str, Any]:
-        longest = max(map(len, rows["x"]))
-        return {"x": [torch.tensor(row + [0] * (longest - len(row))) for row in rows["x"]]}
-
-    dataset = from_columns(x=[list(range(1 + i % 7)) for i in range(40)]).with_transform(pad)
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=16))
-    for method in ("process", "thread"):
-        assert_same(list(penstock.DataLoader(dataset, batch_size=16, num_workers=2, worker_method=method)), wanted)
 
 
 def test_a_batch_is_what_default_collate_makes() -> None:

@@ -126,6 +126,8 @@ def _refuse_format(dataset: Any) -> Refusal | None:
 
 def _refuse_tables(dataset: Any) -> Refusal | None:
     """Return why the tables of a dataset are not read natively, or None."""
+    if "_getitem" in vars(dataset):
+        return Refusal(type(dataset).__name__, "its _getitem was replaced", "the class as it is")
     known = [own_class("datasets.table", name) for name in _TABLES]
     for table in (dataset._data, dataset._indices):
         if table is not None and type(table) not in known:
@@ -163,6 +165,8 @@ def _dtype(column: Column, form: str | None, options: Any) -> str:
     chosen = (options or {}).get("dtype") if form == "torch" else None
     if form is None and (column.shape or column.dtype in ("uint64", "float16")):
         raise NotNumbers("lists, which collate to lists," if column.shape else f"{stored} numbers as Python objects")
+    if form == "numpy" and not column.shape and column.dtype == "float64":
+        raise NotNumbers("float64 numbers, whose dtype in this format depends on the release of datasets")
     if chosen is None:
         dtype = (_NUMBERS if form is None else _TENSORS)[stored.kind]
     elif isinstance(chosen, torch.dtype):
