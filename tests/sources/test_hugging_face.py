@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, default_collate, random_spli
 
 import penstock
 import penstock._native as _native
+from penstock.sources.arrow_column import NotNumbers, column_of
 from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, from_columns, numbers, pa, simple, table
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
@@ -285,6 +287,22 @@ def test_offsets_and_buffers_that_are_damaged() -> None:
         _native.ColumnFiller([(1, [], values, 0)], "float64", spec)
     with pytest.raises(TypeError, match="offsets"):
         _native.ColumnFiller([(1, [np.zeros(2, np.int16)], values, 0)], "int64", spec)
+
+
+def test_columns_are_views_of_buffers_and_do_not_keep_their_table() -> None:
+    values = pa.array(np.arange(12, dtype=np.float32))
+    columns = {"x": pa.FixedSizeListArray.from_arrays(values, 3), "text": pa.array(["a"] * 4)}
+    arrow = pa.table(columns)
+    ((rows, offsets, elements, first),) = column_of(arrow, "x").chunks
+    assert (rows, offsets, elements.nbytes, first) == (4, [], 48, 0)
+    assert _native.address(elements) == values.buffers()[1].address
+    assert column_of(arrow, "x") is column_of(arrow, "x")
+    for _ in range(2):
+        with pytest.raises(NotNumbers, match="elements of type string"):
+            column_of(arrow, "text")
+    kept = weakref.ref(arrow)
+    del arrow
+    assert kept() is None
 
 
 def test_numbers_of_a_column_by_row() -> None:

@@ -153,6 +153,22 @@ def test_images_and_transforms(executor: Executor) -> None:
         assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
 
 
+def test_images_are_opened_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, opened = Image.open, []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        opened.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(Image, "open", noting)
+    dataset = photos().with_transform(to_pixels)
+    for workers in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
+        opened.clear()
+        options: dict[str, Any] = workers
+        assert len(list(penstock.DataLoader(dataset, batch_size=4, **options))) == 4
+        assert len(opened) >= len(dataset)
+
+
 @executors("caller", "threads, 2", "processes, 2")
 def test_images_of_one_size_in_torch_format(executor: Executor) -> None:
     dataset = photos().map(lambda row: {"image": row["image"].resize((9, 7))}).with_format("torch")

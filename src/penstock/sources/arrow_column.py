@@ -55,8 +55,8 @@ class Column:
         return self.fillers[dtype]
 
 
-#: By the identity of a table, for as long as it lives: the table, and the columns of it that were read.
-_known: dict[int, tuple[weakref.ref[Any], dict[str, Column | NotNumbers]]] = {}
+#: By the identity of a table, for as long as it lives: the table, and its columns that were read, or what they hold.
+_known: dict[int, tuple[weakref.ref[Any], dict[str, Column | str]]] = {}
 
 
 def column_of(table: Any, name: str) -> Column:
@@ -69,10 +69,10 @@ def column_of(table: Any, name: str) -> Column:
         try:
             columns[name] = _read(table.column(name))
         except NotNumbers as error:
-            columns[name] = error
+            columns[name] = str(error)
     found = columns[name]
-    if isinstance(found, NotNumbers):
-        raise found.with_traceback(None)
+    if isinstance(found, str):
+        raise NotNumbers(found)
     return found
 
 
