@@ -65,7 +65,9 @@ class HuggingFaceSource(Source):
         specs = [_native.Spec(dtypes[name], list(columns[name].shape)) for name in columns]
         if not _confirmed(dataset, dict(zip(columns, specs, strict=True))):
             return Refusal(
-                type(dataset).__name__, "this release of datasets makes other tensors", "a release known here"
+                type(dataset).__name__,
+                "its first sample gives other tensors than expected, as with another default device",
+                "tensors of the default dtypes on the CPU",
             )
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in zip(columns, specs, strict=True))
         first = next(iter(columns))
