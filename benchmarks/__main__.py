@@ -13,7 +13,9 @@ from benchmarks import harness
 from benchmarks.process import ROOT
 from benchmarks.question import Options
 
-QUESTIONS = ("tensor_files", "arrays", "photos", "cifar", "startup", "python_datasets", "own_classes", "state")
+QUESTIONS = (
+    "tensor_files", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -17,14 +17,14 @@ from benchmarks.question import Build, Running, Setup
 
 def over(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Running:
     """Epochs of a loader, or of the batches that a function returns: one element of each batch is read, and its samples
-    are counted. A batch is a tensor or an array, or a sequence or dict that begins with one.
+    are counted. A batch is a tensor or an array, or a sequence or dictionary that begins with one.
     """
 
     def epoch() -> int:
         count = 0
         for batch in batches() if callable(batches) else batches:
-            parts = batch.values() if isinstance(batch, dict) else batch
-            x = next(iter(parts)) if isinstance(batch, (dict, list, tuple)) else batch
+            parts = list(batch.values()) if isinstance(batch, dict) else batch
+            x = parts[0] if isinstance(parts, (list, tuple)) else parts
             x[(0,) * x.ndim].item()
             count += len(x)
         return count

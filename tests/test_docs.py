@@ -33,7 +33,7 @@ from tests.pages import (
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
-OPTIONAL = ("accelerate", "lightning", "torchvision")
+OPTIONAL = ("accelerate", "datasets", "lightning", "torchvision")
 
 
 class Signals(torch.utils.data.Dataset[Any]):
@@ -112,7 +112,7 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
     for loader in (names.get(name) for name in ("loader", "threads", "seeded")):
         if isinstance(loader, penstock.DataLoader):
             batch = next(iter(loader))
-            fields = batch if isinstance(batch, list) else [batch]
+            fields = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list) else [batch]
             assert len({len(field) for field in fields}) == 1
             assert len(fields[0]) > 0
     if "manifest=" in block.code and "sensor" in block.code:

@@ -14,6 +14,7 @@ void bind_image(nanobind::module_& m);
 void bind_mapping(nanobind::module_& m);
 void bind_buffers(nanobind::module_& m);
 void bind_order(nanobind::module_& m);
+void bind_fillers(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_collate(nanobind::module_& m);

@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
   penstock::bind_mapping(m);
   penstock::bind_buffers(m);
   penstock::bind_order(m);
+  penstock::bind_fillers(m);
   penstock::bind_pool(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);

@@ -20,9 +20,9 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "bind/spec.h"
 #include "image/image_filler.h"
 #include "pool/pool.h"
-#include "tensor/tensor_filler.h"
 
 namespace nb = nanobind;
 
@@ -31,36 +31,7 @@ namespace {
 
 using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
-using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
-using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
-
-TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
-  TensorSpec spec;
-  std::size_t index = 0;
-  while (index < kDTypes.size() && kDTypes[index].torch_name != dtype) ++index;
-  if (index == kDTypes.size()) throw nb::value_error(("no native dtype " + dtype).c_str());
-  if (shape.size() > kMaxDims) throw nb::value_error("more dimensions than the native core takes");
-  spec.dtype = static_cast<DType>(index);
-  spec.ndim = static_cast<std::uint8_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), spec.shape.begin());
-  std::int64_t bytes = 0;
-  if (!checked_bytes(spec, bytes)) throw nb::value_error("a shape too large, or with a negative extent");
-  return spec;
-}
-
-std::size_t bytes_of(const TensorSpec& spec) {
-  std::int64_t bytes = 0;
-  if (!checked_bytes(spec, bytes)) throw nb::value_error("a shape too large");
-  return static_cast<std::size_t>(bytes);
-}
-
-nb::tuple shape_of(const TensorSpec& spec) {
-  nb::list shape;
-  for (int d = 0; d < spec.ndim; ++d) shape.append(spec.shape[d]);
-  return nb::tuple(shape);
-}
 
 const char* code_name(Code code) {
   switch (code) {
@@ -282,89 +253,9 @@ class PyPool {
   std::unique_ptr<Pool> pool_;
 };
 
-// A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
-// the memory of the very array, as Tensor.share_memory_() does: see guarded.h.
-template <class Reader>
-class Owning final : public Filler {
- public:
-  template <class... Arguments>
-  explicit Owning(nb::object array, Arguments&&... arguments)
-      : owner_(std::move(array)), reader_(make(owner_, std::forward<Arguments>(arguments)...)) {}
-
-  Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-               Scratch& scratch) const noexcept override {
-    return reader_.fill(key, paths, want, row, got, scratch);
-  }
-  void prefetch(std::size_t local) const noexcept override { reader_.prefetch(local); }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reader_.memory_bytes(); }
-
- private:
-  // Never a converted copy, which nobody would hold.
-  template <class Array>
-  static Array as_it_is(nb::handle array) {
-    Array found;
-    if (!nb::try_cast(array, found, false)) throw nb::type_error("not an array of bytes in host memory");
-    return found;
-  }
-
-  static GatherFiller make(nb::handle array, const TensorSpec& spec) {
-    const auto rows = as_it_is<ByteMatrix>(array);
-    if (rows.shape(1) != bytes_of(spec)) throw nb::value_error("rows and spec do not agree");
-    if (rows.shape(0) > 0 && rows.shape(1) > 1 && rows.stride(1) != 1) throw nb::value_error("rows are not contiguous");
-    return {rows.data(), rows.shape(0), rows.stride(0), spec};
-  }
-
-  static ImageArrayFiller make(nb::handle array, std::shared_ptr<const Recipe> recipe) {
-    const auto images = as_it_is<Images>(array);
-    if (images.ndim() != 3 && images.ndim() != 4) throw nb::value_error("images are count x height x width (x channels)");
-    for (std::size_t d = 1; d < images.ndim(); ++d)
-      if (images.shape(d) > 0xffff) throw nb::value_error("an image too large");
-    const auto height = static_cast<std::int64_t>(images.shape(1)), width = static_cast<std::int64_t>(images.shape(2));
-    const std::int64_t channels = images.ndim() == 4 ? static_cast<std::int64_t>(images.shape(3)) : 1;
-    const auto strides = [&](std::int64_t y, std::int64_t x, std::int64_t c) {
-      return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
-             (images.ndim() == 3 || images.stride(3) == c);
-    };
-    const bool planar = channels > 1 && strides(width, 1, width * height);
-    if (!planar && !strides(width * channels, channels, 1)) throw nb::value_error("the images' layout is not native");
-    return {images.data(), images.shape(0), static_cast<int>(height), static_cast<int>(width),
-            static_cast<int>(channels), planar, std::move(recipe)};
-  }
-
-  nb::object owner_;
-  Reader reader_;
-};
-
-using OwnedGather = Owning<GatherFiller>;
-using OwnedImages = Owning<ImageArrayFiller>;
-
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  m.attr("MAX_DIMS") = kMaxDims;
-  nb::list dtypes;
-  for (const DTypeInfo& dtype : kDTypes) dtypes.append(nb::str(dtype.torch_name.data(), dtype.torch_name.size()));
-  m.attr("DTYPES") = nb::tuple(dtypes);
-  nb::class_<TensorSpec>(m, "Spec")
-      .def("__init__", [](TensorSpec* self, const std::string& dtype,
-                          const std::vector<std::int64_t>& shape) { new (self) TensorSpec(make_spec(dtype, shape)); },
-           nb::arg("dtype"), nb::arg("shape"))
-      .def_prop_ro("dtype", [](const TensorSpec& s) { return nb::str(info(s.dtype).torch_name.data()); })
-      .def_prop_ro("shape", &shape_of)
-      .def_prop_ro("nbytes", &bytes_of);
-  m.def("address", [](const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
-    return reinterpret_cast<std::uintptr_t>(array.data());
-  }, nb::arg("array").noconvert());
-  nb::class_<Filler>(m, "Filler");
-  nb::class_<OwnedGather, Filler>(m, "GatherFiller")
-      .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
-  nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
-      .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
-  nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
-      .def(nb::init<std::shared_ptr<const PathTable>>(), nb::arg("paths"));
-  nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
-      .def(nb::init<std::shared_ptr<const PathTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
-           nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"));
   nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
   nb::class_<PythonJob>(m, "PythonJob")
       .def_prop_ro("batch", [](const PythonJob& job) { return job.batch->number; })

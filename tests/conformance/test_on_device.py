@@ -15,9 +15,9 @@ from torchvision import transforms as v1
 
 import penstock
 from tests.accelerator import replaced_by_the_cpu
-from tests.datasets import in_memory, smooth_photos
 from tests.resources import held
 from tests.same import assert_same
+from tests.sample_datasets import in_memory, smooth_photos
 from tests.values import stored, taken
 from tests.waiting import wait_until
 

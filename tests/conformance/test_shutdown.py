@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import penstock
-from tests.datasets import Made, tensor_files
 from tests.executors_under_test import EXECUTORS, Executor
 from tests.resources import held, run_script
+from tests.sample_datasets import Made, tensor_files
 from tests.values import flat
 from tests.waiting import wait_until
 
@@ -191,7 +191,7 @@ def test_processes_end_amid_passes_of_every_kind(folder: Path, tmp_path: Path) -
     script = """
 import os, sys, warnings
 import penstock
-from tests.datasets import Made
+from tests.sample_datasets import Made
 from tests.executors_under_test import EXECUTORS
 warnings.filterwarnings("ignore", "This DataLoader will create|num_workers=8")
 iterators = []

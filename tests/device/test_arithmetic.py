@@ -29,7 +29,7 @@ from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.reach import SeedWarnings
 from penstock.recipe.reader import Recipe, read
-from tests.datasets import in_memory, noise_image, smooth_photos
+from tests.sample_datasets import in_memory, noise_image, smooth_photos
 
 pytestmark = pytest.mark.native
 

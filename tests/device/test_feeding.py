@@ -31,8 +31,8 @@ from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
-from tests.datasets import Made, in_memory
 from tests.same import assert_same
+from tests.sample_datasets import Made, in_memory
 from tests.waiting import wait_until
 
 

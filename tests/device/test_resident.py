@@ -33,8 +33,8 @@ from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal
-from tests.datasets import in_memory
 from tests.same import assert_same
+from tests.sample_datasets import in_memory
 
 pytestmark = pytest.mark.native
 

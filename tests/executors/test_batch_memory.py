@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from penstock.executors import buffers
-from tests.datasets import Made
+from tests.sample_datasets import Made
 
 SAMPLES = 64
 BATCH = 4

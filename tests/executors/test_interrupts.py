@@ -22,7 +22,7 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
-from tests.datasets import Made
+from tests.sample_datasets import Made
 
 #: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
 FILES = tuple(

@@ -20,8 +20,8 @@ from penstock.executors.measure import Measurement, Speed, Trial, try_both
 from penstock.executors.method import LIMIT_SECONDS, Choice, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
-from tests.datasets import Made
 from tests.same import assert_same
+from tests.sample_datasets import Made
 from tests.waiting import wait_until
 
 

@@ -15,8 +15,8 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.system.randomness import generator_states, generators_drawn_from, sample_number, seed_globals
-from tests.datasets import Drawing
 from tests.same import assert_same
+from tests.sample_datasets import Drawing
 
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},

@@ -12,7 +12,7 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
-from tests.datasets import Made
+from tests.sample_datasets import Made
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

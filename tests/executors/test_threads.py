@@ -24,8 +24,8 @@ import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers.pace import Pace
-from tests.datasets import Made, Stream
 from tests.same import assert_same
+from tests.sample_datasets import Made, Stream
 from tests.samples import SAMPLES, image
 from tests.waiting import wait_until
 

@@ -23,7 +23,6 @@ import accelerate
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
-from tests.datasets import Stream
 from tests.frameworks.launching import TORCHRUN, run
 from tests.frameworks.run_accelerate_state import (
     BATCH,
@@ -38,6 +37,7 @@ from tests.frameworks.run_accelerate_state import (
     saved,
     whole,
 )
+from tests.sample_datasets import Stream
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 

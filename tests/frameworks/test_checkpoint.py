@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
-from tests.datasets import Drawing
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import TORCHRUN, run
 from tests.same import assert_same
+from tests.sample_datasets import Drawing
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.datasets import Stream
+from tests.sample_datasets import Stream
 
 tqdm = pytest.importorskip("tqdm", reason="tqdm is not installed: pip install tqdm").tqdm
 

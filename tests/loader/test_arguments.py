@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.datasets import Made, Stream
+from tests.sample_datasets import Made, Stream
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader

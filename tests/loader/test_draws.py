@@ -24,8 +24,8 @@ import penstock
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.system.randomness import generator_states, generators_drawn_from
-from tests.datasets import Numbers
 from tests.same import assert_same
+from tests.sample_datasets import Numbers
 
 PL = penstock.DataLoader
 

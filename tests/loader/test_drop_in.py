@@ -22,8 +22,8 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from tests.datasets import in_memory, rows
 from tests.same import assert_same, assert_same_batches
+from tests.sample_datasets import in_memory, rows
 from tests.values import flat
 
 pytestmark = pytest.mark.native

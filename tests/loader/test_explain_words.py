@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
-from tests.datasets import Made, Stream
+from tests.sample_datasets import Made, Stream
 
 
 def words(loader: Any) -> list[tuple[str, str]]:

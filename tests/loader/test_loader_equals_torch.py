@@ -19,8 +19,8 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.system.cpus import usable_cpus
-from tests.datasets import Made, in_memory, rows, smooth_photos
 from tests.same import assert_same, assert_same_batches
+from tests.sample_datasets import Made, in_memory, rows, smooth_photos
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -13,8 +13,8 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.datasets import Made
 from tests.executors_under_test import EXECUTORS, Executor
+from tests.sample_datasets import Made
 
 Make = Callable[[Any], Any]
 

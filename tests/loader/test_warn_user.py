@@ -15,7 +15,7 @@ import torch
 import penstock
 import penstock.state.manifest
 from penstock.device.feeding import prefetch
-from tests.datasets import Made, Stream, rows
+from tests.sample_datasets import Made, Stream, rows
 
 arrays = partial(rows, 8)
 samples = partial(Made, float, 8)

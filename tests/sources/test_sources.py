@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe.steps import Refusal
 from penstock.sources.catalogue import catalogue
+from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.listing import label_values
 from penstock.sources.naming import id_of, ids_of, name_of, names_of
 from penstock.sources.source import NativeSource, Source
@@ -67,7 +68,8 @@ NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "M
 
 
 def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:
-    assert {type(source_of(dataset)) for dataset in datasets.values()} == set(SOURCES)
+    tried = {type(source_of(dataset)) for dataset in datasets.values()}
+    assert tried == set(SOURCES) - {HuggingFaceSource}  # tests/sources/test_hugging_face.py: its package may be missing
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -30,7 +30,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, Ledger, Record, Verdict, compare, ids_bytes, read, records, writing
-from tests.datasets import Made
+from tests.sample_datasets import Made
 from tests.waiting import wait_until
 
 Captured = pytest.CaptureFixture[str]

@@ -15,9 +15,9 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from tests.datasets import Numbers
 from tests.executors_under_test import options
 from tests.same import assert_same
+from tests.sample_datasets import Numbers
 
 ALL = penstock.Replace(max_share=1.0)
 

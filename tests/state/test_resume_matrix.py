@@ -34,7 +34,7 @@ from torch.utils.data import TensorDataset
 import penstock
 from penstock.testing import Ranks
 from penstock.testing.bitwise import difference
-from tests.datasets import Drawing, Made
+from tests.sample_datasets import Drawing, Made
 
 WORKERS = (0, 1, 2, 8)
 RANKS = (1, 2, 3, 4, 8)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import penstock
-from tests.datasets import Made, rows
+from tests.sample_datasets import Made, rows
 
 
 class Anew:

@@ -16,9 +16,9 @@ from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
 import penstock
 from penstock.cli import main
 from penstock.order.schedule import Schedule, Share, share_of
-from tests.datasets import Drawing, Stream
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
+from tests.sample_datasets import Drawing, Stream
 from tests.values import listed, stored, taken
 
 SIZE = 101

@@ -306,7 +306,7 @@ class NativePass(IndexedPass):
             raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
-        return fields if self._plan.leaves[0].pair else fields[0]
+        return self._plan.leaves[0].batch(fields)
 
     def _by_python(self, batch: NativeBatch) -> Any:
         """Return the batch that the dataset itself gives."""

@@ -80,10 +80,35 @@ _SECOND = {
 }
 _KERNELS = "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype"
 _KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
+# What the samples of Hugging Face datasets come through.
+_ARROW = {
+    "datasets.arrow_dataset:Dataset": "__getitem__ __getitems__ __len__ _getitem num_rows",
+    "datasets.arrow_dataset": "format_table get_formatter query_table",
+    "datasets.features.features:Features": "decode_batch decode_example",
+    "datasets.formatting": "get_format_type_from_alias get_formatter",
+    "datasets.formatting.formatting": (
+        "_check_valid_index_key _query_table _query_table_with_indices_mapping format_table key_to_query_type "
+        "query_table"
+    ),
+    "datasets.formatting.formatting:Formatter": "__call__",
+    "datasets.formatting.formatting:NumpyArrowExtractor": "_arrow_array_to_numpy extract_batch extract_row",
+    "datasets.formatting.formatting:PythonArrowExtractor": "extract_batch extract_row",
+    "datasets.formatting.formatting:PythonFeaturesDecoder": "decode_batch decode_row",
+    "datasets.formatting.formatting:PythonFormatter": "format_batch format_row",
+    **{
+        f"datasets.formatting.{name}": (
+            "_consolidate _recursive_tensorize _tensorize format_batch format_row recursive_tensorize"
+        )
+        for name in ("np_formatter:NumpyFormatter", "torch_formatter:TorchFormatter")
+    },
+    "datasets.table:IndexedTableMixin": "fast_gather fast_slice",
+    "torch": "tensor",
+}
 
 _TABLES = {
     "transforms": _DRAWING | _CALLING | _PICTURES | _FIRST | _SECOND,
     "first": _DRAWING | _CALLING | _PICTURES | _FIRST,
+    "arrow": _ARROW,
     "opening": _OPENING | {"torchvision.datasets.folder": "pil_loader", "torchvision": "get_image_backend"},
 }
 
@@ -115,6 +140,11 @@ def replaced_in_opening() -> Refusal | None:
         if "jpeg" in image.DECODERS or (given is not None and given[0] is not plugin.jpeg_factory):
             return _refusal("PIL's reader of JPEG", image.DECODERS.get("jpeg") or given[0])
     return found
+
+
+def replaced_in_arrow() -> Refusal | None:
+    """Return which function that the samples of Hugging Face datasets come through was replaced, or None."""
+    return _replaced_in_table("arrow", _TABLES["arrow"])
 
 
 def replaced_in(module: str, names: str) -> Refusal | None:

@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.collate import (
+    collate_float_fn,
+    collate_int_fn,
+    collate_numpy_array_fn,
+    collate_numpy_scalar_fn,
+    collate_tensor_fn,
+    default_collate_fn_map,
+)
 
 import penstock._native as _native
 from penstock.recipe.attributes import AttributeState
@@ -110,10 +117,18 @@ def _is_transform(value: object) -> bool:
     return type(value).__module__.startswith("torchvision.transforms") or type(value) in classes("Compose")
 
 
+#: The kind under which torch's table has the function for scalars of numpy.
+NUMPY_SCALARS = (np.bool_, np.number, np.object_)
 #: By kind of sample: the function in torch's own table of collating.
-_COLLATING = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+_COLLATING: dict[Any, Any] = {
+    torch.Tensor: collate_tensor_fn,
+    np.ndarray: collate_numpy_array_fn,
+    NUMPY_SCALARS: collate_numpy_scalar_fn,
+    float: collate_float_fn,
+    int: collate_int_fn,
+}
 #: By kinds: the table, as it was when it treated these kinds as torch's own does.
-_approved: dict[tuple[type, ...], dict[Any, Any]] = {}
+_approved: dict[tuple[Any, ...], dict[Any, Any]] = {}
 
 
 def replaced_in_collating() -> Refusal | None:
@@ -121,14 +136,14 @@ def replaced_in_collating() -> Refusal | None:
     return replaced_in("torch.utils.data._utils.collate", "default_collate collate")
 
 
-def collates_as_torch(*kinds: type) -> bool:
-    """Return whether default_collate treats these kinds, and tuples, as torch defines it."""
+def collates_as_torch(*kinds: Any) -> bool:
+    """Return whether default_collate treats these kinds, and tuples and dictionaries, as torch defines it."""
     if replaced_in_collating() is not None:
         return False
     if default_collate_fn_map == _approved.get(kinds):
         return True
     original = all(default_collate_fn_map.get(kind) is _COLLATING[kind] for kind in kinds)
-    if not original or any(isinstance((), kind) for kind in default_collate_fn_map):
+    if not original or any(isinstance((), kind) or isinstance({}, kind) for kind in default_collate_fn_map):
         return False
     _approved[kinds] = dict(default_collate_fn_map)
     return True

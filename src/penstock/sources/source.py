@@ -77,6 +77,12 @@ class NativeSource:
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
     pair: bool = True
     """True: a sample is a tuple of its fields (and label). False: it is its only field."""
+    keys: tuple[str, ...] | None = None
+    """The names of the fields, where a sample is a dictionary of them; None: it is none."""
+    rows: Callable[[Indices], Indices] | None = None
+    """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
+    batches_only: bool = False
+    """A batch may hold other elements than the samples one by one, of which a ConcatDataset makes its batches."""
     labels: Callable[[Indices], LabelColumn] | None = None
     """Returns the labels at these positions, as they are now."""
     column: Callable[[Indices], LabelColumn] | None = None
@@ -98,6 +104,12 @@ class NativeSource:
     None: no sample lies in a file."""
     gone: Callable[[int], Exception | None] | None = None
     """Returns the error of such a sample."""
+
+    def batch(self, fields: list[Any]) -> Any:
+        """Return a batch of these fields (and labels), as torch's default_collate gives it."""
+        if self.keys is not None:
+            return dict(zip(self.keys, fields, strict=True))
+        return fields if self.pair else fields[0]
 
 
 class Source:

@@ -22,6 +22,7 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.arrays import ArraysSource, TensorDatasetSource
+from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
@@ -134,6 +135,9 @@ class ConcatSource(Source):
             if isinstance(node, Refusal):
                 return node
             children.append(node)
+        if any(leaf.batches_only for leaf in leaves):
+            why = "single samples of Hugging Face datasets in it have other dtypes than their batches"
+            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets, or with_format('torch') alone,")
         cumulative = list(dataset.cumulative_sizes)
         ends = np.asarray(cumulative, dtype=np.int64)
         size = int(ends[-1])
@@ -206,6 +210,7 @@ SOURCES: tuple[type[Source], ...] = (
     TorchvisionFolderSource,
     CifarSource,
     MnistSource,
+    HuggingFaceSource,
 )
 
 
@@ -234,7 +239,7 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
-    if any(leaf.pair != first.pair or len(leaf.fields) != len(first.fields) for leaf in leaves):
+    if len({(leaf.pair, leaf.keys, len(leaf.fields)) for leaf in leaves}) > 1:
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
     for fields in zip(*(leaf.fields for leaf in leaves), strict=True):
         if len({field.spec.dtype for field in fields if field.spec is not None}) > 1:
@@ -258,6 +263,8 @@ def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refu
 
     def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
         inside = _from_start(indices, size)
+        if leaf.rows is not None:
+            inside = leaf.rows(inside)
         return None if number == 0 else np.full(len(inside), number, dtype=np.int32), inside
 
     return Node(size, resolve, all_of())

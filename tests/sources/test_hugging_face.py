@@ -1,0 +1,347 @@
+"""Hugging Face datasets of numbers, which the native core reads: batches equal those of torch's loader."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, default_collate, random_split
+
+import penstock
+import penstock._native as _native
+from penstock.sources.arrow_column import NotNumbers, column_of
+from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, from_columns, numbers, pa, simple, table
+from tests.executors_under_test import Executor, executors
+from tests.same import assert_same
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),  # of pyarrow, for Dataset.sort
+]
+
+# --- what is read natively --------------------------------------------------------------------------------------------
+
+
+ARRANGED: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda dataset: dataset,
+    "shuffled": lambda dataset: dataset.shuffle(seed=3),
+    "chosen": lambda dataset: dataset.select([5, 5, 28, 0, 17, 3, 9]),
+    "sliced": lambda dataset: dataset.select(range(7, 24)),
+    "sliced, sliced": lambda dataset: dataset.select(range(7, 24)).select(range(3, 14)),
+    "shuffled, sliced": lambda dataset: dataset.shuffle(seed=1).select(range(3, 19)).shuffle(seed=2),
+    "of parts": lambda dataset: datasets.concatenate_datasets(
+        [dataset, dataset.select(range(3, 11)), dataset.select(range(1)), dataset]
+    ),
+    "of parts, shuffled": lambda dataset: datasets.concatenate_datasets(
+        [dataset.shuffle(seed=1), dataset.select(range(9, 20))]
+    ).shuffle(seed=5),
+    "sharded": lambda dataset: dataset.shard(3, 1),
+    "sorted": lambda dataset: dataset.sort(dataset.column_names[1]),
+    "of columns": lambda dataset: datasets.concatenate_datasets(
+        [
+            dataset.select_columns(dataset.column_names[:3]),
+            datasets.concatenate_datasets([dataset.select(range(7)), dataset.select(range(7, ROWS))]).remove_columns(
+                dataset.column_names[:3]
+            ),
+        ],
+        axis=1,
+    ),
+    "split": lambda dataset: dataset.train_test_split(0.3, seed=2)["train"],
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED)
+def test_torch_format_of_all_numbers(arranged: str) -> None:
+    dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
+    equal(dataset.with_format("torch"))
+    equal(dataset.with_format("torch"), shuffle=True, drop_last=True)
+
+
+@pytest.mark.parametrize("arranged", ["as it is", "shuffled", "of parts"])
+def test_numpy_and_python_formats(arranged: str) -> None:
+    dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
+    doubles = [name for name in dataset.column_names if name.endswith("float64")]
+    equal(dataset.remove_columns(doubles).with_format("numpy"))
+    equal(dataset.select_columns(doubles).with_format("numpy"), native=False)
+    equal(ARRANGED[arranged](table("scalar")))
+
+
+def test_formats_of_chosen_columns() -> None:
+    dataset = table("scalar", "fixed")
+    equal(dataset.with_format("torch", columns=["fixed_int8", "scalar_float64", "fixed_bool"]))
+    equal(dataset.select_columns(["fixed_float32", "scalar_bool"]).with_format("torch"))
+    chosen = [name for name in dataset.column_names if name.startswith("fixed") or name == "scalar_int8"]
+    equal(dataset.with_format("torch", columns=chosen, output_all_columns=True))
+    chosen.remove("fixed_float64")
+    others = dataset.remove_columns("fixed_float64")
+    equal(others.with_format("numpy", columns=chosen, output_all_columns=True))
+    equal(dataset.rename_column("fixed_int16", "x").remove_columns("scalar_bool").with_format("torch"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float64, torch.float32, torch.bool])
+def test_a_dtype_for_all_columns(dtype: torch.dtype) -> None:
+    known = {torch.float32: ("float32", "int8", "uint16"), torch.float64: ("float32", "float64", "int32", "uint8")}
+    kinds = known.get(dtype, ("bool",) if dtype is torch.bool else ("int8", "int32", "int64", "uint16"))
+    dataset = table("scalar", "fixed", "list", kinds=kinds)
+    equal(dataset.with_format("torch", dtype=dtype))
+    equal(dataset.with_format("torch", dtype=dtype, device="cpu"))
+    equal(dataset.with_format("torch", device=torch.device("cpu")))
+
+
+def test_half_precision_as_it_is_stored() -> None:
+    values = np.arange(0, 1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 64)
+    equal(datasets.Dataset(pa.table({"x": column})).with_format("torch", dtype=torch.float16), batch_size=100)
+
+
+def test_unsigned_numbers_of_64_bits() -> None:
+    values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    dataset = datasets.Dataset(pa.table({"x": pa.array(values)}))
+    equal(dataset.with_format("torch"))
+    assert "Python objects" in penstock.DataLoader(dataset).explain()
+
+
+def test_lists_without_elements() -> None:
+    empty = pa.array([[]] * 5, pa.list_(pa.int32()))
+    equal(datasets.Dataset(pa.table({"x": empty, "y": pa.array(range(5))})).with_format("torch"), batch_size=2)
+
+
+def test_large_lists_and_sliced_buffers() -> None:
+    values = np.arange(ROWS * 4, dtype=np.int16)
+    lists = pa.LargeListArray.from_arrays(pa.array(np.arange(0, ROWS * 4 + 1, 4)), pa.array(values))
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(values % 3 == 0), 4)
+    whole = pa.table({"large": lists, "bits": fixed, "bit": pa.array(values[::4] % 2 == 0)})
+    for begin, length in ((0, ROWS), (3, 17), (9, 1)):
+        cut = whole.slice(begin, length)
+        equal(datasets.Dataset(cut).with_format("torch"))
+        equal(datasets.Dataset(pa.concat_tables([cut, whole, cut.slice(1), whole.slice(5, 2)])).with_format("torch"))
+
+
+def test_long_rows_of_all_conversions() -> None:
+    shapes = {"bool": 40_001, "int8": 5_000, "int32": 2_049, "float64": 1_025, "float32": 3_000}
+    columns = {
+        kind: pa.FixedSizeListArray.from_arrays(pa.array(numbers(kind, (7 * size,))), size)
+        for kind, size in shapes.items()
+    }
+    equal(datasets.Dataset(pa.table(columns)).with_format("torch"), batch_size=3)
+
+
+def test_a_dataset_on_disk(tmp_path: Path) -> None:
+    dataset = table("scalar", "fixed", "list", "array", rows=103)
+    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
+    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    assert type(loaded._data).__name__ != "InMemoryTable"
+    equal(loaded.with_format("torch"))
+    equal(loaded.shuffle(seed=1).with_format("torch"), shuffle=True)
+    equal(loaded.map(lambda row: {"sum": sum(row["fixed_int32"])}).with_format("torch"))
+    equal(loaded.map(lambda batch: batch, batched=True, batch_size=10, writer_batch_size=10).with_format("torch"))
+    equal(loaded.filter(lambda row: row["scalar_int64"] % 2 == 0).with_format("torch"))
+
+
+@executors("native, caller", "native, default", "native, 1", "native, 8", "native, persistent", "native, fed")
+def test_every_native_executor(executor: Executor) -> None:
+    dataset = table("scalar", "fixed", "list", "array").shuffle(seed=4).with_format("torch")
+    loader = penstock.DataLoader(dataset, batch_size=BATCH, **executor.options)
+    assert executor.says in loader.explain()
+    for _ in range(2):
+        wanted = list(map(as_bits, torch.utils.data.DataLoader(dataset, batch_size=BATCH)))
+        assert_same(list(map(as_bits, loader)), wanted)
+
+
+def test_subsets_splits_and_samplers() -> None:
+    dataset = simple()
+    equal(Subset(dataset, [5, 3, -1, 28, 0]))
+    equal(Subset(dataset.shuffle(seed=1), range(3, 20)))
+    equal(random_split(dataset, [20, 9], torch.Generator().manual_seed(1))[0])
+    weights = [float(number) for number in range(ROWS)]
+    equal(dataset, sampler=torch.utils.data.WeightedRandomSampler(weights, 40))
+    batches = [[3, 1], [28, -1, 0], [7]]
+    ours = penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2)
+    theirs = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+    assert_same(list(map(as_bits, ours)), list(map(as_bits, theirs)))
+
+
+def test_concat_datasets() -> None:
+    parts = table("scalar", "fixed", "list", kinds=("bool", "int32", "float32")).with_format("torch")
+    equal(ConcatDataset([parts, parts.shuffle(seed=1), Subset(parts, [4, 2])]))
+    equal(ConcatDataset([parts, parts.select_columns(parts.column_names[:-1])]), native=False, batch_size=1)
+
+
+@pytest.mark.parametrize(("form", "kind"), [("torch", "float64"), ("numpy", "int32")])
+def test_concat_datasets_read_sample_by_sample(form: str, kind: str) -> None:
+    dataset: Any = ConcatDataset([table("scalar", kinds=(kind,)).with_format(form)] * 2)
+    assert "single samples of Hugging Face datasets" in penstock.DataLoader(dataset, BATCH).explain()
+    equal(dataset, native=False)
+
+
+def test_seeds_ranks_and_states() -> None:
+    dataset = simple().shuffle(seed=2)
+
+    def made(rank: int = 0, world: int = 1) -> Any:
+        return penstock.DataLoader(dataset, BATCH, shuffle=True, seed=5, shard=(rank, world), num_workers=2)
+
+    whole = list(made())
+    ranks = [list(made(rank, 2)) for rank in range(2)]
+    both = [torch.cat([a["scalar_int64"], b["scalar_int64"]]) for a, b in zip(*ranks, strict=True)]
+    assert sorted(torch.cat(both).tolist()[:ROWS]) == sorted(dataset["scalar_int64"][:].tolist())
+    begun = made()
+    batches = iter(begun)
+    first = [next(batches), next(batches)]
+    resumed = made()
+    resumed.load_state_dict(begun.state_dict())
+    assert_same(list(map(as_bits, [*first, *resumed])), list(map(as_bits, whole)))
+    assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "columns": lambda dataset: dataset.set_format("torch", columns=["scalar_int64"]),
+    "a dtype": lambda dataset: dataset.set_format("torch", dtype=torch.float64, columns=["scalar_float32"]),
+    "a format": lambda dataset: dataset.set_format("numpy"),
+    "a transform": lambda dataset: dataset.set_transform(lambda rows: {"n": rows["scalar_int64"]}),
+    "an option in place": lambda dataset: dataset._format_kwargs.update(dtype=torch.float64),
+    "rows": lambda dataset: vars(dataset).update(_indices=dataset.shuffle(seed=9)._indices),
+    "a table": lambda dataset: vars(dataset).update(_data=simple(ROWS)._data),
+}
+
+
+def outcomes(loader: Any, dataset: Any, change: Callable[[Any], None]) -> list[Any]:
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(as_bits(batch))
+        if number == 1:
+            change(dataset)
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
+    def fresh() -> Any:
+        made = simple()
+        if "option" in change:
+            return made.with_format("torch", columns=["scalar_float32"], dtype=torch.float32)
+        return made
+
+    theirs = fresh()
+    wanted = outcomes(torch.utils.data.DataLoader(theirs, BATCH), theirs, CHANGES[change])
+    given: list[dict[str, Any]] = [{}, {"num_workers": 0}]
+    for options in given:
+        ours = fresh()
+        loader = penstock.DataLoader(ours, BATCH, **options)
+        assert "gather" in loader.explain()
+        assert_same(outcomes(loader, ours, CHANGES[change]), wanted)
+        assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
+    ours = fresh()
+    before = list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH)))
+    loader = penstock.DataLoader(ours, BATCH, num_workers=2)
+    assert_same(outcomes(loader, ours, CHANGES[change]), before)
+    assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_file_that_was_truncated_is_an_error_of_its_samples(tmp_path: Path, workers: int, shuffled: bool) -> None:
+    column = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(400 * 1000, dtype=np.float32)), 1000)
+    datasets.Dataset(pa.table({"x": column})).save_to_disk(tmp_path / "saved")
+    dataset = datasets.load_from_disk(str(tmp_path / "saved")).with_format("torch")
+    indices = [0, 1, 399, 398, 2, 3]
+    chosen: Any = dataset.select(indices) if shuffled else Subset(dataset, indices)
+    os.truncate(next((tmp_path / "saved").glob("*.arrow")), 64 << 10)
+    batches = iter(penstock.DataLoader(chosen, batch_size=2, num_workers=workers))
+    assert next(batches)["x"][:, 1].tolist() == [1, 1001]
+    with pytest.raises(penstock.CorruptSample, match=r"sample 'number [23]'.* memory-mapped file"):
+        next(batches)
+    assert next(batches)["x"][:, 1].tolist() == [2001, 3001]
+
+
+def test_offsets_and_buffers_that_are_damaged() -> None:
+    spec = _native.Spec("int64", [2])
+    values = np.arange(8, dtype=np.int64).view(np.uint8)
+    wrong: dict[str, np.ndarray] = {
+        "beyond": np.array([0, 2, 9, 11], np.int32),
+        "backwards": np.array([0, 2, 0, -2], np.int32),
+        "negative": np.array([0, 2, -4, -2], np.int64),
+        "few": np.array([0, 2], np.int32),
+    }
+    for name, offsets in wrong.items():
+        filler = _native.ColumnFiller([(3, [offsets], values, 0)], "int64", spec)
+        pool = _native.Pool(_native.Program([[filler]]), 0)
+        rows = np.zeros(3 * spec.nbytes, np.uint8)
+        local = np.arange(3)
+        number = pool.submit(0, 0, local, local, local, None, None, [(rows, rows.ctypes.data, rows.nbytes, spec)])
+        pool.run_here(number)
+        failed = {failure[0]: failure[2] for failure in pool.retire(number)}
+        assert 0 not in failed and failed[2] == "moved", name
+    with pytest.raises(ValueError, match="too small"):
+        _native.ColumnFiller([(5, [], values, 0)], "int64", spec)
+    with pytest.raises(ValueError, match="first element"):
+        _native.ColumnFiller([(1, [], values, 1)], "int64", spec)
+    with pytest.raises(ValueError, match="convert"):
+        _native.ColumnFiller([(1, [], values, 0)], "float64", spec)
+    with pytest.raises(TypeError, match="offsets"):
+        _native.ColumnFiller([(1, [np.zeros(2, np.int16)], values, 0)], "int64", spec)
+
+
+def test_columns_are_views_of_buffers_and_do_not_keep_their_table() -> None:
+    values = pa.array(np.arange(12, dtype=np.float32))
+    columns = {"x": pa.FixedSizeListArray.from_arrays(values, 3), "text": pa.array(["a"] * 4)}
+    arrow = pa.table(columns)
+    ((rows, offsets, elements, first),) = column_of(arrow, "x").chunks
+    assert (rows, offsets, elements.nbytes, first) == (4, [], 48, 0)
+    assert _native.address(elements) == values.buffers()[1].address
+    assert column_of(arrow, "x") is column_of(arrow, "x")
+    for _ in range(2):
+        with pytest.raises(NotNumbers, match="elements of type string"):
+            column_of(arrow, "text")
+    kept = weakref.ref(arrow)
+    del arrow
+    assert kept() is None
+
+
+def test_numbers_of_a_column_by_row() -> None:
+    chunks: list[Any] = [
+        (2, [], np.array([7, 2**63], np.uint64).view(np.uint8), 0),
+        (1, [], np.array([9]).view(np.uint8), 0),
+    ]
+    column = _native.ColumnFiller(chunks, "uint64", _native.Spec("int64", []))
+    found = np.zeros(4, np.int64)
+    column.take(np.array([2, 0, 1, 0]), found)
+    assert found.tolist() == [9, 7, -(2**63), 7]
+    for rows in ([0, 1, 2, 3], [0, 1, 2, -1]):
+        with pytest.raises(IndexError, match="does not have"):
+            column.take(np.array(rows), found)
+    with pytest.raises(ValueError, match="different lengths"):
+        column.take(np.array([1]), found)
+
+
+def test_mappings_lead_to_rows_as_the_package_leads() -> None:
+    dataset = simple()
+    table_ = pa.table({"indices": pa.chunked_array([[3, 30], [58, 1]], pa.uint64())})
+    dataset._indices = datasets.table.InMemoryTable(table_)
+    equal(dataset)
+
+
+def test_bad_samples_are_replaced() -> None:
+    even = from_columns(x=[[1, 2], [3, 4], [5], [6, 7, 8]], y=[0, 1, 2, 3]).with_format("torch")
+    loader = penstock.DataLoader(even, batch_size=4, on_error=penstock.Replace(0.5), seed=1)
+    (batch,) = loader
+    assert batch["x"].shape == (4, 2)
+    assert set(batch["y"].tolist()) <= {0, 1}
+
+
+def test_a_batch_is_what_default_collate_makes() -> None:
+    dataset = simple()
+    batch = next(iter(penstock.DataLoader(dataset, batch_size=3)))
+    assert type(batch) is dict
+    assert_same(as_bits(batch), as_bits(default_collate(dataset.__getitems__([0, 1, 2]))))

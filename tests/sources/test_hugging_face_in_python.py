@@ -1,0 +1,209 @@
+"""Hugging Face datasets that Python reads, and why: their batches equal those of torch's loader all the same."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import penstock
+import penstock._native as _native
+from penstock.sources import hugging_face
+from tests.arrow_tables import BATCH, as_bits, datasets, equal, from_columns, simple
+from tests.executors_under_test import Executor, executors
+from tests.same import assert_same
+
+# --- what stays Python's ----------------------------------------------------------------------------------------------
+
+
+class Own(datasets.Dataset):
+    """A subclass."""
+
+
+def own(dataset: Any) -> Any:
+    dataset.__class__ = Own
+    return dataset
+
+
+def patched(dataset: Any) -> Any:
+    dataset.__getitems__ = lambda indices: [{"x": index} for index in indices]
+    return dataset
+
+
+LEFT: dict[str, tuple[Callable[[], Any], str]] = {
+    "nulls": (lambda: from_columns(x=[1, 2, None, 4]).with_format("numpy"), "it holds nulls"),
+    "nulls in lists": (lambda: from_columns(x=[[1.0, None]] * 4).with_format("torch"), "it holds nulls"),
+    "texts": (lambda: from_columns(x=["a", "b"], y=[1, 2]).with_format("torch"), "elements of type string"),
+    "lists of lists": (lambda: from_columns(x=[[[1, 2], [3, 4]]] * 5).with_format("torch"), "elements of type list"),
+    "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "lists, which collate to lists"),
+    "dictionaries": (lambda: from_columns(x=[{"a": 1}] * 5).with_format("torch"), "elements of type struct"),
+    "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
+    "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
+    "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
+    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
+    "numpy's doubles": (lambda: from_columns(x=[1.0, 2.0]).with_format("numpy"), "depends on the release of datasets"),
+    "no rows": (lambda: simple().select([]), "it has no rows"),
+    "a subclass": (lambda: own(simple()), "a subclass of Dataset may read otherwise"),
+    "a method": (lambda: patched(simple()), "its __getitem__ was replaced"),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_not_surely_the_same_is_read_by_python(left: str) -> None:
+    make, why = LEFT[left]
+    loader = penstock.DataLoader(make(), batch_size=2, num_workers=2)
+    text = loader.explain()
+    assert why in text and "the native core could read it" in text
+    try:
+        wanted = list(torch.utils.data.DataLoader(make(), batch_size=2))
+    except Exception as error:
+        with pytest.raises(type(error)):
+            list(penstock.DataLoader(make(), batch_size=2))
+    else:
+        assert_same(list(map(as_bits, loader)), list(map(as_bits, wanted)))
+
+
+def test_an_index_out_of_range_is_an_error_as_ever() -> None:
+    for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
+        with pytest.raises(IndexError, match="out of"):
+            list(loader(simple(5), batch_sampler=[[0, 1], [2, 5]]))
+
+
+def test_lists_of_different_lengths() -> None:
+    ragged = from_columns(x=[[1.0] * (1 + i // 4) for i in range(12)]).with_format("torch")
+    assert "lists of different lengths" in penstock.DataLoader(ragged, batch_size=4).explain()
+    equal(ragged, native=False, batch_size=4)
+
+
+def test_lists_whose_lengths_come_right_in_sum() -> None:
+    even = from_columns(x=[[1, 2], [3, 4], [5], [6], [7, 8, 9], [10, 11, 12]]).with_format("torch")
+    equal(even, batch_size=2)
+    for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
+        with pytest.raises(RuntimeError, match=r"equal size|shape \(1,\)"):
+            list(loader(even, batch_size=3))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "datasets.arrow_dataset.query_table",
+        "datasets.formatting.torch_formatter.TorchFormatter._tensorize",
+        "datasets.arrow_dataset.Dataset._getitem",
+        "datasets.table.IndexedTableMixin.fast_gather",
+        "torch.tensor",
+    ],
+)
+def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, name = what.rpartition(".")
+    holder = pkgutil.resolve_name(module)
+    original, called = getattr(holder, name), []
+
+    def own_one(*args: Any, **options: Any) -> Any:
+        called.append(1)
+        return original(*args, **options)
+
+    dataset = simple()
+    loader = penstock.DataLoader(dataset, BATCH)
+    assert "gather" in loader.explain()
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, name, own_one)
+        assert "it was replaced by" in loader.explain()
+        assert len(list(loader)) == 5
+        assert called
+    assert "gather" in loader.explain()
+
+
+def test_tensors_that_come_otherwise_than_expected() -> None:
+    loader = penstock.DataLoader(simple(), BATCH)
+    with torch.device("meta"):
+        assert "gives other tensors than expected" in loader.explain()
+    assert "gather" in loader.explain()
+    wrong = {"scalar_float32": _native.Spec("float32", [])}
+    assert not hugging_face._confirmed(simple(), wrong)
+
+
+# --- images and streams -----------------------------------------------------------------------------------------------
+
+
+def photos() -> Any:
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 255, (40 + i, 50, 3), dtype=np.uint8)) for i in range(13)]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcdefghijklm"))})
+    return datasets.Dataset.from_dict({"image": images, "label": list(range(13))}, features=kinds)
+
+
+def to_pixels(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the batch that a transform of the well-known kind makes of PIL images."""
+    pixels = [torch.from_numpy(np.array(image.convert("RGB").resize((8, 8)))) for image in rows["image"]]
+    return {"pixel_values": pixels, "label": rows["label"], "beside": [len(pixels)] * len(pixels)}
+
+
+@executors("caller", "threads, caller", "threads, 2", "threads, 5", "processes, 1", "processes, 2", "caller, fed")
+def test_images_and_transforms(executor: Executor) -> None:
+    for dataset in (photos().with_transform(to_pixels), photos().shuffle(seed=3).with_transform(to_pixels)):
+        loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+        assert executor.says in loader.explain()
+        assert "its function makes the samples" in loader.explain()
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
+def test_images_are_opened_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, opened = Image.open, []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        opened.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(Image, "open", noting)
+    dataset = photos().with_transform(to_pixels)
+    for workers in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
+        opened.clear()
+        options: dict[str, Any] = workers
+        assert len(list(penstock.DataLoader(dataset, batch_size=4, **options))) == 4
+        assert len(opened) >= len(dataset)
+
+
+@executors("caller", "threads, 2", "processes, 2")
+def test_images_of_one_size_in_torch_format(executor: Executor) -> None:
+    dataset = photos().map(lambda row: {"image": row["image"].resize((9, 7))}).with_format("torch")
+    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+    assert "elements of type struct" in loader.explain()
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    native = dataset.with_format("torch", columns=["label"])
+    equal(native, batch_size=4)
+
+
+@executors("caller", "threads, 2", "processes, 2")
+def test_images_of_a_folder(executor: Executor, tmp_path: Path) -> None:
+    files = []
+    for number, row in enumerate(photos()):
+        files.append(str(tmp_path / f"{number}.jpg"))
+        row["image"].save(files[-1])
+    dataset = datasets.Dataset.from_dict({"image": files, "label": list(range(13))})
+    dataset = dataset.cast_column("image", datasets.Image()).with_transform(to_pixels)
+    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_streams(options: dict[str, Any]) -> None:
+    stream = simple().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=5).with_format("torch")
+    wanted = list(map(as_bits, torch.utils.data.DataLoader(stream, batch_size=4, **options)))
+    assert_same(list(map(as_bits, penstock.DataLoader(stream, batch_size=4, **options))), wanted)
+
+
+def test_padding_sees_whole_batches() -> None:
+    def pad(rows: dict[str, Any]) -> dict[str, Any]:
+        longest = max(map(len, rows["x"]))
+        return {"x": [torch.tensor(row + [0] * (longest - len(row))) for row in rows["x"]]}
+
+    dataset = from_columns(x=[list(range(1 + i % 7)) for i in range(40)]).with_transform(pad)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=16))
+    for method in ("process", "thread"):
+        assert_same(list(penstock.DataLoader(dataset, batch_size=16, num_workers=2, worker_method=method)), wanted)
