@@ -1,0 +1,194 @@
+"""What one pass of a loader gives: batches and errors in order, warnings, and the generators that it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock.system.randomness import States, generator_states, generators_drawn_from, seed_globals
+from penstock.testing.bitwise import Difference, difference
+from penstock.testing.ranks import without_advice
+
+#: A line that a loader of Penstock's adds to the text of an error.
+_NOTE = re.compile(r"in (__getitem__ of sample|a batch of samples|the batch of|penstock-worker)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request for a batch gave."""
+
+    value: Any = None
+    """The batch, or what else a call returned."""
+    error: Exception | None = None
+    """The error that it raised, None where it returned."""
+
+    def difference(self, other: Outcome, *, across: bool = False) -> Difference | None:
+        """Return the first difference to what torch's loader gave.
+
+        across: the other one came through a worker process and this one did not, so that its error has torch's words
+            around its own.
+        """
+        if self.error is None and other.error is None:
+            return difference(self.value, other.value, layout=True)
+        if type(self.error) is type(other.error) and self.error is not None and other.error is not None:
+            ours, theirs = words_of(self.error), words_of(other.error)
+            same = theirs.endswith(ours) if across else ours == theirs
+            if same and (across or ours.startswith("Caught ") or difference(self.error.args, other.error.args) is None):
+                return None
+        return Difference("", None, f"{self._said()}, and {other._said()}")
+
+    def _said(self) -> str:
+        if self.error is None:
+            return f"is a {type(self.value).__name__}"
+        return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass gave."""
+
+    outcomes: list[Outcome]
+    """The length of the loader, then each batch."""
+    ended: bool
+    """Whether the pass was read to its end."""
+    warned: list[tuple[type[Warning], str]]
+    """The category and text of each warning in this process."""
+    after: States
+    """The states of the global generators behind the pass."""
+
+    def unreached(self) -> bool:
+        """Return whether the loader warned of draws that its seed does not set."""
+        return any(text.startswith("seed= does not reach") for _, text in self.warned)
+
+    def same(self, other: Pass) -> bool:
+        """Return whether another pass gave the same batches and errors of the same classes."""
+        return len(self.outcomes) == len(other.outcomes) and all(
+            type(a.error) is type(b.error) and difference(a.value, b.value, layout=True) is None
+            for a, b in zip(self.outcomes, other.outcomes, strict=True)
+        )
+
+
+class Maker:
+    """Makes loaders over copies of one dataset, as each pass is to begin with what the dataset is now.
+
+    Args:
+        dataset: what is read. One that cannot be copied is read itself, pass after pass.
+        options: of the loader; what can be copied with the dataset is.
+        most: how many batches of a pass are read.
+    """
+
+    def __init__(self, dataset: Any, options: Mapping[str, Any], most: int) -> None:
+        self._given = (dataset, dict(options))
+        self._most = most
+        self.iterable = isinstance(dataset, IterableDataset)
+
+    def copied(self) -> tuple[Any, dict[str, Any]]:
+        """Return the dataset and the options, copied where that is possible."""
+        try:
+            dataset, options = copy.deepcopy(self._given)
+        except Exception:  # of open files, locks, and code of the user's
+            dataset, options = self._given[0], dict(self._given[1])
+        return dataset, options
+
+    def read(self, kind: Any, draw: int = 0, **options: Any) -> Pass:
+        """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`."""
+        dataset, given = self.copied()
+        seed_globals(draw, 0, 0, 0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with without_advice():
+                outcomes = list(self._outcomes(kind, dataset, {**given, **options}))
+        ended = not outcomes or outcomes[-1] is not _MORE
+        return Pass(
+            outcomes if ended else outcomes[:-1],
+            ended,
+            [(one.category, str(one.message)) for one in caught],
+            generator_states(),
+        )
+
+    def indices(self, batch: int) -> list[Any]:
+        """Return the indices of a batch of a pass, as the loader's sampler gives them; nothing where none does."""
+        dataset, options = self.copied()
+        seed_globals(0, 0, 0, 0)
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, **options)
+        if self.iterable:
+            return []
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed that torch's iterator draws
+        batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        for number, given in enumerate(batches):
+            if number == batch:
+                return list(given) if isinstance(given, list | tuple) else [given]
+        return []
+
+    def _outcomes(self, kind: Any, dataset: Any, options: Mapping[str, Any]) -> Iterator[Outcome]:
+        try:
+            loader = kind(dataset, **options)
+        except Exception as error:
+            yield _raised(error)
+            return
+        yield _outcome(len, loader)
+        first = _outcome(iter, loader)
+        if first.error is not None:
+            yield first
+            return
+        batches = first.value
+        for _ in range(self._most):
+            try:
+                found = Outcome(next(batches))
+            except StopIteration:
+                return
+            except Exception as error:
+                found = _raised(error)
+            yield found
+        yield _MORE
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error's text without the frames of tracebacks and the notes of a loader."""
+    kept = [line for line in str(error).rstrip().splitlines() if not line.startswith("  ")]
+    while kept and _NOTE.match(kept[-1]):
+        kept.pop()
+    return "\n".join(kept)
+
+
+def drawn_otherwise(ours: Pass, theirs: Pass) -> tuple[str, ...]:
+    """Return the names of the global generators that two passes left in other states, where both ended."""
+    return generators_drawn_from(theirs.after, ours.after) if ours.ended and theirs.ended else ()
+
+
+def form_of(value: Any) -> Any:
+    """Return what the draws of a sample do not change, as a rule: types, dtypes, dimensions and keys."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return type(value).__name__, str(value.dtype), value.ndim
+    if isinstance(value, Mapping):
+        return type(value).__name__, {key: form_of(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value).__name__, [form_of(part) for part in value[:1]]
+    return type(value).__name__
+
+
+def _outcome(call: Any, value: Any) -> Outcome:
+    try:
+        return Outcome(call(value))
+    except Exception as error:
+        return _raised(error)
+
+
+def _raised(error: Exception) -> Outcome:
+    """Return the outcome of a request that raised, without the frames, which would keep a pass and its workers."""
+    behind: BaseException | None = error
+    while behind is not None and behind.__traceback__ is not None:
+        behind.__traceback__ = None
+        behind = behind.__cause__ or behind.__context__
+    return Outcome(error=error)
+
+
+_MORE = Outcome()
