@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-
 #: What is compared with layout=True, by the class of a value: names, and what reads them.
 _LAYOUT: tuple[tuple[type, dict[str, Callable[[Any], Any]]], ...] = (
     (

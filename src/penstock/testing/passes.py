@@ -7,12 +7,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from penstock.plan import NativePlan
 from penstock.system.randomness import States, generator_states, generators_drawn_from, seed_globals
 from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import without_advice
@@ -31,16 +33,16 @@ class Outcome:
     """The error that it raised, None where it returned."""
 
     def difference(self, other: Outcome, *, across: bool = False) -> Difference | None:
-        """Return the first difference to what torch's loader gave.
+        """Return the first difference to another outcome.
 
-        across: the other one came through a worker process and this one did not, so that its error has torch's words
-            around its own.
+        across: one of the two may have come through a worker process, so that its error has torch's words around its
+            own.
         """
         if self.error is None and other.error is None:
             return difference(self.value, other.value, layout=True)
         if type(self.error) is type(other.error) and self.error is not None and other.error is not None:
             ours, theirs = words_of(self.error), words_of(other.error)
-            same = theirs.endswith(ours) if across else ours == theirs
+            same = ours.endswith(theirs) or theirs.endswith(ours) if across else ours == theirs
             if same and (across or ours.startswith("Caught ") or difference(self.error.args, other.error.args) is None):
                 return None
         return Difference("", None, f"{self._said()}, and {other._said()}")
@@ -49,6 +51,10 @@ class Outcome:
         if self.error is None:
             return f"is a {type(self.value).__name__}"
         return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
+
+
+_MORE = Outcome()
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Pass:
     """The category and text of each warning in this process."""
     after: States
     """The states of the global generators behind the pass."""
+    native: bool
+    """Whether the native core read the dataset."""
 
     def unreached(self) -> bool:
         """Return whether the loader warned of draws that its seed does not set."""
@@ -105,13 +113,14 @@ class Maker:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with without_advice():
-                outcomes = list(self._outcomes(kind, dataset, {**given, **options}))
-        ended = not outcomes or outcomes[-1] is not _MORE
+                loader = _outcome(partial(kind, dataset, **given), **options)
+                outcomes = [loader] if loader.error is not None else list(self._outcomes(loader.value))
         return Pass(
-            outcomes if ended else outcomes[:-1],
-            ended,
+            [outcome for outcome in outcomes if outcome is not _MORE],
+            outcomes[-1] is not _MORE,
             [(one.category, str(one.message)) for one in caught],
             generator_states(),
+            isinstance(getattr(loader.value, "_plan", None), NativePlan),
         )
 
     def indices(self, batch: int) -> list[Any]:
@@ -128,25 +137,17 @@ class Maker:
                 return list(given) if isinstance(given, list | tuple) else [given]
         return []
 
-    def _outcomes(self, kind: Any, dataset: Any, options: Mapping[str, Any]) -> Iterator[Outcome]:
-        try:
-            loader = kind(dataset, **options)
-        except Exception as error:
-            yield _raised(error)
-            return
+    def _outcomes(self, loader: Any) -> Iterator[Outcome]:
+        """Yield what len() and each request for a batch give, and _MORE where there may be more batches."""
         yield _outcome(len, loader)
-        first = _outcome(iter, loader)
-        if first.error is not None:
-            yield first
+        batches = _outcome(iter, loader)
+        if batches.error is not None:
+            yield batches
             return
-        batches = first.value
         for _ in range(self._most):
-            try:
-                found = Outcome(next(batches))
-            except StopIteration:
+            found = _outcome(next, batches.value, _END)
+            if found.value is _END:
                 return
-            except Exception as error:
-                found = _raised(error)
             yield found
         yield _MORE
 
@@ -175,9 +176,9 @@ def form_of(value: Any) -> Any:
     return type(value).__name__
 
 
-def _outcome(call: Any, value: Any) -> Outcome:
+def _outcome(call: Any, *arguments: Any, **named: Any) -> Outcome:
     try:
-        return Outcome(call(value))
+        return Outcome(call(*arguments, **named))
     except Exception as error:
         return _raised(error)
 
@@ -189,6 +190,3 @@ def _raised(error: Exception) -> Outcome:
         behind.__traceback__ = None
         behind = behind.__cause__ or behind.__context__
     return Outcome(error=error)
-
-
-_MORE = Outcome()

@@ -11,10 +11,9 @@ from typing import Any
 import torch.utils.data
 
 from penstock.loader import DataLoader
-from penstock.plan import NativePlan
 from penstock.settings import Method, method_of
 from penstock.system.randomness import generators_kept
-from penstock.testing.bitwise import Difference, difference
+from penstock.testing.bitwise import Difference
 from penstock.testing.passes import Maker, Outcome, Pass, drawn_otherwise, form_of
 from penstock.testing.tally import fail
 
@@ -32,6 +31,7 @@ def assert_same_as_torch(
     worker_methods: Sequence[str | None] = (None, "process", "thread"),
     num_workers: Sequence[int] = (0, 2),
     seed: int | None = 7,
+    worker_invariant: bool = False,
     **options: Any,
 ) -> None:
     """Assert that a dataset gives the same with penstock.DataLoader as with torch's, for each kind of worker.
@@ -40,10 +40,10 @@ def assert_same_as_torch(
     warnings in the caller's thread, and the states of the global generators behind the pass. Each pass begins with a
     copy of the dataset, where it can be copied, and with the same global generators.
 
-    Two things are looser, as the loader promises no more. In threads a dataset may draw from global generators, or
-    count in attributes of its own: where torch's batches depend on that, only types, dtypes, numbers of dimensions and
-    keys are compared. With a seed there is no loader of torch's to compare with: the oracle is worker_method="process",
-    in which nothing is native.
+    With a seed there is no loader of torch's to compare with: the oracle is worker_method="process", where nothing is
+    native. Only types, dtypes, numbers of dimensions and keys are compared where the loader promises no more: in
+    threads, of a dataset that draws from global generators or changes attributes of its own (torch's batches then
+    depend on the number of workers), and without a seed, of a recognised dataset with random transforms.
 
     Args:
         dataset: of the user's; any that torch's loader takes.
@@ -54,6 +54,8 @@ def assert_same_as_torch(
         worker_methods: of penstock.DataLoader.
         num_workers: numbers of workers, with each method.
         seed: of penstock.DataLoader in the second part of the check; None leaves that part out.
+        worker_invariant: with the seed, batches must also be the same for each of num_workers, as they are where a
+            sample depends on nothing but its index and global generators.
         options: further arguments of both loaders.
 
     Raises:
@@ -76,6 +78,8 @@ def assert_same_as_torch(
             for workers, method in product(num_workers, worker_methods):
                 if method_of(method) is not Method.PROCESS:
                     check.compare(method, workers, seed)
+            for workers in num_workers[1:] if worker_invariant else ():
+                check.compare_workers(num_workers[0], workers, seed)
 
 
 class _Check:
@@ -99,14 +103,24 @@ class _Check:
         in_threads = method_of(method) in (Method.THREAD, Method.AUTO) and workers > 0
         subject = f"worker_method={method!r}, num_workers={workers}{'' if seed is None else f', seed={seed}'}"
         whose = "torch's loader" if seed is None else "worker_method='process'"
-        loose = in_threads and (ours.unreached() or self._depends_on_workers(workers, seed))
-        self._compare_outcomes(subject, whose, ours, theirs, loose=loose, in_threads=in_threads)
-        if in_threads or seed is not None:
+        if in_threads:
+            loose = ours.unreached() or self._depends_on_workers(workers, seed)
+        else:
+            loose = ours.native and seed is None and self._draws(workers)
+        self._compare_outcomes(subject, whose, ours, theirs, loose=loose, across=in_threads)
+        if in_threads or loose or seed is not None:
             return
         if ours.warned != theirs.warned:
             fail(f"{subject}: warns {_listed(ours.warned)}, and {whose} {_listed(theirs.warned)}")
         if drawn := drawn_otherwise(ours, theirs):
-            fail(f"{subject}: the pass leaves the global generators of {' and '.join(drawn)} in other states than {whose}")
+            names = " and ".join(drawn)
+            fail(f"{subject}: the pass leaves the global generators of {names} in other states than {whose}")
+
+    def compare_workers(self, first: int, workers: int, seed: int) -> None:
+        """Compare passes of the oracle with two numbers of workers."""
+        ours, theirs = self._oracle(workers, seed), self._oracle(first, seed)
+        subject = f"worker_method='process', num_workers={workers}, seed={seed}"
+        self._compare_outcomes(subject, f"num_workers={first}", ours, theirs, loose=False, across=True)
 
     def _read_oracle(self, workers: int, seed: int | None, draw: int = 0) -> Pass:
         if seed is None:
@@ -115,18 +129,21 @@ class _Check:
 
     def _depends_on_workers(self, workers: int, seed: int | None) -> bool:
         """Return whether a sample depends on which worker makes it, and when: by its draws, say, or by counting."""
-        theirs = self._oracle(workers, seed)
         if self._maker.iterable:
-            return not theirs.same(self._oracle(workers, seed, 1))
-        return not theirs.same(self._oracle(0, seed))
+            return self._draws(workers)
+        return not self._oracle(workers, seed).same(self._oracle(0, seed))
+
+    def _draws(self, workers: int) -> bool:
+        """Return whether torch's batches depend on the states of the global generators before the pass."""
+        return not self._oracle(workers, None).same(self._oracle(workers, None, 1))
 
     def _compare_outcomes(
-        self, subject: str, whose: str, ours: Pass, theirs: Pass, *, loose: bool, in_threads: bool
+        self, subject: str, whose: str, ours: Pass, theirs: Pass, *, loose: bool, across: bool = False
     ) -> None:
         for number, (mine, other) in enumerate(zip(ours.outcomes, theirs.outcomes, strict=False)):
             if loose:
                 mine, other = _loose(mine), _loose(other)
-            found = mine.difference(other, across=in_threads)
+            found = mine.difference(other, across=across)
             if found is not None:
                 fail(f"{subject}: {self._place(number, found)} with {whose}{self._advice()}")
         if len(ours.outcomes) != len(theirs.outcomes):

@@ -1,0 +1,37 @@
+"""What every class of tests/own_datasets passes: the same as with torch's loader, and with a seed for any workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+from penstock.testing import assert_same_as_torch
+
+_CHOOSING = ("shuffle", "sampler", "batch_sampler", "samples")
+
+
+def assert_conforms(dataset: Any, *, invariant: bool = True, **options: Any) -> None:
+    """Assert that a dataset gives the same with both loaders, in each worker method, in torch's random order.
+
+    Args:
+        dataset: of a user's class.
+        invariant: with a seed, a sample does not depend on the worker that makes it.
+        options: of assert_same_as_torch, and of the loaders.
+    """
+    iterable = isinstance(dataset, IterableDataset)
+    if not iterable and not any(name in options for name in _CHOOSING):
+        options["shuffle"] = True
+    assert_same_as_torch(dataset, worker_invariant=invariant and not iterable, **options)
+
+
+def kinds(*classes: type) -> pytest.MarkDecorator:
+    """Parametrise `kind` with classes of datasets."""
+    return pytest.mark.parametrize("kind", classes, ids=lambda kind: kind.__name__)
+
+
+def listed(samples: Iterable[Any]) -> list[Any]:
+    """Return the samples as they are: a collate_fn for what torch's own would stack or refuse."""
+    return list(samples)
