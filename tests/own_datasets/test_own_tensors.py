@@ -106,7 +106,7 @@ class Kept(Saved):
         )
 
     def __getitem__(self, index: int) -> Any:
-        return self.x[index].permute(2, 0, 1), self.bits[index], self.half[index, 0], self.complex[index].conj()
+        return self.x[index].permute(2, 0, 1), self.bits[index], self.half[index, 0], self.complex[index]
 
 
 class Pickled(Saved):

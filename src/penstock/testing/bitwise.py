@@ -173,15 +173,16 @@ def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
     """Return the attributes of an object that does not say itself when it is equal to another."""
+    kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if (
-        getattr(type(value), "__eq__", None) is object.__eq__
-        and not isinstance(value, type)
-        and hasattr(value, "__dict__")
-    ):
-        return dict(vars(value))
-    return None
+    if getattr(kind, "__eq__", None) is not object.__eq__ or isinstance(value, type):
+        return None
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
+    if not names and not hasattr(value, "__dict__"):
+        return None
+    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _equal(a: Any, b: Any) -> bool:

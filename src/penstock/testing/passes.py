@@ -6,6 +6,7 @@ import copy
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ class Outcome:
         return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
 
 
+_TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most recent call last):")
 _MORE = Outcome()
 _END = object()
 
@@ -112,7 +114,7 @@ class Maker:
         seed_globals(draw, 0, 0, 0)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with without_advice():
+            with without_advice(), _each_warning():
                 loader = _outcome(partial(kind, dataset, **given), **options)
                 outcomes = [loader] if loader.error is not None else list(self._outcomes(loader.value))
         return Pass(
@@ -153,8 +155,10 @@ class Maker:
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error's text without the frames of tracebacks and the notes of a loader."""
-    kept = [line for line in str(error).rstrip().splitlines() if not line.startswith("  ")]
+    """Return an error's text without the frames of tracebacks, errors before it, and the notes of a loader."""
+    lines = [line.rstrip() for line in str(error).rstrip().splitlines()]
+    last = max((number for number, line in enumerate(lines) if line in _TRACEBACKS), default=0)
+    kept = lines[:1] + [line for line in lines[max(1, last + 1) :] if not line.startswith("  ")]
     while kept and _NOTE.match(kept[-1]):
         kept.pop()
     return "\n".join(kept)
@@ -174,6 +178,17 @@ def form_of(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value).__name__, [form_of(part) for part in value[:1]]
     return type(value).__name__
+
+
+@contextmanager
+def _each_warning() -> Iterator[None]:
+    """Have torch's C++ give each of its warnings every time, not to the first pass only."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(before)
 
 
 def _outcome(call: Any, *arguments: Any, **named: Any) -> Outcome:
