@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,3 +36,17 @@ def kinds(*classes: type) -> pytest.MarkDecorator:
 def listed(samples: Iterable[Any]) -> list[Any]:
     """Return the samples as they are: a collate_fn for what torch's own would stack or refuse."""
     return list(samples)
+
+
+def optional(name: str) -> Any:
+    """Return a module, None where it is not installed; the classes that need it name it in `needs`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def skip_without(kind: Any) -> None:
+    """Skip a test where a module that a class needs is not installed."""
+    for name in kind.needs:
+        pytest.importorskip(name, reason=f"{name} is not installed")

@@ -15,8 +15,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional, skip_without
 
+pandas = optional("pandas")
 TRANSFORM = T.Compose([T.RandomResizedCrop(16), T.ToTensor()])
 
 
@@ -104,8 +105,10 @@ def test_tables(kind: Any, table: Path) -> None:
 class Frame(Dataset):
     """The class of torch's own tutorial: annotations in a DataFrame, read by iloc."""
 
+    needs = ("pandas",)
+
     def __init__(self, table: Path) -> None:
-        self.frame = pytest.importorskip("pandas", reason="pandas is not installed").read_csv(table)
+        self.frame = pandas.read_csv(table)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -137,10 +140,12 @@ class Groups(Frame):
 
 @kinds(Frame, Columns)
 def test_frames(kind: Any, table: Path) -> None:
+    skip_without(kind)
     assert_conforms(kind(table))
 
 
 def test_groups_of_rows(table: Path) -> None:
+    skip_without(Groups)
     assert_conforms(Groups(table), collate_fn=listed)
 
 
@@ -150,4 +155,5 @@ class RowsThemselves(Frame):
 
 
 def test_rows_as_samples(table: Path) -> None:
+    skip_without(RowsThemselves)
     assert_conforms(RowsThemselves(table), collate_fn=listed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from penstock.executors.copies import Copier
 from penstock.plan import NativePlan
 from penstock.system.randomness import States, generator_states, generators_drawn_from, seed_globals
 from penstock.testing.bitwise import Difference, difference
@@ -101,12 +101,13 @@ class Maker:
         self.iterable = isinstance(dataset, IterableDataset)
 
     def copied(self) -> tuple[Any, dict[str, Any]]:
-        """Return the dataset and the options, copied where that is possible."""
+        """Return the dataset and the options, copied as for a worker thread, where that is possible."""
+        copier = Copier(iterable=self.iterable)
         try:
-            dataset, options = copy.deepcopy(self._given)
-        except Exception:  # of open files, locks, and code of the user's
-            dataset, options = self._given[0], dict(self._given[1])
-        return dataset, options
+            dataset = copier.copy(self._given[0], type(self._given[0]).__qualname__)
+            return dataset, {name: copier.copy(value, name) for name, value in self._given[1].items()}
+        except Exception:  # of open files and locks, and code of the user's
+            return self._given[0], dict(self._given[1])
 
     def read(self, kind: Any, draw: int = 0, **options: Any) -> Pass:
         """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`."""

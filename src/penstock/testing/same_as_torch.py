@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.utils.data
 
+from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
 from penstock.settings import Method, method_of
 from penstock.system.randomness import generators_kept
@@ -99,6 +100,9 @@ class _Check:
         """Compare a pass of Penstock's loader with that of its oracle."""
         options: dict[str, Any] = {} if seed is None else {"seed": seed}
         ours = self._maker.read(DataLoader, num_workers=workers, worker_method=method, **options)
+        for outcome in ours.outcomes[:2]:
+            if isinstance(outcome.error, InvalidOption):  # not a difference of batches: there are none
+                raise outcome.error
         theirs = self._oracle(workers, seed)
         in_threads = method_of(method) in (Method.THREAD, Method.AUTO) and workers > 0
         subject = f"worker_method={method!r}, num_workers={workers}{'' if seed is None else f', seed={seed}'}"
