@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,43 +34,49 @@ class Keyword(Exception):
 class Raising(Dataset):
     """An error at index 5."""
 
-    error: Any = ValueError("bad sample\n  on two lines")
-
     def __len__(self) -> int:
         return 14
 
     def __getitem__(self, index: int) -> Any:
         if index == 5:
-            raise self.error
+            raise self.make()
         return torch.tensor([index])
+
+    def make(self) -> Exception:
+        return ValueError("bad sample\n  on two lines")
 
 
 class OfIndex(Raising):
-    error = IndexError("list index out of range")
+    def make(self) -> Exception:
+        return IndexError("list index out of range")
 
 
 class OfKey(Raising):
-    error = KeyError("a key")
+    def make(self) -> Exception:
+        return KeyError("a key")
 
 
 class Stopping(Raising):
     """StopIteration ends torch's pass without a word."""
 
-    error = StopIteration()
+    def make(self) -> Exception:
+        return StopIteration()
 
 
 class OfTheUsers(Raising):
-    error = Own(5, "no file")
+    def make(self) -> Exception:
+        return Own(5, "no file")
 
 
 class WithoutText(Raising):
-    error = Keyword(code=3)
+    def make(self) -> Exception:
+        return Keyword(code=3)
 
 
 class OfFile(Raising):
     def __getitem__(self, index: int) -> Any:
         if index == 5:
-            open("/nowhere/at/all")
+            Path("/nowhere/at/all").read_bytes()
         return index
 
 
@@ -92,7 +99,8 @@ class Recursive(Raising):
 
 
 class Memory(Raising):
-    error = MemoryError()
+    def make(self) -> Exception:
+        return MemoryError()
 
 
 class Asserting(Raising):

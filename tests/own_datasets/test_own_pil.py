@@ -61,8 +61,8 @@ class LazyInWith(Photos):
     """The image is decoded inside the `with`, by the transform."""
 
     def __getitem__(self, index: int) -> Any:
-        with Image.open(self.paths[index]) as image:
-            image = ImageOps.exif_transpose(image)
+        with Image.open(self.paths[index]) as opened:
+            image: Any = ImageOps.exif_transpose(opened)
             if image.mode != "RGB":
                 image = image.convert("RGB")
             return TRAIN_V2(image)

@@ -194,7 +194,7 @@ class Graph:
 
 
 class Graphs(Dataset):
-    collate = staticmethod(Graph.batch)
+    collate: Any = staticmethod(Graph.batch)
 
     def __len__(self) -> int:
         return 12

@@ -8,7 +8,7 @@ import pickle
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,7 +33,8 @@ class Store(Dataset):
     needs: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, photos: list[Path]) -> None:
-        self.path, self.store = folder / self.name, None
+        self.path = folder / self.name
+        self.store: Any = None
         self.write(photos)
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class Gzip(Store):
         self.folder = self.path.parent
         for i in range(SIZE):
             with gzip.open(self.folder / f"{i}.pt.gz", "wb") as file:
-                torch.save(torch.arange(6.0) + i, file)
+                torch.save(torch.arange(6.0) + i, cast(Any, file))
         (self.folder / "labels.pkl").write_bytes(pickle.dumps({i: f"label {i}" for i in range(SIZE)}))
         with open(self.folder / "labels.pkl", "rb") as file:
             self.labels = pickle.load(file)

@@ -131,4 +131,4 @@ def test_a_stream_of_batches() -> None:
 
 def test_chained_streams() -> None:
     assert_conforms(ChainDataset([Sharded(), Repeated()]), collate_fn=listed, drop_last=True)
-    assert_conforms(Sharded() + Sharded())  # type: ignore[operator]
+    assert_conforms(Sharded() + Sharded())

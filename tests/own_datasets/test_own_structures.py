@@ -99,7 +99,7 @@ class Batch:
 
 
 class DataClasses(Numbered):
-    collate = staticmethod(listed)
+    collate: Any = staticmethod(listed)
 
     def __getitem__(self, index: int) -> Any:
         return Sample(torch.rand(2), f"n{index}", {"i": index, "none": None})

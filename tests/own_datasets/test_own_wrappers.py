@@ -57,7 +57,7 @@ def test_subset_and_concat(photos: list[Path]) -> None:
 def test_stacked(photos: list[Path]) -> None:
     first, second = Transformed(Plain(photos), TRANSFORM), Transformed(Plain(photos[::-1]), TRANSFORM)
     assert_conforms(StackDataset(image=first, other=second))
-    assert_conforms(StackDataset(first, range(12)), seed=None)
+    assert_conforms(StackDataset(first, Whole()), seed=None)
 
 
 class Whole(Dataset):
@@ -193,7 +193,7 @@ class CallableItems(Whole):
         return self.data[index].sum(), np.bool_(index % 2)
 
 
-CallableItems.__getitem__ = CallableItems.__call__  # type: ignore[method-assign]
+CallableItems.__getitem__ = CallableItems.__call__  # type: ignore[method-assign,assignment]
 
 
 class Negative(Whole):

@@ -53,8 +53,9 @@ class SeedWarnings:
         if drawn:
             warn_user(
                 "seed= does not reach what the dataset draws, or the collate_fn, from the global generators of "
-                f"{' and '.join(drawn)}: threads share them, and the draws depend on timing. Give worker_method=None for "
-                "worker processes, or draw from torch.random.thread_safe_generator() or torch.utils.data.get_worker_info().rng"
+                f"{' and '.join(drawn)}: threads share them, and the draws depend on timing. Give worker_method=None "
+                "for worker processes, or draw from torch.random.thread_safe_generator() or "
+                "torch.utils.data.get_worker_info().rng"
             )
 
     def watched(self, batches: Iterator[Any], sampler: object) -> Iterator[Any]:

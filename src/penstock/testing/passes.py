@@ -21,7 +21,7 @@ from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import without_advice
 
 #: A line that a loader of Penstock's adds to the text of an error.
-_NOTE = re.compile(r"in (__getitem__ of sample|a batch of samples|the batch of|penstock-worker)")
+_NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+, sample )")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Outcome:
         """
         if self.error is None and other.error is None:
             return difference(self.value, other.value, layout=True)
-        if type(self.error) is type(other.error) and self.error is not None and other.error is not None:
-            ours, theirs = words_of(self.error), words_of(other.error)
-            same = ours.endswith(theirs) or theirs.endswith(ours) if across else ours == theirs
-            if same and (across or ours.startswith("Caught ") or difference(self.error.args, other.error.args) is None):
+        if self.error is not None and other.error is not None:
+            if across and (_carries(self.error, other.error) or _carries(other.error, self.error)):
+                return None
+            same = type(self.error) is type(other.error) and words_of(self.error) == words_of(other.error)
+            if same and (_in_worker(self.error) or difference(self.error.args, other.error.args) is None):
                 return None
         return Difference("", None, f"{self._said()}, and {other._said()}")
 
@@ -79,10 +80,9 @@ class Pass:
         return any(text.startswith("seed= does not reach") for _, text in self.warned)
 
     def same(self, other: Pass) -> bool:
-        """Return whether another pass gave the same batches and errors of the same classes."""
+        """Return whether another pass, by workers of any kind, gave the same."""
         return len(self.outcomes) == len(other.outcomes) and all(
-            type(a.error) is type(b.error) and difference(a.value, b.value, layout=True) is None
-            for a, b in zip(self.outcomes, other.outcomes, strict=True)
+            a.difference(b, across=True) is None for a, b in zip(self.outcomes, other.outcomes, strict=True)
         )
 
 
@@ -165,9 +165,24 @@ def words_of(error: BaseException) -> str:
     return "\n".join(kept)
 
 
+def _in_worker(error: BaseException) -> bool:
+    return str(error).startswith("Caught ")
+
+
+def _carries(error: BaseException, own: BaseException) -> bool:
+    """Return whether an error is the other one, as it comes through a worker process: of its class where it can be."""
+    if not _in_worker(error):
+        return type(error) is type(own) and words_of(error) == words_of(own)
+    kind = type(own).__name__
+    same = type(error) is type(own) or (type(error) is RuntimeError and str(error).startswith(f"Caught {kind} in "))
+    return same and words_of(error).endswith(words_of(own))
+
+
 def drawn_otherwise(ours: Pass, theirs: Pass) -> tuple[str, ...]:
-    """Return the names of the global generators that two passes left in other states, where both ended."""
-    return generators_drawn_from(theirs.after, ours.after) if ours.ended and theirs.ended else ()
+    """Return the names of the global generators that two passes left in other states, where both began and ended."""
+    if not all(one.ended and all(outcome.error is None for outcome in one.outcomes[1:2]) for one in (ours, theirs)):
+        return ()
+    return generators_drawn_from(theirs.after, ours.after)
 
 
 def form_of(value: Any) -> Any:
