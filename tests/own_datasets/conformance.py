@@ -20,12 +20,14 @@ def assert_conforms(dataset: Any, *, invariant: bool = True, **options: Any) -> 
     Args:
         dataset: of a user's class.
         invariant: with a seed, a sample does not depend on the worker that makes it.
-        options: of assert_same_as_torch, and of the loaders. Many classes that draw nothing are given seed=None: a pass
-            costs a tenth of a second, for the start of its worker processes.
+        options: of assert_same_as_torch, and of the loaders. Most classes that draw nothing are given seed=None, and
+            are read by one worker only: what these tests spend is the start of worker processes.
     """
     iterable = isinstance(dataset, IterableDataset)
     if not iterable and not any(name in options for name in _CHOOSING):
         options["shuffle"] = True
+    if options.get("seed", 7) is None:
+        options.setdefault("num_workers", (0, 1))
     assert_same_as_torch(dataset, worker_invariant=invariant and not iterable, **options)
 
 
