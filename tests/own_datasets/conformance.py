@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,10 +44,12 @@ def listed(samples: Iterable[Any]) -> list[Any]:
 
 def optional(name: str) -> Any:
     """Return a module, None where it is not installed; the classes that need it name it in `needs`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's own, which are not what is tested
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            return None
 
 
 def skip_without(kind: Any) -> None:

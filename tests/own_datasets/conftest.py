@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 
 from tests.datasets import smooth_photos
+
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else its import looks for a newer release in the network
 
 
 @pytest.fixture(scope="session")

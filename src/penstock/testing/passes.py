@@ -115,6 +115,7 @@ class Maker:
         seed_globals(draw, 0, 0, 0)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # of what the garbage collector finds, at any time
             with without_advice(), _each_warning():
                 loader = _outcome(partial(kind, dataset, **given), **options)
                 outcomes = [loader] if loader.error is not None else list(self._outcomes(loader.value))
