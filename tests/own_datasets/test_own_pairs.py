@@ -229,4 +229,4 @@ class TransformedBoxes(Masks):
 
 @kinds(Boxes, Masks, TransformedBoxes)
 def test_detection(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    assert_conforms(kind(photos, masks), collate_fn=images_and_targets)
+    assert_conforms(kind(photos[:7], masks[:7]), collate_fn=images_and_targets)
