@@ -60,6 +60,23 @@ def test_the_same_batches_for_any_number_of_workers(dataset: Any, collate_fn: An
         assert_same(epochs(dataset, collate_fn=collate_fn, **options), wanted)
 
 
+def permuted(samples: list[int]) -> Any:
+    return tud.default_collate([samples[i] for i in torch.randperm(len(samples))])
+
+
+@pytest.mark.parametrize("dataset", [range(9), [1, "a"]], ids=["good", "refused"])
+def test_a_collate_fn_that_draws_in_threads_is_warned_of(dataset: Any) -> None:
+    """Threads share what it draws from; what it raises is raised at its batch."""
+    loader: Any = penstock.DataLoader(dataset, 3, collate_fn=permuted, num_workers=2, worker_method="thread", seed=1)
+    with pytest.warns(UserWarning, match="seed= does not reach what the dataset draws, or the collate_fn, from"):
+        batches = iter(loader)
+    if dataset == range(9):
+        assert sorted(torch.cat(list(batches)).tolist()) == list(range(9))
+    else:
+        with pytest.raises(TypeError):
+            next(batches)
+
+
 def test_a_sample_draws_the_same_in_any_batch_and_another_at_each_position_and_in_each_epoch() -> None:
     def by_index(batches: list[Any]) -> dict[int, float]:
         return {int(i): float(x) for index, x, *_ in batches for i, x in zip(index, x, strict=True)}

@@ -327,7 +327,9 @@ class Copier:
     def _set_state(self, value: Any, made: Any, state: Any) -> None:
         pair = isinstance(state, tuple) and len(state) == 2
         own: Any = tuple(map(self._attributes, state)) if pair else self._attributes(state)
-        if hasattr(made, "__setstate__"):
+        if hasattr(
+            type(made), "__setstate__"
+        ):  # not by a __getattr__ that forwards to attributes that are not here yet
             try:
                 made.__setstate__(own)
             except Exception as error:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -80,10 +81,13 @@ class Measurement:
 
 
 def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
-    """Return which global generators one sample draws from; they are given back as they were."""
+    """Return which global generators one sample, or its collate_fn, draws from; they are given back as they were."""
     with generators_kept():
         before = generator_states()
-        fetch.sample(task, index)
+        sample = fetch.sample(task, index)
+        if fetch.batched and not fetch.stacks:
+            with suppress(Exception):  # what ails it is raised at its batch
+                fetch.collate(replace(task, given=[index, index]), [sample, sample])
         return generators_drawn_from(before)
 
 

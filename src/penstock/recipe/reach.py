@@ -52,9 +52,10 @@ class SeedWarnings:
         drawn = draws() if draws is not None else ()
         if drawn:
             warn_user(
-                f"seed= does not reach what the dataset draws from the global generators of {' and '.join(drawn)}: "
-                "threads share them, and the draws depend on timing. Give worker_method=None for worker processes, or "
-                "draw from torch.random.thread_safe_generator() or torch.utils.data.get_worker_info().rng"
+                "seed= does not reach what the dataset draws, or the collate_fn, from the global generators of "
+                f"{' and '.join(drawn)}: threads share them, and the draws depend on timing. Give worker_method=None "
+                "for worker processes, or draw from torch.random.thread_safe_generator() or "
+                "torch.utils.data.get_worker_info().rng"
             )
 
     def watched(self, batches: Iterator[Any], sampler: object) -> Iterator[Any]:

@@ -70,9 +70,9 @@ def generators_kept() -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def generators_drawn_from(before: States) -> tuple[str, ...]:
-    """Return the names of the global generators whose states are not those from before."""
-    now = generator_states()
+def generators_drawn_from(before: States, now: States | None = None) -> tuple[str, ...]:
+    """Return the names of the global generators whose states are not those from before; now: None for the present."""
+    now = generator_states() if now is None else now
     unchanged = {
         "random": now[0] == before[0],
         "numpy.random": now[1][2:] == before[1][2:] and np.array_equal(now[1][1], before[1][1]),

@@ -16,9 +16,22 @@ the other in this process, step by step, without torch.distributed::
 
 The checks read the dataset many times, and keep whole epochs in memory: give them a small one. What fails is an
 AssertionError that says epoch, step, rank and sample.
+
+assert_same_as_torch takes the dataset itself, and compares penstock.DataLoader with torch's::
+
+    def test_my_dataset():
+        assert_same_as_torch(MyDataset())
 """
 
 from penstock.testing.checks import assert_each_sample_once, assert_resume_exact, assert_worker_invariant
 from penstock.testing.ranks import Ranks, simulate
+from penstock.testing.same_as_torch import assert_same_as_torch
 
-__all__ = ["Ranks", "assert_each_sample_once", "assert_resume_exact", "assert_worker_invariant", "simulate"]
+__all__ = [
+    "Ranks",
+    "assert_each_sample_once",
+    "assert_resume_exact",
+    "assert_same_as_torch",
+    "assert_worker_invariant",
+    "simulate",
+]

@@ -5,11 +5,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
+
+#: What is compared with layout=True, by the class of a value: names, and what reads them.
+_LAYOUT: tuple[tuple[type, dict[str, Callable[[Any], Any]]], ...] = (
+    (
+        torch.Tensor,
+        {
+            "strides": lambda tensor: tensor.stride() if tensor.layout == torch.strided else None,
+            "device": lambda tensor: str(tensor.device),
+            "requires_grad": attrgetter("requires_grad"),
+            "a lazy conjugate": lambda tensor: tensor.is_conj(),
+            "the attributes": lambda tensor: dict(vars(tensor)),
+        },
+    ),
+    (np.ndarray, {"strides": attrgetter("strides"), "writeable": attrgetter("flags.writeable")}),
+    (Image.Image, {"format": attrgetter("format"), "info": attrgetter("info")}),
+)
 
 
 class Difference(NamedTuple):
@@ -22,16 +40,24 @@ class Difference(NamedTuple):
     what: str
     """What the one is, "and" what the other is."""
 
+    def path_in_sample(self) -> str:
+        """Return the path without the row, which is the first number of its last brackets."""
+        front, _, last = self.path.rpartition("[")
+        rest = last.rstrip("]").partition(", ")[2]
+        return f"{front}[{rest}]" if rest else front
 
-def difference(a: Any, b: Any, path: str = "", row: int | None = None) -> Difference | None:
+
+def difference(a: Any, b: Any, path: str = "", row: int | None = None, *, layout: bool = False) -> Difference | None:
     """Return the first difference of two batches, None where all is the same: structure, types, shapes and bits.
 
-    NaNs are equal where their bits are; 0.0 and -0.0 are not. Strides are not looked at.
+    NaNs are equal where their bits are; 0.0 and -0.0 are not. With layout=True these must be the same too: strides,
+    devices, requires_grad and attributes of tensors, strides and flags of arrays, format and info of PIL images.
     """
     if type(a) is not type(b):
         return Difference(path, row, f"is a {type(a).__name__}, and a {type(b).__name__}")
     if isinstance(a, torch.Tensor | np.ndarray):
-        return _array_difference(a, b, path, row)
+        found = _array_difference(a, b, path, row)
+        return _layout_difference(a, b, path, row) if layout and found is None else found
     if isinstance(a, Mapping):
         if list(a) != list(b):
             return Difference(path, row, f"has the keys {list(a)}, and {list(b)}")
@@ -44,12 +70,14 @@ def difference(a: Any, b: Any, path: str = "", row: int | None = None) -> Differ
     else:
         parts = _parts(a), _parts(b)
         if parts[0] is None or parts[1] is None:
-            return None if _leaf(a) == _leaf(b) else Difference(path, row, f"is {_short(a)}, and {_short(b)}")
+            if not _equal(a, b):
+                return Difference(path, row, f"is {_short(a)}, and {_short(b)}")
+            return _layout_difference(a, b, path, row) if layout else None
         if list(parts[0]) != list(parts[1]):
             return Difference(path, row, f"has the attributes {list(parts[0])}, and {list(parts[1])}")
         pairs = [(value, parts[1][name], f"{path}.{name}", row) for name, value in parts[0].items()]
-    found = (difference(*pair) for pair in pairs)
-    return next((one for one in found if one is not None), None)
+    differences = (difference(*pair, layout=layout) for pair in pairs)
+    return next((one for one in differences if one is not None), None)
 
 
 def rows(batch: Any) -> list[Any]:
@@ -123,6 +151,17 @@ def _array_difference(a: Any, b: Any, path: str, row: int | None) -> Difference 
     return Difference(path + inside, where[0] if where and row is None else row, f"is {values[0]}, and {values[1]}")
 
 
+def _layout_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
+    """Return the first difference of two equal values in what is no element of them."""
+    for kind, looks in _LAYOUT:
+        if isinstance(a, kind):
+            for name, read in looks.items():
+                ours, theirs = read(a), read(b)
+                if difference(ours, theirs) is not None:
+                    return Difference(path, row, f"has {name} {_short(ours)}, and {_short(theirs)}")
+    return None
+
+
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes of a tensor or an array, in order."""
     if isinstance(value, np.ndarray):
@@ -134,15 +173,22 @@ def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
     """Return the attributes of an object that does not say itself when it is equal to another."""
+    kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if (
-        getattr(type(value), "__eq__", None) is object.__eq__
-        and not isinstance(value, type)
-        and hasattr(value, "__dict__")
-    ):
-        return dict(vars(value))
-    return None
+    if getattr(kind, "__eq__", None) is not object.__eq__ or isinstance(value, type):
+        return None
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
+    if not names and not hasattr(value, "__dict__"):
+        return None
+    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if callable(equals := getattr(a, "equals", None)):  # of pandas: == compares each element
+        return bool(equals(b))
+    return bool(_leaf(a) == _leaf(b))
 
 
 def _leaf(value: Any) -> Any:

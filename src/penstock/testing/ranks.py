@@ -43,7 +43,7 @@ class Ranks:
         **options: Any,
     ) -> None:
         shards = [(rank, ranks) for rank in range(ranks)] if ranks > 1 else [None]
-        with _without_advice():
+        with without_advice():
             self.loaders = [make(num_workers=workers, shard=shard, **options) for shard in shards]
         self.epoch = epoch if epoch is not None else 0 if state is None else int(state["epoch"])
         for loader in self.loaders:
@@ -58,7 +58,7 @@ class Ranks:
         Raises:
             AssertionError: a rank has no batch left and another has.
         """
-        with _without_advice():
+        with without_advice():
             passes = [iter(loader) for loader in self.loaders]
         for step in count():
             batches = [next(one, _END) for one in passes]
@@ -119,7 +119,7 @@ def simulate(
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
+def without_advice() -> Iterator[None]:
     """Keep loaders from warning of more workers than CPUs: a check reads few samples, and asks for them on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(num_workers=[\d,]+: t|T)his DataLoader will (create|start)")

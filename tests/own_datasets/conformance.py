@@ -1,0 +1,58 @@
+"""What every class of tests/own_datasets passes: the same as with torch's loader, and with a seed for any workers."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+from penstock.testing import assert_same_as_torch
+
+_CHOOSING = ("shuffle", "sampler", "batch_sampler", "samples")
+
+
+def assert_conforms(dataset: Any, *, invariant: bool = True, **options: Any) -> None:
+    """Assert that a dataset gives the same with both loaders, in each worker method, in torch's random order.
+
+    Args:
+        dataset: of a user's class.
+        invariant: with a seed, a sample does not depend on the worker that makes it.
+        options: of assert_same_as_torch, and of the loaders. Most classes that draw nothing are given seed=None, and
+            are read by one worker only: what these tests spend is the start of worker processes.
+    """
+    iterable = isinstance(dataset, IterableDataset)
+    if not iterable and not any(name in options for name in _CHOOSING):
+        options["shuffle"] = True
+    if options.get("seed", 7) is None:
+        options.setdefault("num_workers", (0, 1))
+    assert_same_as_torch(dataset, worker_invariant=invariant and not iterable, **options)
+
+
+def kinds(*classes: type) -> pytest.MarkDecorator:
+    """Parametrise `kind` with classes of datasets."""
+    return pytest.mark.parametrize("kind", classes, ids=lambda kind: kind.__name__)
+
+
+def listed(samples: Iterable[Any]) -> list[Any]:
+    """Return the samples as they are: a collate_fn for what torch's own would stack or refuse."""
+    return list(samples)
+
+
+def optional(name: str) -> Any:
+    """Return a module, None where it is not installed; the classes that need it name it in `needs`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's own, which are not what is tested
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            return None
+
+
+def skip_without(kind: Any) -> None:
+    """Skip a test where a module that a class needs is not installed."""
+    for name in kind.needs:
+        pytest.importorskip(name, reason=f"{name} is not installed")

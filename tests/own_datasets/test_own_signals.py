@@ -1,0 +1,219 @@
+"""Datasets of sounds, texts, time series and graphs."""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional, skip_without
+
+soundfile = optional("soundfile")
+RATE = 8000
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the paths of 10 WAV files of different lengths."""
+    folder = tmp_path_factory.mktemp("sounds")
+    draw = np.random.default_rng(5)
+    for i in range(10):
+        with wave.open(str(folder / f"{i}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes(draw.integers(-9999, 9999, 300 + 37 * i, dtype=np.int16).tobytes())
+    return sorted(folder.iterdir())
+
+
+class Sounds(Dataset):
+    """The wave module, and a padding collate_fn."""
+
+    needs: tuple[str, ...] = ()
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def samples(self, index: int) -> torch.Tensor:
+        with wave.open(str(self.paths[index]), "rb") as file:
+            frames = file.readframes(file.getnframes())
+        return torch.from_numpy(np.frombuffer(frames, dtype=np.int16).astype(np.float32) / 32768)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples(index), self.paths[index].stem
+
+    @staticmethod
+    def collate(batch: list[Any]) -> Any:
+        sounds, names = zip(*batch, strict=True)
+        return pad_sequence(list(sounds), batch_first=True), torch.tensor([len(sound) for sound in sounds]), names
+
+
+class Chunks(Sounds):
+    """A random second of each sound, with noise."""
+
+    collate: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        sound = self.samples(index)
+        start = random.randint(0, len(sound) - 256)
+        return (sound[start : start + 256] + 0.01 * torch.randn(256))[None]
+
+
+class Spectra(Sounds):
+    """torch.stft, and parts of it masked out."""
+
+    def __getitem__(self, index: int) -> Any:
+        spectrum = torch.stft(self.samples(index), 64, 32, window=torch.hann_window(64), return_complex=True).abs()
+        begin = int(torch.randint(spectrum.shape[0] - 4, (1,)))
+        spectrum[begin : begin + 4] = 0
+        rounded = (spectrum * 100).round()  # the last bits depend on the number of threads
+        return rounded.t(), self.paths[index].name
+
+
+class SoundFile(Sounds):
+    needs = ("soundfile",)
+
+    def __getitem__(self, index: int) -> Any:
+        samples, rate = soundfile.read(self.paths[index], dtype="float32", frames=300)
+        return torch.from_numpy(samples), f"{rate}"
+
+
+@kinds(Sounds, Chunks, Spectra, SoundFile)
+def test_sounds(kind: Any, sounds: list[Path]) -> None:
+    skip_without(kind)
+    assert_conforms(kind(sounds), collate_fn=kind.collate)
+
+
+class Texts(Dataset):
+    """Words to numbers, by a vocabulary; cut and padded to one length."""
+
+    texts = tuple(f"The {word} fox, {i} of them: it's here!" * (1 + i % 3) for i, word in enumerate("abcdefghijkl"))
+
+    def __init__(self) -> None:
+        self.split = re.compile(r"\w+|[^\w\s]").findall
+        words = sorted({word for text in self.texts for word in self.split(text.lower())})
+        self.vocabulary = {word: i + 1 for i, word in enumerate(words)}
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Any:
+        ids = [self.vocabulary.get(word, 0) for word in self.split(self.texts[index].lower())][:12]
+        mask = [1] * len(ids) + [0] * (12 - len(ids))
+        return {
+            "input_ids": torch.tensor(ids + [0] * (12 - len(ids))),
+            "attention_mask": mask,
+            "text": self.texts[index],
+        }
+
+
+class Masked(Texts):
+    """A language model's data: some of the tokens are replaced."""
+
+    def __getitem__(self, index: int) -> Any:
+        ids = super().__getitem__(index)["input_ids"]
+        chosen = torch.bernoulli(torch.full(ids.shape, 0.15)).bool()
+        return ids.masked_fill(chosen, 103), torch.where(chosen, ids, -100), random.choice(self.texts)
+
+
+class Tokens(Dataset):
+    """Blocks of a memory map of tokens, as nanoGPT reads them."""
+
+    def __init__(self) -> None:
+        self.data = np.arange(600, dtype=np.uint16)
+
+    def __len__(self) -> int:
+        return (len(self.data) - 1) // 32
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.from_numpy(self.data[index * 32 : index * 32 + 32].astype(np.int64))
+        return x, torch.from_numpy(self.data[index * 32 + 1 : index * 32 + 33].astype(np.int64))
+
+
+class Windows(Dataset):
+    """Sliding windows of a time series, normalised by their own mean."""
+
+    def __init__(self) -> None:
+        self.series = torch.sin(torch.arange(60.0)).repeat(2, 1).t().contiguous()
+
+    def __len__(self) -> int:
+        return len(self.series) - 24
+
+    def __getitem__(self, index: int) -> Any:
+        window = self.series[index : index + 20]
+        return ((window - window.mean(0)) / window.std(0)).t(), self.series[index + 20 : index + 24], index
+
+    def __iter__(self) -> Any:  # which torch's loader does not call
+        raise AssertionError("a map-style dataset is indexed")
+
+
+class Binary(Dataset):
+    """Records of a fixed length, unpacked by struct."""
+
+    def __init__(self) -> None:
+        self.content = b"".join(struct.pack("<if4s", i, i / 2, b"%04d" % i) for i in range(12))
+
+    def __len__(self) -> int:
+        return len(self.content) // 12
+
+    def __getitem__(self, index: int) -> Any:
+        return struct.unpack_from("<if4s", self.content, 12 * index)
+
+
+@kinds(Texts, Masked, Tokens, Windows, Binary)
+def test_sequences(kind: Any) -> None:
+    assert_conforms(kind(), seed=7 if kind is Masked else None)
+
+
+class Graph:
+    """A graph of any number of nodes, with a batch that torch_geometric would make."""
+
+    def __init__(self, x: torch.Tensor, edges: torch.Tensor, **more: Any) -> None:
+        self.x, self.edges = x, edges
+        vars(self).update(more)
+
+    @classmethod
+    def batch(cls, graphs: list[Graph]) -> Graph:
+        sizes = torch.tensor([len(graph.x) for graph in graphs])
+        starts = sizes.cumsum(0) - sizes
+        edges = [graph.edges + start for graph, start in zip(graphs, starts, strict=True)]
+        where = torch.repeat_interleave(torch.arange(len(graphs)), sizes)
+        return cls(torch.cat([graph.x for graph in graphs]), torch.cat(edges, 1), batch=where, count=len(graphs))
+
+
+class Graphs(Dataset):
+    collate: Any = staticmethod(Graph.batch)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        nodes = 2 + index % 4
+        return Graph(torch.rand(nodes, 3), torch.randint(nodes, (2, index)), y=torch.tensor([index]))
+
+
+class Clouds(Graphs):
+    """Point clouds, one below the other."""
+
+    collate = staticmethod(listed)
+
+    def __getitem__(self, index: int) -> Any:
+        points = np.random.rand(3 + index, 3).astype(np.float32)
+        return points[np.argsort(points[:, 0])], np.random.choice(10, 2, replace=False)
+
+
+@kinds(Graphs, Clouds)
+def test_graphs(kind: Any) -> None:
+    assert_conforms(kind(), collate_fn=kind.collate)

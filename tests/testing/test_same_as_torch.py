@@ -1,0 +1,251 @@
+"""assert_same_as_torch of penstock.testing: it passes what is the same, and says of a difference where it is."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+
+import penstock
+from penstock.system.randomness import generator_states, generators_drawn_from
+from penstock.testing import assert_same_as_torch, same_as_torch
+from penstock.testing.bitwise import difference
+from penstock.testing.passes import words_of
+from tests.sample_datasets import Made, Stream, noise_image
+
+CALLER: dict[str, Any] = {"worker_methods": (None,), "num_workers": (0,), "seed": None}
+
+
+def sample(i: int) -> Any:
+    return {"x": torch.arange(6.0).view(2, 3) + i, "more": [f"n{i}", i]}
+
+
+class Altered(penstock.DataLoader[Any]):
+    """A loader whose batches are not those of torch's."""
+
+    alter: Callable[[int, Any], Any]
+
+    def __iter__(self) -> Any:
+        for number, batch in enumerate(super().__iter__()):
+            yield from type(self).alter(number, batch)
+
+
+def element(number: int, batch: Any) -> Iterator[Any]:
+    if number == 1:
+        batch["x"][3, 0, 2] = -1
+    yield batch
+
+
+def text(number: int, batch: Any) -> Iterator[Any]:
+    names = tuple("n?" if name == "n9" else name for name in batch["more"][0])
+    yield {**batch, "more": [names, batch["more"][1]]}
+
+
+def dtype(number: int, batch: Any) -> Iterator[Any]:
+    yield {**batch, "x": batch["x"].double()}
+
+
+def strides(number: int, batch: Any) -> Iterator[Any]:
+    yield {**batch, "x": batch["x"].transpose(0, 1).contiguous().transpose(0, 1)}
+
+
+def container(number: int, batch: Any) -> Iterator[Any]:
+    yield {**batch, "more": tuple(batch["more"])}
+
+
+def keys(number: int, batch: Any) -> Iterator[Any]:
+    yield dict(reversed(batch.items()))
+
+
+def fewer(number: int, batch: Any) -> Iterator[Any]:
+    yield from [batch] if number < 2 else []
+
+
+def more(number: int, batch: Any) -> Iterator[Any]:
+    yield from [batch] if number < 2 else [batch, batch]
+
+
+def raising(number: int, batch: Any) -> Iterator[Any]:
+    if number == 2:
+        raise ValueError("nothing is here")
+    yield batch
+
+
+def drawing(number: int, batch: Any) -> Iterator[Any]:
+    np.random.rand()
+    yield batch
+
+
+def warning(number: int, batch: Any) -> Iterator[Any]:
+    warnings.warn("something is odd", RuntimeWarning, stacklevel=2)
+    yield batch
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (
+            element,
+            "worker_method=None, num_workers=0: batch 1, sample 7: sample['x'][0, 2] is -1.0, and 9.0 with torch's",
+        ),
+        (text, "batch 2, sample 9: sample['more'][0] is 'n?', and 'n9' with torch's loader"),
+        (dtype, "batch 0, samples 0, 1, 2, 3: batch['x'] has dtype torch.float64, and torch.float32 with torch's"),
+        (strides, "batch 0, samples 0, 1, 2, 3: batch['x'] has strides (3, 12, 1), and (6, 3, 1) with torch's loader"),
+        (container, "batch['more'] is a tuple, and a list with torch's loader"),
+        (keys, "batch has the keys ['more', 'x'], and ['x', 'more'] with torch's loader"),
+        (fewer, "there are 2 batches, and 3 with torch's loader"),
+        (more, "there are 4 batches, and 3 with torch's loader"),
+        (raising, "batch 2, samples 8, 9, 10: batch raises ValueError('nothing is here'), and is a dict with torch's"),
+        (drawing, "the pass leaves the global generators of numpy.random in other states than torch's loader"),
+        (warning, "warns RuntimeWarning: something is odd, RuntimeWarning: something is odd"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_differences(alter: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_as_torch, "DataLoader", type("Loader", (Altered,), {"alter": staticmethod(alter)}))
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        assert_same_as_torch(Made(sample, 11), **CALLER)
+
+
+def test_the_sample_is_named_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_as_torch, "DataLoader", type("Loader", (Altered,), {"alter": staticmethod(element)}))
+    options: list[dict[str, Any]] = [
+        {"shuffle": True}, {"samples": 8}, {"samples": [9, 8, 7, 6, 5, 4, 3, 2]},
+        {"batch_sampler": [[5], [1, 2, 3, 4]]}, {"sampler": range(10, 2, -1)},
+    ]  # fmt: skip
+    for given in options:
+        with pytest.raises(AssertionError) as caught:
+            assert_same_as_torch(Made(sample, 11), **CALLER, **given)
+        found = re.search(r"sample (\d+): sample\['x'\]\[0, 2\] is -1.0, and (\S+) with", str(caught.value))
+        assert found is not None
+        assert float(found[2]) == int(found[1]) + 2
+
+
+def test_the_same() -> None:
+    before = generator_states()
+    assert_same_as_torch(Made(sample, 11), shuffle=True, worker_invariant=True)
+    assert_same_as_torch(TensorDataset(torch.arange(40.0)), samples=9)
+    assert_same_as_torch(Stream(), samples=None, seed=None)
+    assert_same_as_torch(Made(sample, 11), batch_size=None, **CALLER)
+    assert_same_as_torch(Made(sample, 11), batch_sampler=[[1, 2], [10]], **CALLER)
+    assert generators_drawn_from(before) == ()
+
+
+class Drawn(Made):
+    def __init__(self) -> None:
+        super().__init__(lambda i: (i, random.random(), torch.rand(1)), 11)
+
+
+def test_draws() -> None:
+    """Draws of threads are theirs; those of all others are torch's, and the same for any workers with a seed."""
+    assert_same_as_torch(Drawn(), worker_invariant=True)
+    with pytest.raises(AssertionError, match=r"num_workers=2, seed=7: .* with num_workers=0"):
+        assert_same_as_torch(Counting(), worker_methods=(None,), worker_invariant=True)
+
+
+class Counting(Dataset[Any]):
+    calls = 0
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def test_what_a_pass_changes_is_not_seen_by_the_next() -> None:
+    dataset = Counting()
+    assert_same_as_torch(dataset, num_workers=(0,))
+    assert dataset.calls == 0
+
+
+class Unsteady(Dataset[Any]):
+    passes = [0]  # noqa: RUF012  # shared by all copies
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        self.passes[0] += 1
+        return self.passes[0]
+
+
+def test_a_dataset_that_differs_from_itself() -> None:
+    with pytest.raises(AssertionError, match="Two passes of torch's loader differ too"):
+        assert_same_as_torch(Unsteady(), **CALLER)
+
+
+def test_a_dataset_that_threads_cannot_copy(tmp_path: Any) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    with open(tmp_path / "file", "rb") as file:
+        dataset = Made(lambda i: i + file.seek(0), 5)
+        with pytest.raises(penstock.InvalidOption, match="cannot be copied"):
+            assert_same_as_torch(dataset)
+        assert_same_as_torch(dataset, worker_methods=(None,), seed=None)
+
+
+class Broken(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from range(5)
+        raise KeyError("the end is missing")
+
+
+def test_errors() -> None:
+    assert_same_as_torch(Broken(), seed=None)
+    assert_same_as_torch(Made(lambda i: [][i], 5), worker_invariant=True)
+
+
+def test_a_recognised_dataset_with_random_transforms(tmp_path: Any) -> None:
+    """Without a seed the native core draws otherwise than torchvision, as the documentation says."""
+    (tmp_path / "a").mkdir()
+    for i in range(6):
+        noise_image(i, 30, 30).save(tmp_path / "a" / f"{i}.jpg")
+    transform = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
+    assert_same_as_torch(torchvision.datasets.ImageFolder(str(tmp_path), transform), worker_invariant=True)
+
+
+def test_words_of_errors() -> None:
+    """Frames, errors before it and the notes of a loader are left out."""
+    carried = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\nValueError: first\n\nDuring handling of the above exception, another exception '
+        "occurred:\n\nTraceback (most recent call last):\n  File x\nKeyError: 'k'\nin __getitem__ of sample 9\n"
+    )
+    assert words_of(RuntimeError(carried)) == words_of(ValueError(carried.replace("ValueError: first\n", "")))
+    assert words_of(ValueError("one\ntwo")) == "one\ntwo"
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+def test_difference_of_layouts() -> None:
+    a, b = torch.zeros(2, 3), torch.zeros(3, 2).t()
+    assert difference(a, b) is None
+    assert difference([a], [b], layout=True) == ("[0]", None, "has strides (3, 1), and (1, 2)")
+    assert difference(a, torch.zeros(2, 3, requires_grad=True), layout=True) is not None
+    plain = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(4, 4))
+    other = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(4, 4))
+    assert difference(plain, other) is None
+    assert difference(plain, other, layout=True) is not None
+    assert difference(Slotted(1), Slotted(1)) is None
+    assert difference(Slotted(1), Slotted(2)) == (".x", None, "is 1, and 2")
+    image, noted = Image.new("L", (2, 2)), Image.new("L", (2, 2))
+    noted.info["dpi"] = (72, 72)
+    assert difference(image, noted) is None
+    assert difference(image, noted, layout=True) == ("", None, "has info {}, and {'dpi': (72, 72)}")
