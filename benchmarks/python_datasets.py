@@ -102,6 +102,7 @@ class Strings(torch.utils.data.Dataset[Any]):
 
 def strings(setup: Setup, make: Make, **options: Any) -> Running:
     held = Strings(setup.facts["strings"])  # before the clock starts
+    make(setup, range(1), persistent_workers=False)  # and so are imports
 
     def epoch() -> Numbers:
         began = time.perf_counter()
