@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -161,6 +162,23 @@ def test_errors_are_the_originals(tmp_path: Path, options: dict[str, Any]) -> No
     for read, kind, text in reads:
         with pytest.raises(kind, match=text):
             list(penstock.DataLoader(Files(tmp_path, read, ".pt"), 4, **options))
+
+
+def test_functions_that_a_program_holds(folder: Path) -> None:
+    """A dataset that was given a function before any loader read is answered, and still goes to other processes."""
+    code = (
+        "import pickle, sys, numpy, torch, penstock\n"
+        "from torch import load\n"
+        "held = (load, torch.load, numpy.load)\n"
+        "class Files(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): return load(f'{sys.argv[1]}/{index}.pt')\n"
+        "loader = penstock.DataLoader(Files(), 2)\n"
+        "for batch in loader: pass\n"
+        "assert pickle.loads(pickle.dumps(held)) == held == (torch.load, torch.load, numpy.load)\n"
+        "assert 'torch.load: 4 answered natively' in loader.explain(), loader.explain()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=100)
 
 
 def test_the_functions_look_as_they_did() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import pickle
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,8 +218,8 @@ def test_changes_of_one_image_do_not_reach_another() -> None:
     with natively():
         image = Image.open(io.BytesIO(PLAIN["colours"]))
         first, second = image.convert("RGB"), image.convert("RGB")
+        assert is_encoded(first) and not is_encoded(image), "whoever converts an image twice keeps it"
         first.putpixel((0, 0), (1, 2, 3))
-        assert is_encoded(second)
         first.info["x"] = 1
     assert "x" not in second.info and "x" not in image.info
     assert second == Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB") == image.convert("RGB")
@@ -471,6 +473,43 @@ def test_several_threads_look_at_one_image() -> None:
         for thread in threads:
             thread.join()
         assert len({id(core) for core in cores}) == 1
+
+
+def test_a_load_that_is_no_method_call_returns_its_result() -> None:
+    kept: list[Any] = []
+    with natively():
+        kept.extend(map(operator.methodcaller("load"), [Image.open(io.BytesIO(PLAIN["colours"]))]))
+        assert kept[0][0, 0] is not None
+
+
+def test_images_as_large_as_pillow_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    crop = v1.Compose([v1.CenterCrop(60), v1.ToTensor()])
+
+    def work() -> Any:
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        with monkeypatch.context() as patch:
+            patch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+            return crop(image)
+
+    with natively():
+        found = outcome(work)
+    assert found == outcome(work) and found[0] is Image.DecompressionBombError
+
+
+def test_what_an_encoded_image_keeps() -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    with natively():
+        image = Image.open(io.BytesIO(PLAIN["trailing bytes"]))
+        image.owner = owner  # type: ignore[attr-defined]
+        converted = image.convert("RGB")
+    del owner, image
+    assert gone() is None
+    encoded = encoded_image.encoded_of(converted)
+    assert encoded is not None and encoded.data == PLAIN["colours"]
 
 
 def test_images_without_pixels_are_what_they_were() -> None:

@@ -6,9 +6,9 @@ worker at work; in any other thread they are what they were. A function that a p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.hooks import numpy_load, pillow, tally, torch_load
 from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import this_thread
+from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import is_original
 from penstock.system.process_lock import ProcessLock
 
@@ -62,16 +63,13 @@ def _exchange_all() -> None:
                 continue
             own = is_original(original, modules[0].__name__, name)
             if own and all(vars(module)[name] is original for module in modules):
-                asking = _asking(original, answer, function)
-                for module in modules:
-                    setattr(module, name, asking)
+                exchange_code(original, partial(_asking, answer, function))
                 _exchanged.append(answer)
 
 
-def _asking(original: Any, answer: Callable[..., Any], function: str) -> Any:
+def _asking(answer: Callable[..., Any], function: str, original: Any) -> Any:
     """Return a function that has a call of a worker answered, and leaves all others to the original."""
 
-    @functools.wraps(original)
     def load(*arguments: Any, **named: Any) -> Any:
         if this_thread.native:
             try:
@@ -84,5 +82,4 @@ def _asking(original: Any, answer: Callable[..., Any], function: str) -> Any:
             tally.refused(function, found.reason, tally.example_of(arguments[0]) if arguments else "")
         return original(*arguments, **named)
 
-    load.__penstock_original__ = original  # type: ignore[attr-defined]
     return load

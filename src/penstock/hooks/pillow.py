@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from types import CodeType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from PIL import Image, ImageFile
@@ -19,6 +19,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from penstock.hooks import tally
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
+from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import replaced_in_class
 
 _CONVERT = "PIL.Image.convert"
@@ -32,13 +33,12 @@ def exchange() -> None:
     """
     for kind, name, wrap in ((Image.Image, "convert", _converting), (ImageFile.ImageFile, "load", _loading)):
         original = vars(kind).get(name)
-        if name not in _exchanged and original is not None and replaced_in_class(kind, name) is None:
-            setattr(kind, name, wrap(original))
+        if name not in _exchanged and isinstance(original, FunctionType) and replaced_in_class(kind, name) is None:
+            exchange_code(original, wrap)
             _exchanged.add(name)
 
 
 def _converting(original: Any) -> Any:
-    @functools.wraps(original)
     def convert(self: Any, *arguments: Any, **named: Any) -> Any:
         if this_thread.native and type(self) is JpegImageFile and _wants_rgb(self, arguments, named):
             example = tally.example_of(self.fp)
@@ -54,12 +54,11 @@ def _converting(original: Any) -> Any:
 
 
 def _loading(original: Any) -> Any:
-    @functools.wraps(original)
     def load(self: Any) -> Any:
         if this_thread.native and type(self) is JpegImageFile:
-            caller = sys._getframe(1)
-            by_pillow = caller.f_globals.get("__name__", "").partition(".")[0] == "PIL"
-            if not by_pillow and _is_dropped(caller.f_code, caller.f_lasti) and leave_encoded(self) is None:
+            # Behind this function and the method with the exchanged code.
+            caller = sys._getframe(1).f_back
+            if caller is not None and _drops(caller) and leave_encoded(self) is None:
                 return None
         return original(self)
 
@@ -74,8 +73,18 @@ def _wants_rgb(image: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     return type(mode) is str and mode == "RGB"
 
 
+def _drops(caller: FrameType) -> bool:
+    """Return whether a function that is no one of Pillow's calls load() and does not use the result."""
+    by_pillow = caller.f_globals.get("__name__", "").partition(".")[0] == "PIL"
+    return not by_pillow and _is_dropped(caller.f_code, caller.f_lasti)
+
+
 @functools.cache
 def _is_dropped(code: CodeType, call: int) -> bool:
-    """Return whether the result of the call that ends at an offset of a function's code is not used."""
-    following = (instruction for instruction in dis.get_instructions(code) if instruction.offset > call)
-    return next(following).opname == "POP_TOP"
+    """Return whether the code that ends at an offset is a call of a method `load()` whose result is not used."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "PRECALL"]
+    following = next(number for number, one in enumerate(instructions) if one.offset > call)
+    if following < 2:
+        return False
+    method, called, after = instructions[following - 2 : following + 1]
+    return after.opname == "POP_TOP" and called.opname == "CALL" and called.arg == 0 and method.argval == "load"

@@ -65,7 +65,8 @@ class Run:
         """
         width, height = image.size
         sizes = _native.sizes(next(iter(self.natives.values())), width, height)
-        if not sizes:
+        most = Image.MAX_IMAGE_PIXELS  # Pillow warns of larger ones where it crops, too
+        if not sizes or (most is not None and any(rows * columns > most for rows, columns in sizes)):
             return REFUSED
         marked = drawing.mark() if any(self.draws) else None
         key, interleaved = None, None

@@ -17,12 +17,14 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 import penstock._native as _native
+from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import V1, V2
 from penstock.system.process_lock import ProcessLock
@@ -118,7 +120,8 @@ def _hook(module: str) -> None:
         own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
         done = done and own  # else it is a program's, for now perhaps
         if own and function not in _hooked:
-            _put_into(function, instead, form)
+            exchange_code(function, partial(_Bound, instead), form)
+            _hooked.add(function)
     if done:
         _complete.add(module)
 
@@ -128,25 +131,6 @@ def _class(module: str, name: str) -> Any:
         flip = vars(sys.modules[module]).get("RandomHorizontalFlip")
         return next((kind for kind in getattr(flip, "__mro__", ()) if kind.__name__ == name), None)
     return vars(sys.modules[module]).get(name)
-
-
-def _put_into(function: types.FunctionType, instead: Callable[..., Any], form: types.CodeType) -> None:
-    """Exchange a function's code for that of a form, which finds `instead` with the original among the globals."""
-    original = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    original.__kwdefaults__ = function.__kwdefaults__
-    original.__annotations__ = function.__annotations__
-    name = f"_penstock_{function.__qualname__.replace('.', '_')}"
-    function.__globals__[name] = _Bound(instead, original)
-    code = form.replace(
-        co_names=tuple(name if one == "_instead" else one for one in form.co_names),
-        co_name=function.__name__,
-        co_qualname=function.__qualname__,
-    )
-    function.__wrapped__ = original  # type: ignore[attr-defined]  # where inspect, and so torch.jit, find the source
-    function.__code__ = code
-    _hooked.add(function)
 
 
 class _Bound:

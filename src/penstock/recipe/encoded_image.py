@@ -23,6 +23,8 @@ from penstock.recipe.originals import replaced_in_opening
 PIXELS = "_im" if "_im" in vars(Image.Image()) else "im"
 #: The attribute that holds the Encoded of an image.
 _ENCODED = "_penstock_encoded"
+#: What load() of a JPEG file looks at.
+_LOADED_WITH = ("_mode", "_size", "tile", "decoderconfig", "decodermaxblock", "filename")
 
 
 class _Content(io.BytesIO):
@@ -34,7 +36,7 @@ class Encoded:
 
     Args:
         data: the bytes of the file.
-        opened: the attributes of the JpegImageFile that was opened, without its file.
+        opened: the attributes of the JpegImageFile that was opened, as far as its load() looks at them.
         mode: of the image that the pixels are wanted for, "RGB" or "L".
     """
 
@@ -45,18 +47,20 @@ class Encoded:
         self.opened = opened
         self.mode = mode
         self.views = 0
-        """How many times the native core has decoded a part of the file."""
+        """How many times the native core has decoded a part of the file, or the image was converted."""
 
     def decode(self) -> Any:
         """Return the memory of the pixels, as Pillow decodes them."""
         image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
+        Image.Image.__init__(image)
         vars(image).update(self.opened)
+        image.tile = list(image.tile)  # Pillow sorts it, and threads may decode at once
         image.fp = _Content(self.data)
         image._exclusive_fp = False
         image.readonly = 1
         ImageFile.ImageFile.load(image)
-        found = image if image.mode == self.mode else Image.Image.convert(image, self.mode)
-        return getattr(found, PIXELS)
+        core = getattr(image, PIXELS)
+        return core if image.mode == self.mode else core.convert(self.mode, Image.Dither.FLOYDSTEINBERG)
 
 
 class _Pixels:
@@ -127,9 +131,7 @@ def leave_encoded(image: Any) -> str | None:
     if isinstance(found, str) or file is None:
         return found if isinstance(found, str) else "the file is closed"
     data, end = found
-    opened = dict(vars(image))
-    del opened["fp"], opened[PIXELS]
-    opened[PIXELS] = None
+    opened = {name: vars(image)[name] for name in _LOADED_WITH}
     if image._exclusive_fp and image._close_exclusive_fp_after_loading:
         file.close()
     else:
@@ -139,15 +141,19 @@ def leave_encoded(image: Any) -> str | None:
     image.tile = []
     image.readonly = 0
     image.fp = None
-    _set(image, Encoded(data, opened, image.mode))
+    _set(image, Encoded(data if end == len(data) else data[:end], opened, image.mode))
     return None
 
 
 def converted_to_rgb(image: Any) -> Image.Image | None:
-    """Return what convert("RGB") returns for an encoded image; None: it is not encoded, or another mode."""
+    """Return what convert("RGB") returns for an encoded image; None: it is not encoded, or another mode.
+
+    An image that is converted a second time is kept by somebody, and decoded for good.
+    """
     encoded = encoded_of(image)
-    if encoded is None or image.mode not in ("RGB", "L") or "transparency" in image.info:
+    if encoded is None or encoded.views or image.mode not in ("RGB", "L") or "transparency" in image.info:
         return None
+    encoded.views += 1
     converted = Image.Image()
     converted._mode, converted._size = "RGB", image.size
     converted.info = getattr(image, "_copy_info", image.info.copy)()
@@ -164,7 +170,8 @@ def _read(image: Any) -> tuple[bytes, int] | str:
     whole = ("jpeg", (0, 0, *image.size), 0, (image.mode, ""))
     if image.decoderconfig or [tuple(tile) for tile in image.tile] != [whole]:
         return "draft() was called"
-    if type(image.fp) not in (io.BytesIO, io.BufferedReader):
+    raw = image.fp.raw if type(image.fp) is io.BufferedReader else None
+    if type(image.fp) is not io.BytesIO and type(raw) is not io.FileIO:
         return f"it reads from a {type(image.fp).__qualname__}"
     if not decoded_alike():
         return "this Pillow decodes JPEG in another way"
