@@ -12,7 +12,6 @@ loader; in any other thread they do what they did.
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 import threading
@@ -31,6 +30,7 @@ from penstock.call_counts import CallMeter
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.encoded_image import is_encoded
+from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import hooked, replaced_in_class, snapshot
 from penstock.recipe.reader import handlers
 from penstock.recipe.torchvision import V1, V2, changed, classes
@@ -92,10 +92,7 @@ def _exchange_method(module: str, name: str, method: str, wrap: Callable[[Any], 
     kind = next(iter(classes(name, module)), None)
     if (module, name) in _exchanged or kind is None or replaced_in_class(kind) is not None:
         return  # a method that a program has put into the class stays; the next batch tries once more
-    original = vars(kind)[method]
-    call: Any = functools.wraps(original)(wrap(original))
-    call.__penstock_original__ = original
-    setattr(kind, method, call)
+    exchange_code(vars(kind)[method], wrap)
     _exchanged.add((module, name))
 
 

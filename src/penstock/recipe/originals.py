@@ -5,8 +5,7 @@ then not do what the program wants, so that no plan is native where a function w
 package's own if its globals and its code come from that package: this does not depend on whether Penstock or the
 program was imported first, and a mock never does.
 
-A hook of Penstock's own passes for the function that it stands for, which it names as `__penstock_original__` (or
-wraps, by functools.wraps).
+A hook of Penstock's own passes for the function that it stands for, which it names as `__wrapped__`.
 """
 
 from __future__ import annotations
@@ -353,7 +352,7 @@ def _stood_for(function: FunctionType) -> Any:
     # By its code: a function of a program's that wraps a hook carries all its attributes.
     if not function.__code__.co_filename.startswith(PACKAGE):
         return None
-    return getattr(function, "__penstock_original__", getattr(function, "__wrapped__", None))
+    return getattr(function, "__wrapped__", None)
 
 
 def _is_code_of(function: FunctionType, module: str) -> bool:
