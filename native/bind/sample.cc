@@ -190,11 +190,10 @@ std::vector<Drawn> drawn_from(const Recipe& recipe, const nb::sequence& draws) {
   return all;
 }
 
-nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, const nb::capsule& array, int width, int height,
-                           const nb::sequence& draws, const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
-  if (width <= 0 || height <= 0 || width > kMaxAxis || height > kMaxAxis) return nb::cast("an image of that size");
-  const std::uint8_t* const pixels = lent_pixels(schema, array, recipe.channels, std::int64_t{width} * height);
-  if (pixels == nullptr) return nb::cast("its pixels do not lie as expected");
+// Runs a recipe with these draws into `out`: `work` is given a function that runs it on a source of pixels.
+template <class Work>
+nb::object transformed(const Recipe& recipe, const nb::sequence& draws,
+                       const nb::ndarray<nb::c_contig, nb::device::cpu>& out, Work&& work) {
   const std::vector<Drawn> given = drawn_from(recipe, draws);
   const std::size_t room = out.nbytes();
   auto* const row = static_cast<std::uint8_t*>(out.data());
@@ -203,14 +202,23 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   {
     const GilReleased released;
     const OwnScratch own;
-    RecipeScratch& scratch = (*own).part<ImageScratch>().recipe;
-    SpacedSource spaced(pixels, height, width);
-    ArraySource tight(pixels, height, width, 1, width);
-    PixelSource& source = recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced;
-    outcome = run(recipe, source, given, room, row, scratch);
-    padded = scratch.padded();
+    auto& scratch = (*own).part<ImageScratch>();
+    outcome = work(scratch, [&](PixelSource& source) { return run(recipe, source, given, room, row, scratch.recipe); });
+    padded = outcome.ok() && scratch.recipe.padded();
   }
   return outcome.ok() ? nb::cast(padded) : reason(outcome);
+}
+
+nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, const nb::capsule& array, int width, int height,
+                           const nb::sequence& draws, const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
+  if (width <= 0 || height <= 0 || width > kMaxAxis || height > kMaxAxis) return nb::cast("an image of that size");
+  const std::uint8_t* const pixels = lent_pixels(schema, array, recipe.channels, std::int64_t{width} * height);
+  if (pixels == nullptr) return nb::cast("its pixels do not lie as expected");
+  return transformed(recipe, draws, out, [&](ImageScratch&, auto&& run_on) {
+    SpacedSource spaced(pixels, height, width);
+    ArraySource tight(pixels, height, width, 1, width);
+    return run_on(recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced);
+  });
 }
 
 nb::object certify_jpeg(const nb::bytes& data) {
@@ -236,25 +244,15 @@ nb::object certify_jpeg(const nb::bytes& data) {
 
 nb::object transform_jpeg(const Recipe& recipe, const nb::bytes& data, const nb::sequence& draws,
                           const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
+  if (recipe.channels != 3) return nb::cast("the image has another number of channels");
   const auto* const bytes = static_cast<const std::uint8_t*>(data.data());
   const std::size_t size = data.size();
-  const std::vector<Drawn> given = drawn_from(recipe, draws);
-  const std::size_t room = out.nbytes();
-  auto* const row = static_cast<std::uint8_t*>(out.data());
-  Outcome outcome;
-  bool padded = false;
-  {
-    const GilReleased released;
-    const OwnScratch own;
-    auto& scratch = (*own).part<ImageScratch>();
-    outcome = scratch.jpeg.open(bytes, size, 0);
-    if (outcome.ok()) {
-      JpegSource source(scratch.jpeg, scratch.clock);
-      outcome = run(recipe, source, given, room, row, scratch.recipe);
-      padded = scratch.recipe.padded();
-    }
-  }
-  return outcome.ok() ? nb::cast(padded) : reason(outcome);
+  return transformed(recipe, draws, out, [&](ImageScratch& scratch, auto&& run_on) {
+    const Outcome opened = scratch.jpeg.open(bytes, size, 0);
+    if (!opened.ok()) return opened;
+    JpegSource source(scratch.jpeg, scratch.clock);
+    return run_on(source);
+  });
 }
 
 nb::object sizes_before(const Recipe& recipe, int width, int height) {

@@ -303,19 +303,13 @@ int JpegDecoder::components() const noexcept { return state_->cinfo.num_componen
 Outcome JpegDecoder::certify(std::size_t& end) noexcept {
   State& s = *state_;
   if (!s.opened) return Outcome::to_python("JPEG: no image is open");
-  const std::uint8_t* const data = data_;
-  const bool whole = !s.cinfo.progressive_mode && data[scan_ + 2] == s.cinfo.num_components;
-  if (!whole) {
-    s.close();
-    return Outcome::to_python("JPEG: several scans");
-  }
-  end = end_of_scan(data, size_, head_) + 2;
-  if (end > size_ || data[end - 1] != 0xD9) {
-    s.close();
-    return Outcome::to_python("JPEG: more than one scan, or no end");
-  }
-  const bool started = s.guarded(State::start);
+  const bool one_scan = !s.cinfo.progressive_mode && data_[scan_ + 2] == s.cinfo.num_components;
+  end = one_scan ? end_of_scan(data_, size_, head_) + 2 : 0;
+  const bool whole = one_scan && end <= size_ && data_[end - 1] == 0xD9;
+  const bool started = whole && s.guarded(State::start);
   s.close();
+  if (!one_scan) return Outcome::to_python("JPEG: several scans");
+  if (!whole) return Outcome::to_python("JPEG: more than one scan, or no end");
   return started ? Outcome::success() : Outcome::to_python(s.errors.reason);
 }
 

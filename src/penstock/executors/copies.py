@@ -327,9 +327,8 @@ class Copier:
     def _set_state(self, value: Any, made: Any, state: Any) -> None:
         pair = isinstance(state, tuple) and len(state) == 2
         own: Any = tuple(map(self._attributes, state)) if pair else self._attributes(state)
-        if hasattr(
-            type(made), "__setstate__"
-        ):  # not by a __getattr__ that forwards to attributes that are not here yet
+        # Not of the object itself: its __getattr__ may forward to attributes that it does not have yet.
+        if hasattr(type(made), "__setstate__"):
             try:
                 made.__setstate__(own)
             except Exception as error:

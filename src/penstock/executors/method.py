@@ -34,9 +34,9 @@ LIMIT_SECONDS = 1.0
 LIMIT_EACH_SECONDS = 0.02
 #: What threads must reach of the processes' rate to be chosen: they start at once.
 ENOUGH = 0.95
-#: What threads spend on a batch beside fetching and collating its samples, in seconds; twice what they were seen to.
+#: What threads spend on a batch beside fetching and collating its samples, in seconds: twice what was measured.
 THREAD_BATCH_SECONDS = 1e-4
-#: Batches of worker processes that say what such passes take: fewer tell of the start of the workers alone.
+#: Batches of worker processes from which on passes are judged: fewer show little but the start of the workers.
 FEWEST_BATCHES = 50
 #: How many times as fast threads must be at least, so that they are advised.
 WORTH_A_CHANGE = 1.2

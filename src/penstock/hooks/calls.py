@@ -1,7 +1,8 @@
 """torch.load and numpy.load, answered natively where a dataset's own code calls them in one of our workers.
 
-The functions are exchanged once, in the modules that offer them, for ones that ask whether the calling thread is a
-worker at work; in any other thread they are what they were. A function that a program has put in their place stays.
+The code of the functions is exchanged once, for code that asks whether the calling thread is a worker at work, so that
+a function that a program holds is answered too; in any other thread they do what they did. A function that a program
+has put in their place stays.
 """
 
 from __future__ import annotations

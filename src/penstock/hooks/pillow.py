@@ -27,7 +27,7 @@ _exchanged: set[str] = set()
 
 
 def exchange() -> None:
-    """Exchange two methods of Pillow's images for ones that do what they did, except in a worker at work.
+    """Exchange the code of two methods of Pillow's images for code that does what it did, except in a worker at work.
 
     A method that a program has put in the place of Pillow's stays.
     """
@@ -41,12 +41,12 @@ def exchange() -> None:
 def _converting(original: Any) -> Any:
     def convert(self: Any, *arguments: Any, **named: Any) -> Any:
         if this_thread.native and type(self) is JpegImageFile and _wants_rgb(self, arguments, named):
-            example = tally.example_of(self.fp)
             why = leave_encoded(self)
             converted = converted_to_rgb(self)
             if converted is not None:
                 tally.answered(_CONVERT)
                 return converted
+            example = tally.example_of(self.filename or self.fp)
             tally.refused(_CONVERT, why or "the image has a transparent colour", example)
         return original(self, *arguments, **named)
 

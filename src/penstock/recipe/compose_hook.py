@@ -6,8 +6,8 @@ transforms that follow each other are run together by the native core, on the me
 between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
 them needs, in a Compose or called by themselves. All other transforms are called as ever.
 
-The methods of torchvision's classes are exchanged once, for methods that look whether the calling thread works for a
-loader; in any other thread they do what they did.
+The code of the methods of torchvision's classes is exchanged once, for code that looks whether the calling thread works
+for a loader; in any other thread they do what they did.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LOADED_WITH = ("_mode", "_size", "tile", "decoderconfig", "decodermaxblock", "f
 
 
 class _Content(io.BytesIO):
-    """The bytes of a file that Pillow has to decode now: leave_encoded() takes no class but its own two."""
+    """The bytes of a file that Pillow decodes now: leave_encoded() leaves files of another class than Python's own."""
 
 
 class Encoded:
