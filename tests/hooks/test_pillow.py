@@ -15,80 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import transforms as v1
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 from penstock.hooks.calls import natively
-from penstock.recipe import compose_hook, encoded_image
+from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
+from tests.hooks.jpegs import FILES, OTHERS, PLAIN, encoded, jpeg, outcome, picture
 from tests.same import assert_same
 
 # Pillow leaves a file open that it could not decode.
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
-
-
-@pytest.fixture(autouse=True)
-def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_image._Repeated, "images", 0)
-    monkeypatch.setattr(compose_hook._Debt, "images", 0)
-
-
-def picture(width: int = 90, height: int = 70, seed: int = 0) -> Image.Image:
-    y, x = np.mgrid[:height, :width]
-    noise = np.random.default_rng(seed).normal(0, 9, (height, width, 3))
-    waves = np.stack([x * 2 + y, 128 + 100 * np.sin(x / 9), (x // 7 + y // 5) % 2 * 200], axis=2)
-    return Image.fromarray((waves + noise).clip(0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
-
-
-def jpeg(image: Image.Image | None = None, **options: Any) -> bytes:
-    return encoded(image or picture(), "JPEG", **{"quality": 85, **options})
-
-
-def with_exif() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # orientation
-    return jpeg(exif=exif, dpi=(72, 72), comment=b"a comment", icc_profile=b"a profile")
-
-
-PLAIN = {
-    "colours": jpeg(),
-    "4:4:4": jpeg(subsampling=0),
-    "4:2:2": jpeg(subsampling=1),
-    "grey": jpeg(picture().convert("L")),
-    "restart markers": jpeg(restart_marker_blocks=3),
-    "exif": with_exif(),
-    "trailing bytes": jpeg() + b"behind the image" * 9000,
-    "one pixel": jpeg(picture(1, 1)),
-}
-OTHERS = {
-    "progressive": jpeg(progressive=True),
-    "cmyk": jpeg(picture().convert("CMYK")),
-    "png": encoded(picture(), "PNG"),
-    "no end": jpeg()[:-2],
-    "cut": jpeg()[:-400],
-    "header": jpeg()[:300],
-    "nothing": b"",
-}
-FILES = PLAIN | OTHERS
-
-
-def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a call gives or raises, and what torch's generator gives after it."""
-    torch.manual_seed(3)
-    try:
-        value = call(*arguments)
-    except Exception as error:
-        return type(error), str(error)
-    return value, torch.rand(1).item()
 
 
 def attributes(image: Any) -> dict[str, Any]:
@@ -322,101 +261,6 @@ def test_damaged_files() -> None:
     assert encoded > 500
 
 
-# --- transforms -------------------------------------------------------------------------------------------------------
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def steps(t: Any) -> dict[str, Any]:
-    return {
-        "training": t.Compose(
-            [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)]
-        ),
-        "validation": t.Compose([t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)]),
-        "a picture": t.Compose([t.RandomResizedCrop(30), t.RandomVerticalFlip()]),
-        "jitter": t.Compose([t.RandomResizedCrop(30), t.ColorJitter(0.4, 0.4), t.ToTensor()]),
-        "jitter first": t.Compose([t.ColorJitter(0.4, 0.4), t.RandomResizedCrop(30), t.ToTensor()]),
-        "nothing first": t.Compose([t.RandomHorizontalFlip(0.0), t.PILToTensor()]),
-        "padded": t.Compose([t.RandomCrop(100, padding=6, pad_if_needed=True, fill=4), t.ToTensor()]),
-        "resized crop": t.RandomResizedCrop(32),
-        "resize": t.Resize(20),
-        "resize both": t.Resize((20, 30), interpolation=v2.InterpolationMode.BICUBIC),
-        "centre": t.CenterCrop(33),
-        "crop": t.RandomCrop(33),
-        "to tensor": t.ToTensor(),
-        "flip": t.RandomHorizontalFlip(1.0),
-        "grey": t.Grayscale(),
-        "five": t.FiveCrop(20),
-    }
-
-
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize("name", steps(v1))
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> None:
-    transform = steps(generation)[name]
-
-    def work(data: bytes, convert: bool) -> Any:
-        image = Image.open(io.BytesIO(data))
-        result = transform(image.convert("RGB") if convert else image)
-        return result, image.size, image.tile, image.fp is None or convert
-
-    for seed in range(6):
-        data = jpeg(picture(80 + 9 * seed, 110 - 9 * seed, seed), subsampling=seed % 3)
-        for convert in (True, False):
-            with natively():
-                found = outcome(work, data, convert)
-            assert_same(found, outcome(work, data, convert))
-
-
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize("name", ["training", "validation", "resized crop", "resize", "to tensor"])
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_transforms_decode_a_part_alone(name: str, generation: Any) -> None:
-    transform = steps(generation)[name]
-    with natively():
-        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
-        transform(image)
-        assert is_encoded(image), "the image itself was not decoded"
-
-
-def test_several_views_of_one_image() -> None:
-    crop = v1.Compose([v1.RandomResizedCrop(30), v1.ToTensor()])
-
-    def views(data: bytes) -> Any:
-        image = Image.open(io.BytesIO(data)).convert("RGB")
-        return [crop(image) for _ in range(3)], image
-
-    with natively():
-        decoded_in_part = 0
-        for seed in range(40):
-            image = Image.open(io.BytesIO(jpeg(picture(seed=seed)))).convert("RGB")
-            crop(image)
-            decoded_in_part += is_encoded(image)
-            crop(image)
-            assert not is_encoded(image)
-        assert 2 <= decoded_in_part <= 10, "after images of several views most are decoded once, as a whole"
-    for seed in range(5):
-        data = jpeg(picture(seed=seed))
-        with natively():
-            found = outcome(views, data)
-        assert_same(found, outcome(views, data))
-
-
-def test_pairs_with_functions_of_torchvision() -> None:
-    """The same crop of an image and its mask, as people segment."""
-
-    def work() -> Any:
-        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
-        mask = Image.open(io.BytesIO(PLAIN["grey"])).convert("L")
-        box = v1.RandomCrop.get_params(image, (32, 40))
-        return F.to_tensor(F.crop(image, *box)), F.pil_to_tensor(F.hflip(F.crop(mask, *box)))
-
-    with natively():
-        found = outcome(work)
-    assert_same(found, outcome(work))
-
-
 # --- what a program changes -------------------------------------------------------------------------------------------
 
 
@@ -480,20 +324,6 @@ def test_a_load_that_is_no_method_call_returns_its_result() -> None:
     with natively():
         kept.extend(map(operator.methodcaller("load"), [Image.open(io.BytesIO(PLAIN["colours"]))]))
         assert kept[0][0, 0] is not None
-
-
-def test_images_as_large_as_pillow_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    crop = v1.Compose([v1.CenterCrop(60), v1.ToTensor()])
-
-    def work() -> Any:
-        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
-        with monkeypatch.context() as patch:
-            patch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-            return crop(image)
-
-    with natively():
-        found = outcome(work)
-    assert found == outcome(work) and found[0] is Image.DecompressionBombError
 
 
 def test_what_an_encoded_image_keeps() -> None:

@@ -15,11 +15,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import Copier
-from penstock.plan import NativePlan
 from penstock.system.randomness import States, generator_states, generators_drawn_from, seed_globals
 from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import without_advice
 
+#: Lines above the frames of an error: of a worker process, and of Python.
+_TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most recent call last):")
 #: A line that a loader of Penstock's adds to the text of an error.
 _NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+, sample )")
 
@@ -55,9 +56,8 @@ class Outcome:
         return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
 
 
-_TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most recent call last):")
+#: What stands behind the outcomes of a pass that was not read to its end.
 _MORE = Outcome()
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Maker:
             outcomes[-1] is not _MORE,
             [(one.category, str(one.message)) for one in caught],
             generator_states(),
-            isinstance(getattr(loader.value, "_plan", None), NativePlan),
+            repr(loader.value).endswith("read by native threads>"),
         )
 
     def indices(self, batch: int) -> list[Any]:
@@ -149,8 +149,8 @@ class Maker:
             yield batches
             return
         for _ in range(self._most):
-            found = _outcome(next, batches.value, _END)
-            if found.value is _END:
+            found = _outcome(next, batches.value, _MORE)
+            if found.value is _MORE:
                 return
             yield found
         yield _MORE
