@@ -227,6 +227,12 @@ def test_words_of_errors() -> None:
     assert words_of(ValueError("one\ntwo")) == "one\ntwo"
 
 
+@pytest.mark.parametrize(("option", "words"), [({"batch_size": -1}, "positive"), ({"batchsize": 2}, "batchsize")])
+def test_options_that_no_loader_takes(option: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        assert_same_as_torch(list(range(9)), **option)
+
+
 class Slotted:
     __slots__ = ("x",)
 

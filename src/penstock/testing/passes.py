@@ -74,6 +74,13 @@ class Pass:
     """The states of the global generators behind the pass."""
     native: bool
     """Whether the native core read the dataset."""
+    made: bool
+    """Whether the loader could be made."""
+
+    @property
+    def refused(self) -> Exception | None:
+        """The error by which the loader could not be made, None where it was made."""
+        return None if self.made else self.outcomes[0].error
 
     def unreached(self) -> bool:
         """Return whether the loader warned of draws that its seed does not set."""
@@ -125,6 +132,7 @@ class Maker:
             [(one.category, str(one.message)) for one in caught],
             generator_states(),
             repr(loader.value).endswith("read by native threads>"),
+            loader.error is None,
         )
 
     def indices(self, batch: int) -> list[Any]:

@@ -63,6 +63,7 @@ def assert_same_as_torch(
         AssertionError: something differs. The message names the worker method, the batch, the index of the sample and
             the path in it, where they are known, and both values.
         InvalidOption: threads cannot have copies of the dataset; see worker_method= of penstock.DataLoader.
+        TypeError, ValueError: torch's loader does not take these options.
     """
     given = {"batch_size": batch_size, "collate_fn": collate_fn, **options}
     if "batch_sampler" in options:
@@ -104,6 +105,8 @@ class _Check:
             if isinstance(outcome.error, InvalidOption):  # not a difference of batches: there are none
                 raise outcome.error
         theirs = self._oracle(workers, seed)
+        if theirs.refused is not None and ours.refused is not None:  # no loader, thus nothing to compare
+            raise theirs.refused
         in_threads = method_of(method) in (Method.THREAD, Method.AUTO) and workers > 0
         subject = f"worker_method={method!r}, num_workers={workers}{'' if seed is None else f', seed={seed}'}"
         whose = "torch's loader" if seed is None else "worker_method='process'"
