@@ -285,8 +285,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         elif self.num_workers > 4 * (cpus := usable_cpus()):
             warn_user(
                 f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, "
-                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
-                "and make nothing faster: lower num_workers, or leave it out"
+                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; excessive worker creation might get "
+                "DataLoader running slow or even freeze: more than 4 to a CPU take turns and memory, and make nothing "
+                "faster; lower num_workers, or leave it out"
             )
 
     # --- the order --------------------------------------------------------------------------------------------------
