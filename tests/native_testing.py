@@ -18,7 +18,6 @@ try:
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
-<<<<<<< HEAD
 __all__ = [
     "SampleFile",
     "TensorReader",
