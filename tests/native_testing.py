@@ -7,6 +7,8 @@ try:
         TensorReader,
         crc32_by,
         crc32_ways,
+        crc32c_by,
+        crc32c_ways,
         parse_tensor,
         probe,
         resize,
@@ -15,4 +17,4 @@ try:
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
-__all__ = ["TensorReader", "crc32_by", "crc32_ways", "parse_tensor", "probe", "resize", "resize_needed"]
+__all__ = ["TensorReader", "crc32_by", "crc32_ways", "crc32c_by", "crc32c_ways", "parse_tensor", "probe", "resize", "resize_needed"]

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "bind/bytes.h"
 #include "bind/gil_released.h"
 #include "files/crc32.h"
 #include "files/path_table.h"
@@ -30,24 +31,6 @@ constexpr const char* kTableDoc =
     "names: one buffer of bytes, each name followed by a NUL. With beneath=True the names must be relative, not\n"
     "empty and without '..' (ValueError), and open() refuses what leaves root through a symbolic link\n"
     "(PermissionError).";
-
-// The bytes of an object with the buffer protocol, held for as long as this lives.
-class Bytes {
- public:
-  explicit Bytes(nb::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-  ~Bytes() { PyBuffer_Release(&buffer_); }
-
-  [[nodiscard]] std::string_view view() const {
-    return {static_cast<const char*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
-  }
-
- private:
-  Py_buffer buffer_{};
-};
 
 nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }

@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
   penstock::bind_collate(m);
   penstock::bind_torch_load(m);
   penstock::bind_numpy_load(m);
+  penstock::bind_shards(m);
 }

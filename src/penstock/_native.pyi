@@ -51,6 +51,30 @@ def folders_unchanged(root: bytes, folders: Buffer, stamps: Buffer, threads: int
 def crc32(data: bytes, before: int = 0) -> int:
     """Return the CRC-32 of some bytes, `before` being that of those before them, as zlib.crc32 does."""
 
+def crc32c(buffer: Buffer, seed: int = 0) -> int:
+    """Return the CRC-32C (Castagnoli, RFC 3720) of a buffer, `seed` being that of the bytes before it.
+
+    Python's lock is let go for buffers of 16 KiB and more.
+    """
+
+class RowFile:
+    """Rows of equal length in an open file, read when they are asked for. Immutable, for any number of threads.
+
+    Args:
+        descriptor: of the file, open for reading; it is duplicated.
+        start: byte of the first row.
+        row_bytes: length of a row.
+        count: number of rows.
+    """
+
+    def __init__(self, descriptor: int, start: int, row_bytes: int, count: int) -> None: ...
+    def __len__(self) -> int: ...
+    def read(self, positions: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Write the rows at these positions to `out`, of shape (positions, row_bytes).
+
+        Raises IndexError for a row that the file does not have, OSError where it cannot be read or ends before.
+        """
+
 # --- images ------------------------------------------------------------------------------------------------------
 
 def decode_jpeg(

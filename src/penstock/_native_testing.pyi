@@ -27,6 +27,12 @@ def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | s
 def crc32_by(way: str, data: bytes, before: int = 0) -> int:
     """Return the CRC-32 of some bytes by one of crc32_ways(). Raises ValueError where the processor lacks it."""
 
+def crc32c_by(way: str, data: bytes, seed: int = 0) -> int:
+    """Return the CRC-32C of some bytes by one of crc32c_ways(). Raises ValueError where the processor lacks it."""
+
+def crc32c_ways() -> list[str]:
+    """Return the ways to compute a CRC-32C that this processor has."""
+
 def crc32_ways() -> list[str]:
     """Return the ways of computing a CRC-32 that this processor has."""
 

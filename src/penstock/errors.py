@@ -4,6 +4,8 @@ PenstockError
 ├── InvalidID (ValueError)                    an ID that is no name inside its root
 ├── InvalidOption (ValueError)                arguments that exclude each other or make no sense
 ├── DatasetChanged (ValueError)               not the dataset that a state was taken of
+├── CorruptShards (RuntimeError)              packed shards, or their index, are not what dataset.json says
+├── OutOfSpace (OSError)                      a disk is full: so many bytes more are needed
 ├── OutOfMemory (MemoryError)                 not even a batch of one sample fits
 ├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
 ├── StorageError (OSError)                    an object store, or the cache of its shards, does not do what it must
@@ -22,6 +24,7 @@ PenstockError
     ├── MissingSample (FileNotFoundError)     its file is not there
     ├── UnreadableSample (OSError)            the system refused to open or read it
     ├── CorruptSample (RuntimeError)          empty, truncated, changed, or not in the format that it should have
+    │   ├── ChecksumMismatch                  its bytes are not those that were packed
     │   └── ImageTooLarge                     over Pillow's limit for decompression bombs
     ├── ShapeMismatch (RuntimeError)          its shape or dtype is not that of the batch
     ├── MissingLabel (KeyError)               the labels have no entry for its ID
@@ -41,6 +44,7 @@ system's error.
 from __future__ import annotations
 
 import copyreg
+import errno
 import inspect
 from functools import partial
 from typing import Any, TypeVar
@@ -64,6 +68,26 @@ class InvalidOption(PenstockError, ValueError):
 
 class DatasetChanged(PenstockError, ValueError):
     """A dataset is not what it was when a loader's state was taken."""
+
+
+class CorruptShards(PenstockError, RuntimeError):
+    """Packed shards, their index or their dataset.json are damaged, or do not belong together."""
+
+
+class OutOfSpace(PenstockError, OSError):
+    """A disk is full.
+
+    Attributes:
+        missing: how many bytes more are needed, at least.
+    """
+
+    def __init__(self, message: str, *, missing: int = 0) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOSPC
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), missing=self.missing), (str(self),)
 
 
 class OutOfMemory(PenstockError, MemoryError):
@@ -215,6 +239,10 @@ class UnreadableSample(SampleError, OSError):
 
 class CorruptSample(SampleError, RuntimeError):
     """A sample's file is empty, truncated, not in its format, or not what its checksum says."""
+
+
+class ChecksumMismatch(CorruptSample):
+    """The CRC-32C of a sample in a shard is not the one that was computed when it was packed."""
 
 
 class ImageTooLarge(CorruptSample):

@@ -14,6 +14,7 @@
 
 #include "bind/testing/testing.h"
 #include "files/crc32.h"
+#include "files/crc32c.h"
 #include "files/unique_fd.h"
 #include "tensor/tensor_file.h"
 
@@ -134,12 +135,28 @@ std::vector<std::string> crc32_ways() {
   return names;
 }
 
+std::uint32_t crc32c_by(const std::string& name, const nb::bytes& data, std::uint32_t seed) {
+  const Crc32cWay way = name == "instruction" ? Crc32cWay::instruction : Crc32cWay::portable;
+  if (!can_crc32c(way)) throw nb::value_error("this processor cannot");
+  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
+  const std::vector<std::uint8_t> copy(bytes, bytes + data.size());
+  return crc32c(seed, copy.data(), copy.size(), way);
+}
+
+std::vector<std::string> crc32c_ways() {
+  std::vector<std::string> names{"portable"};
+  if (can_crc32c(Crc32cWay::instruction)) names.emplace_back("instruction");
+  return names;
+}
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
   m.def("parse_tensor", &parse, nb::arg("data"), nb::arg("head") = -1, nb::arg("tail") = 0);
   m.def("crc32_by", &crc32_by, nb::arg("way"), nb::arg("data"), nb::arg("before") = 0);
   m.def("crc32_ways", &crc32_ways);
+  m.def("crc32c_by", &crc32c_by, nb::arg("way"), nb::arg("data"), nb::arg("seed") = 0);
+  m.def("crc32c_ways", &crc32c_ways);
   m.def("probe", &probe, nb::arg("path"));
   nb::class_<TensorReader>(m, "TensorReader")
       .def(nb::init<>())

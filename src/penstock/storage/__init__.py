@@ -1,1 +1,1 @@
-"""Where bytes come from, ahead of need: objects of object stores, and the local cache of whole shards."""
+"""Where bytes come from: packed shards in local folders, object stores, and the cache of shards from these."""

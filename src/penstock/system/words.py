@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: "1 sample", "2,000 samples". plural: of the noun, where it is not noun + "s"."""
@@ -13,6 +15,21 @@ def size_of(size: int) -> str:
     if size >= 1 << 30:
         return f"{size / (1 << 30):.1f} GiB"
     return f"{size / (1 << 20):.{0 if size >= 10 << 20 else 1}f} MiB"
+
+
+def bytes_in(text: str | int) -> int:
+    """Return the number of bytes that a text such as "256MiB", "1.5 GB" or "4096" names.
+
+    KB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB, and K, M, G and T, powers of 1024. Raises ValueError.
+    """
+    if isinstance(text, int):
+        return text
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(B?)", text.strip(), re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"a size in bytes is a number with a unit, such as 256MiB or 1.5GB, not {text!r}")
+    base = 1000 if found[4] and not found[3] else 1024
+    power = " KMGT".index(found[2].upper() or " ")
+    return int(float(found[1]) * base**power) if "." in found[1] else int(found[1]) * base**power
 
 
 def there_are(number: int, noun: str) -> str:

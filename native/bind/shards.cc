@@ -1,0 +1,81 @@
+// Python's view of packed shards: CRC-32C, and the rows of an index.
+//
+// Threads: any; Python's lock is let go where the system is waited for, and for long checksums. Memory: the bytes of
+// arguments are borrowed for the call.
+#include <fcntl.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/bytes.h"
+#include "bind/gil_released.h"
+#include "files/crc32c.h"
+#include "files/row_file.h"
+#include "files/unique_fd.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowArray = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Letting go of Python's lock and taking it back costs about as much as this many bytes.
+constexpr std::size_t kLong = std::size_t{16} << 10;
+
+std::uint32_t checksum(nb::handle data, std::uint32_t seed) {
+  const Bytes bytes(data);
+  const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.view().data());
+  const std::size_t size = bytes.view().size();
+  std::optional<GilReleased> unlocked;
+  if (size >= kLong) unlocked.emplace();
+  return crc32c(seed, begin, size);
+}
+
+[[noreturn]] void raise_errno(int error) {
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+void open_rows(RowFile* self, int fd, std::uint64_t start, std::uint64_t row_bytes, std::uint64_t count) {
+  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) raise_errno(errno);
+  new (self) RowFile(std::move(own), start, row_bytes, count);
+}
+
+void read_rows(const RowFile& file, const IndexArray& positions, const RowArray& out) {
+  if (out.shape(0) != positions.shape(0) || out.shape(1) != file.row_bytes())
+    throw nb::value_error("out has another number of rows than positions, or rows of another length");
+  Outcome outcome;
+  {
+    const GilReleased unlocked;
+    for (std::size_t i = 0; i < positions.shape(0) && outcome.ok(); ++i)
+      outcome = file.read(static_cast<std::uint64_t>(positions.data()[i]), 0, file.row_bytes(),
+                          out.data() + i * file.row_bytes());
+  }
+  if (outcome.ok()) return;
+  if (outcome.error == ERANGE) throw nb::index_error("a row that the file does not have");
+  raise_errno(outcome.error);
+}
+
+}  // namespace
+
+void bind_shards(nb::module_& m) {
+  m.def("crc32c", &checksum, nb::arg("buffer"), nb::arg("seed") = 0);
+  nb::class_<RowFile>(m, "RowFile")
+      .def("__init__", &open_rows, nb::arg("descriptor"), nb::arg("start"), nb::arg("row_bytes"), nb::arg("count"))
+      .def("__len__", &RowFile::size)
+      .def("read", &read_rows, nb::arg("positions"), nb::arg("out"));
+}
+
+}  // namespace penstock

@@ -1,0 +1,155 @@
+"""dataset.json: what lies in a folder of packed shards. docs/shards.md describes the format."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptShards, InvalidOption
+
+FILE = "dataset.json"
+FORMAT = "penstock-shards"
+VERSION = 1
+
+#: What a sample is made of.
+KINDS = ("images", "pixels", "tensors", "files")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar archive of samples."""
+
+    name: str
+    """Of the file, below the folder."""
+    bytes: int
+    crc32c: int
+    """Of the whole file."""
+    samples: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """A file of the index."""
+
+    name: str
+    bytes: int
+    crc32c: int
+    """Of the whole file."""
+    ends_crc32c: int
+    """Of its first and last 64 KiB, which are compared when it is opened."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A field of the samples: a file of each of them."""
+
+    name: str
+    """Of the field: a key where samples are dictionaries."""
+    suffixes: tuple[str, ...]
+    """What follows the ID in the name of the member; a sample's row says which."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of one split."""
+
+    kind: str
+    """images: encoded images. pixels: images as .npy arrays of uint8. tensors: .pt or .npy. files: any, by suffix."""
+    samples: int
+    parts: tuple[Part, ...]
+    label: str | None
+    """int, float, text or tensor: what a label is; None: samples have none."""
+    texts: tuple[str, ...] | None
+    """The labels that are texts, by number."""
+    label_suffix: str | None
+    """Of the members that hold labels for other programs; None: there are none."""
+    pair: bool
+    """Whether a sample of one field and no label is the field, not a tuple of it, is False then."""
+    keys: bool
+    """Whether a sample is a dictionary of its fields."""
+    classes: tuple[str, ...] | None
+    shards: tuple[Shard, ...]
+    index: Column
+    ids: Column
+    fingerprint: str
+    """Of the samples: their IDs, labels and bytes."""
+    source: str
+    """Of the files that were packed: their names and sizes."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load(folder: str) -> dict[str, Split]:
+    """Return the splits of a folder of shards, by name. Raises CorruptShards, OSError."""
+    path = os.path.join(folder, FILE)
+    try:
+        text = Path(path).read_bytes()
+    except FileNotFoundError as error:
+        why = "there is no such folder" if not os.path.isdir(folder) else f"it has no {FILE}"
+        raise CorruptShards(
+            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock index` of "
+            "tar files in WebDataset's naming"
+        ) from error
+    return parse(text, path)
+
+
+def parse(text: bytes, path: str) -> dict[str, Split]:
+    """Return the splits that a dataset.json describes; path: for messages. Raises CorruptShards."""
+    try:
+        held = json.loads(text)
+        if not isinstance(held, dict) or held.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        if held.get("version") != VERSION:
+            raise CorruptShards(
+                f"{path} is of version {held.get('version')!r} of the format; this Penstock reads version {VERSION}"
+            )
+        return {name: _split(values) for name, values in held["splits"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptShards(
+            f"{path} is damaged, or no description of packed shards: {type(error).__name__}: {error}. Pack the dataset "
+            "again"
+        ) from error
+
+
+def _split(values: dict[str, Any]) -> Split:
+    known = {name: values[name] for name in (one.name for one in fields(Split))}
+    known["parts"] = tuple(Part(part["name"], tuple(part["suffixes"])) for part in known["parts"])
+    known["shards"] = tuple(_typed(Shard, shard) for shard in known["shards"])
+    known["index"], known["ids"] = _typed(Column, known["index"]), _typed(Column, known["ids"])
+    for name in ("texts", "classes"):
+        known[name] = None if known[name] is None else tuple(known[name])
+    split = Split(**known)
+    for file in (*(shard.name for shard in split.shards), split.index.name, split.ids.name):
+        if not file or "/" in file or "\0" in file or file in (".", ".."):
+            raise ValueError(f"{file!r} is no name of a file in the folder")
+    if split.kind not in KINDS or not split.parts or type(split.samples) is not int or split.samples < 0:
+        raise ValueError(f"kind {split.kind!r} with {len(split.parts)} fields and {split.samples!r} samples")
+    return split
+
+
+def _typed(kind: Any, values: dict[str, Any]) -> Any:
+    for one in fields(kind):
+        if type(values[one.name]).__name__ != one.type or (one.type == "int" and values[one.name] < 0):
+            raise ValueError(f"{one.name} is {values[one.name]!r}")
+    return kind(**{one.name: values[one.name] for one in fields(kind)})
+
+
+def as_json(splits: Mapping[str, Split]) -> bytes:
+    """Return a dataset.json: the same bytes for the same splits."""
+    held = {"format": FORMAT, "version": VERSION, "splits": {name: asdict(splits[name]) for name in sorted(splits)}}
+    return json.dumps(held, indent=1).encode() + b"\n"
+
+
+def chosen(splits: Mapping[str, Split], split: str | None, folder: str) -> str:
+    """Return the name of the split that is meant. Raises InvalidOption."""
+    names = ", ".join(map(repr, splits))
+    if split is None and len(splits) == 1:
+        return next(iter(splits))
+    if split is None:
+        raise InvalidOption(f"{folder} holds several splits: give split=, one of {names}")
+    if split not in splits:
+        raise InvalidOption(f"{folder} holds no split {split!r}; it holds {names or 'none'}")
+    return split

@@ -1,0 +1,62 @@
+"""Files that are whole or not there: written under a temporary name, synced to the disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import BinaryIO
+
+from penstock.errors import OutOfSpace
+from penstock.system.words import size_of
+
+#: What a write says where the disk, or the user's share of it, is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def sync_folder(folder: str) -> None:
+    """Write the names of a folder to the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: str, temporary: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file under a temporary name of the same file system, sync it, and rename it to `path`.
+
+    What lies under the temporary name is overwritten; it is removed where writing fails. Raises OSError.
+    """
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def free_bytes(folder: str) -> int:
+    """Return how many bytes this user may still write to the file system of a folder."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def out_of_space(folder: str, needed: int, *, about: str = "") -> OutOfSpace:
+    """Return the error of a disk on which `needed` bytes are yet to be written; about: said of that number."""
+    free = free_bytes(folder)
+    missing = max(1, needed - free)
+    return OutOfSpace(
+        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} are "
+        f"free, so {missing:,} more are needed. Free them, or give another folder, and run the same again: finished "
+        "shards are kept",
+        missing=missing,
+    )

@@ -1,0 +1,191 @@
+"""The index of packed shards: where each sample's bytes lie, its label and its ID; opened at once, whatever its size.
+
+One row a sample in NAME.index.npy, and the IDs in NAME.ids.npy, each followed by a NUL. Rows are read when they are
+asked for, by the native core, and are not mapped into memory: an epoch over any number of samples takes none, and a
+file that is cut off meanwhile is an error, not a signal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+import penstock._native as _native
+from penstock.errors import CorruptShards
+from penstock.storage.description import Column, Split
+
+#: Where the bytes of one field of a sample lie.
+MEMBER = np.dtype([("offset", "<u8"), ("length", "<u8"), ("crc32c", "<u4"), ("suffix", "<u4")])
+
+#: The suffix of a field that a sample does not have.
+ABSENT = 0xFFFFFFFF
+
+#: Bytes at either end of a file of the index that are compared when it is opened.
+ENDS = 1 << 16
+
+#: The dtypes of label columns, besides those of tensors: of the numbers, and of the places in a list of texts.
+LABELS = {"int": "<i8", "float": "<f8", "text": "<i8"}
+
+
+def row_dtype(fields: int, label: str | None) -> np.dtype[Any]:
+    """Return the dtype of an index's rows, all little-endian and without padding.
+
+    label: dtype of the labels, None without them.
+    """
+    labels = [] if label is None else [("label", label)]
+    head = [("id_offset", "<u8"), ("id_length", "<u4"), ("shard", "<u4"), ("width", "<u4"), ("height", "<u4")]
+    return np.dtype([*head, *labels, ("members", MEMBER, (fields,))])  # type: ignore[list-item]
+
+
+class Index:
+    """The index of one split, open for reading. Any number of threads may call it, also in a forked process.
+
+    Args:
+        folder: the folder of the shards.
+        split: what dataset.json says of it.
+
+    Raises:
+        CorruptShards: the files of the index are not those that dataset.json speaks of.
+    """
+
+    def __init__(self, folder: str, split: Split) -> None:
+        self.path = os.path.join(folder, split.index.name)
+        self._ids_path = os.path.join(folder, split.ids.name)
+        self._split = split
+        with _opened(self.path, split.index) as file:
+            self.dtype, start = self._header(file)
+            self.native = _native.RowFile(file.fileno(), start, self.dtype.itemsize, split.samples)
+        self._ids = _opened(self._ids_path, split.ids)
+        count, self._ids_start, _ = npy_header(self._ids, self._ids_path)
+        self._ids_bytes = count
+
+    def _header(self, file: BinaryIO) -> tuple[np.dtype[Any], int]:
+        """Return the dtype of the rows, and where the first begins."""
+        split, path = self._split, self.path
+        count, start, dtype = npy_header(file, path)
+        label = dtype["label"].str if dtype.names is not None and "label" in dtype.names else None
+        fixed = LABELS.get(split.label or "")
+        if dtype != row_dtype(len(split.parts), label) or (split.label is None) != (label is None) or (
+            fixed is not None and label != fixed
+        ):
+            raise CorruptShards(f"{path} holds rows {dtype}, other than dataset.json says. Pack the dataset again")
+        if count != split.samples or start + count * dtype.itemsize != split.index.bytes:
+            raise CorruptShards(
+                f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index of "
+                "another dataset. Pack the dataset again"
+            )
+        return dtype, start
+
+    def __len__(self) -> int:
+        return self._split.samples
+
+    def rows(self, positions: Any) -> NDArray[Any]:
+        """Return the rows of these samples. Raises IndexError, CorruptShards."""
+        asked = np.ascontiguousarray(positions, dtype=np.int64)
+        out = np.empty((len(asked), self.dtype.itemsize), np.uint8)
+        try:
+            self.native.read(asked, out)
+        except OSError as error:
+            raise CorruptShards(f"{self.path} cannot be read any more: {error.strerror}") from error
+        return out.view(self.dtype).reshape(len(asked))
+
+    def id(self, row: Any) -> bytes:
+        """Return the ID of the sample of a row."""
+        offset, length = int(row["id_offset"]), int(row["id_length"])
+        if offset + length >= self._ids_bytes:
+            raise self._foreign_id()
+        text = os.pread(self._ids.fileno(), length + 1, self._ids_start + offset)
+        if len(text) != length + 1 or text[-1] or b"\0" in text[:-1]:
+            raise self._foreign_id()
+        return text[:-1]
+
+    def ids(self) -> bytes:
+        """Return the IDs of all samples, each followed by a NUL."""
+        parts, at, end = [], self._ids_start, self._ids_start + self._ids_bytes
+        while at < end and (part := os.pread(self._ids.fileno(), min(end - at, 1 << 30), at)):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one column of all rows."""
+        step, size = 1 << 16, len(self)
+        parts = [self.rows(np.arange(at, min(at + step, size)))[name] for at in range(0, size, step)]
+        return np.concatenate(parts) if parts else np.empty(0, self.dtype[name])
+
+    def _foreign_id(self) -> CorruptShards:
+        return CorruptShards(f"{self._ids_path} does not hold the IDs that {self.path} speaks of. Pack the dataset again")
+
+    def close(self) -> None:
+        """Close the file of IDs; rows are closed with the object."""
+        self._ids.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # opening failed
+            self._ids.close()
+
+
+def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
+    """Return the number of rows of a 1-d .npy file, where the first begins, and its dtype. Raises CorruptShards."""
+    try:
+        file.seek(0)
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it is of another version of the format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if len(shape) != 1:
+            raise ValueError(f"its shape is {shape}")
+    except (ValueError, OSError, SyntaxError) as error:
+        raise CorruptShards(f"{path} is no index of packed shards: {error}. Pack the dataset again") from error
+    return shape[0], file.tell(), dtype
+
+
+def _opened(path: str, column: Column) -> BinaryIO:
+    """Return a file of the index, open. Raises CorruptShards."""
+    file = open_regular(path)
+    size = os.fstat(file.fileno()).st_size
+    if size != column.bytes or ends_crc32c(file, size) != column.ends_crc32c:
+        file.close()
+        raise CorruptShards(
+            f"{path} is not the file that dataset.json speaks of: it is cut off, damaged, or of another dataset. Copy the "
+            "whole folder again, or pack the dataset again"
+        )
+    return file
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a file for reading that is no symbolic link and no device. Raises CorruptShards, OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise CorruptShards(f"{path} is missing, and dataset.json speaks of it. Copy the whole folder again") from error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CorruptShards(
+            f"{path} is a symbolic link, and files of packed shards are not read through links: put the file in its place"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorruptShards(f"{path} is no regular file: put the file of that name back in its place")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def ends_crc32c(file: BinaryIO, size: int) -> int:
+    """Return the CRC-32C of a file's first and last 64 KiB."""
+    descriptor = file.fileno()
+    first = _native.crc32c(os.pread(descriptor, ENDS, 0))
+    return _native.crc32c(os.pread(descriptor, ENDS, max(0, size - ENDS)), first)
+
+
+def joined_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return IDs as one array of bytes, each followed by a NUL, and their lengths."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    text = b"\0".join(ids) + b"\0" if ids else b""
+    return np.frombuffer(text, np.uint8), lengths
