@@ -125,7 +125,7 @@ class Download:
                 if os.fstat(part.descriptor).st_size < total:
                     self._cache.discard(self._shard, part)
                 return None, False
-            info = await asyncio.to_thread(self._store.info, self._name)
+            info = await self._store.info_soon(self._name)
             self._check(info)
             done = self._progress(part, info, fresh=fresh)
             try:

@@ -144,6 +144,15 @@ class ObjectStore:
             self._raise_with_body(error, name)
         return ObjectInfo(int(found["size"]), found["e_tag"])
 
+    async def info_soon(self, name: str) -> ObjectInfo:
+        """Return the size and etag of an object, without holding up the thread. Raises StorageError."""
+        self._check_process(name)
+        try:
+            found = await client().head_async(self._store, name)
+        except Exception as error:
+            self._raise(error, name)
+        return ObjectInfo(int(found["size"]), found["e_tag"])
+
     def read(self, name: str) -> bytes:
         """Return an object. Raises StorageError."""
         self._check_process(name)
