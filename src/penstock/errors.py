@@ -8,6 +8,16 @@ PenstockError
 ├── OutOfSpace (OSError)                      a disk is full: so many bytes more are needed
 ├── OutOfMemory (MemoryError)                 not even a batch of one sample fits
 ├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
+├── StorageError (OSError)                    an object store, or the cache of its shards, does not do what it must
+│   ├── MissingBucket (FileNotFoundError)     the bucket is not there
+│   ├── MissingObject (FileNotFoundError)     an object is not there
+│   ├── MissingCredentials (PermissionError)  nothing says who asks
+│   ├── AccessRefused (PermissionError)       the store refuses whoever asks
+│   ├── StoreUnreachable (ConnectionError)    the store does not answer, or not in full, after all retries
+│   ├── ChangedObject                         an object is not what it was when the dataset was opened
+│   ├── CorruptDownload                       the bytes of an object are not those that its checksum is of
+│   ├── UnsafeCache (PermissionError)         others could write into the cache folder, or it is not Penstock's
+│   └── CacheFull                             the cache folder has no space for a shard
 ├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
 ├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
 └── SampleError                               one sample could not become a row; raised at its batch
@@ -86,6 +96,57 @@ class OutOfMemory(PenstockError, MemoryError):
 
 class TooManyBadSamples(PenstockError, RuntimeError):
     """More samples are bad than on_error=Replace(max_share=) allows."""
+
+
+class StorageError(PenstockError, OSError):
+    """An object store, or the local cache of its shards, does not do what it must.
+
+    Attributes:
+        url: of the object, or the path of the cache folder.
+    """
+
+    def __init__(self, message: str, *, url: str = "") -> None:
+        super().__init__(message)
+        self.url = url
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), url=self.url), (str(self),)
+
+
+class MissingBucket(StorageError, FileNotFoundError):
+    """The bucket or container of a URL does not exist."""
+
+
+class MissingObject(StorageError, FileNotFoundError):
+    """An object does not exist."""
+
+
+class MissingCredentials(StorageError, PermissionError):
+    """No credentials are configured, and the store does not answer without."""
+
+
+class AccessRefused(StorageError, PermissionError):
+    """The store refuses the credentials, or refuses access without."""
+
+
+class StoreUnreachable(StorageError, ConnectionError):
+    """The store does not answer, or not in full, after all retries."""
+
+
+class ChangedObject(StorageError):
+    """An object is not what it was when the dataset was opened."""
+
+
+class CorruptDownload(StorageError):
+    """The bytes of an object are not those that its checksum was made of."""
+
+
+class UnsafeCache(StorageError, PermissionError):
+    """Others could write into a cache folder, or it holds what Penstock did not write."""
+
+
+class CacheFull(StorageError):
+    """A cache folder has no space for a shard."""
 
 
 class WorkerDied(PenstockError, RuntimeError):

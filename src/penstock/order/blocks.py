@@ -1,0 +1,230 @@
+"""The order of samples that lie in blocks, such as the shards of an object store: shuffled within a window of blocks.
+
+The blocks come in a random order. Each block's samples are shuffled and cut into as many chunks as the window has
+blocks, and one chunk after the other goes into one slot of the epoch after the other, from the block's own slot on.
+A slot so holds a chunk of each block of a window that moves on by one block a slot, and is shuffled within itself. The
+chunks before the first full window are in the first slot, and those behind the last one in the last slot.
+
+All of this is a function of (seed, epoch, position): any position is computed from its slot alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+import penstock._native as _native
+from penstock.errors import InvalidOption
+from penstock.order.keyed import check_positions
+from penstock.order.permutations import Indices, KeyedShuffle, Order
+from penstock.system.randomness import digest
+
+#: Blocks in the window where nothing else is given.
+DEFAULT_WINDOW = 8
+#: Slots whose order is kept: threads may take positions on both sides of the end of a slot.
+_KEPT_SLOTS = 3
+#: Sets the digests of the permutations apart: that of the blocks, those within blocks and those within slots.
+_BLOCKS, _WITHIN_BLOCK, _WITHIN_SLOT = (int.from_bytes(name, "little") for name in (b"blocks", b"in-block", b"in-slot"))
+
+
+def checked_window(window: object) -> int:
+    """Return a window= argument: the number of blocks, at least 1. Raises InvalidOption."""
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise InvalidOption(f"window={window!r}: it is the number of shards that are shuffled together, 1 or more")
+    return window
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Samples in blocks, and how many blocks are shuffled together.
+
+    Args:
+        sizes: the number of samples in each block, int64.
+        window: how many blocks are shuffled together.
+        members: the index of each sample, block after block; None: the samples are numbered block after block.
+    """
+
+    sizes: NDArray[np.int64]
+    window: int
+    members: Indices | None = None
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Return the number of samples up to the end of each block."""
+        return np.cumsum(self.sizes, dtype=np.int64)
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples in all blocks."""
+        return int(self.ends[-1]) if len(self.sizes) else 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the window holds all blocks, and the order is that of a full shuffle."""
+        return self.window >= len(self.sizes)
+
+    def kind(self) -> str:
+        """Return what tells the order from orders of other blocks and windows; empty for a full shuffle."""
+        if self.full:
+            return ""
+        cut = digest(len(self.sizes), *np.unique(self.sizes).tolist()[:16], self.samples)[:4].hex()
+        return f" in windows of {self.window} of {len(self.sizes)} shards ({cut})"
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the order of an epoch."""
+        if self.full:
+            return KeyedShuffle(self.samples, seed, epoch)
+        return BlockShuffle(self, seed, epoch)
+
+    def of_samples(self, indices: Indices) -> NDArray[np.int64]:
+        """Return the block of each of these samples."""
+        if self.members is None:
+            return np.searchsorted(self.ends, indices, side="right")
+        return self._block_of_sample[indices]
+
+    @cached_property
+    def _block_of_sample(self) -> NDArray[np.int64]:
+        assert self.members is not None
+        blocks = np.empty(self.samples, dtype=np.int64)
+        blocks[self.members] = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return blocks
+
+
+def grouped(block_of_position: NDArray[np.int64], window: int) -> Blocks:
+    """Return the blocks of samples, of which each lies in a block of a known number; empty blocks are left out."""
+    members = np.argsort(block_of_position, kind="stable").astype(np.int64)
+    sizes = np.bincount(block_of_position)
+    return Blocks(sizes[sizes > 0].astype(np.int64), window, members)
+
+
+def joined(parts: Sequence[Blocks]) -> Blocks:
+    """Return the blocks of datasets that stand one behind the other, with the largest window of theirs."""
+    begins = np.cumsum([0, *(part.samples for part in parts)])
+    members = None
+    if any(part.members is not None for part in parts):
+        own = [np.arange(part.samples) if part.members is None else part.members for part in parts]
+        members = np.concatenate([one + begin for one, begin in zip(own, begins, strict=False)])
+    sizes = np.concatenate([part.sizes for part in parts])
+    return Blocks(sizes, max(part.window for part in parts), members)
+
+
+class BlockShuffle:
+    """The order of an epoch, shuffled within a window of blocks; several threads may take positions at once.
+
+    Memory: a few numbers for each block, and 8 bytes for each sample of a few slots.
+
+    Args:
+        blocks: with a window of fewer blocks than there are.
+        seed, epoch: the key. Only the low 64 bits of the seed count.
+    """
+
+    def __init__(self, blocks: Blocks, seed: int, epoch: int) -> None:
+        self._blocks = blocks
+        self._key = (seed, epoch)
+        count, window = len(blocks.sizes), blocks.window
+        self.sequence = _permutation(count, seed, epoch, _BLOCKS, 0)
+        """The blocks in the order in which they come into the window."""
+        sizes = blocks.sizes[self.sequence]
+        filled = np.zeros(count - window + 1, dtype=np.int64)
+        for chunk in range(window):
+            of_chunk = sizes * (chunk + 1) // window - sizes * chunk // window
+            np.add.at(filled, self._slot(np.arange(count), chunk), of_chunk)
+        self._slot_ends = np.cumsum(filled)
+        self._slots: OrderedDict[int, Indices] = OrderedDict()
+
+    def _slot(self, place: NDArray[np.int64], chunk: int) -> NDArray[np.int64]:
+        """Return the slot of a chunk of the blocks at these places of the sequence."""
+        return np.clip(place + chunk - (self._blocks.window - 1), 0, len(self.sequence) - self._blocks.window)
+
+    def take(self, begin: int, count: int) -> Indices:
+        """Return the indices at positions begin to begin + count - 1. Raises IndexError."""
+        check_positions(begin, count, self._blocks.samples)
+        out = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            slot = int(np.searchsorted(self._slot_ends, begin + done, side="right"))
+            first = int(self._slot_ends[slot - 1]) if slot else 0
+            indices = self._indices(slot)
+            part = indices[begin + done - first :][: count - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out
+
+    def blocks_from(self, position: int) -> Indices:
+        """Return the blocks whose samples stand at a position or behind it, in the order in which they are needed."""
+        slot = int(np.searchsorted(self._slot_ends, position, side="right"))
+        return self.sequence[slot:] if slot < len(self._slot_ends) else self.sequence[:0]
+
+    def _indices(self, slot: int) -> Indices:
+        """Return the indices of a slot in their order."""
+        kept = self._slots.get(slot)
+        if kept is not None:
+            return kept
+        window, last = self._blocks.window, len(self._slot_ends) - 1
+        chunks = []
+        for place in range(slot, slot + window):
+            # A block has its chunks in the slots from place - (window - 1) to place; the ends take what lies beyond.
+            low = 0 if slot == 0 else slot - place + window - 1
+            high = window if slot == last else slot - place + window
+            chunks.append(self._chunks(int(self.sequence[place]), low, high))
+        together = np.concatenate(chunks)
+        indices = together[_permutation(len(together), *self._key, _WITHIN_SLOT, slot)]
+        self._slots[slot] = indices
+        while len(self._slots) > _KEPT_SLOTS:
+            self._slots.pop(next(iter(self._slots)), None)
+        return indices
+
+    def _chunks(self, block: int, low: int, high: int) -> Indices:
+        """Return the indices in chunks low to high - 1 of a block."""
+        blocks = self._blocks
+        size = int(blocks.sizes[block])
+        begin, end = size * low // blocks.window, size * high // blocks.window
+        offsets = np.empty(end - begin, dtype=np.int64)
+        _keyed(size, *self._key, _WITHIN_BLOCK, block).take(begin, offsets)
+        places: Indices = offsets + (int(blocks.ends[block]) - size)
+        return places if blocks.members is None else blocks.members[places]
+
+
+def _keyed(size: int, seed: int, epoch: int, what: int, number: int) -> _native.KeyedPermutation:
+    key = int.from_bytes(digest(seed, epoch, what, number)[:8], "little")
+    return _native.KeyedPermutation(size, key, epoch)
+
+
+def _permutation(size: int, seed: int, epoch: int, what: int, number: int) -> Indices:
+    out = np.empty(size, dtype=np.int64)
+    if size:
+        _keyed(size, seed, epoch, what, number).take(0, out)
+    return out
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well an order shuffles, measured against a full shuffle of as many samples."""
+
+    distance: float
+    """The mean distance in the dataset between samples that follow each other, divided by a full shuffle's mean."""
+    sharing: float
+    """The share of pairs of samples of one batch that come from one block."""
+    full_sharing: float
+    """The same share in a full shuffle."""
+
+
+def quality(blocks: Blocks, order: Order, batch_size: int, batches: int = 64) -> Quality:
+    """Return the quality of an order, measured in a few batches spread evenly over the epoch."""
+    size, count = blocks.samples, min(max(batch_size, 2), blocks.samples)
+    if count < 2:
+        return Quality(1.0, 1.0, 1.0)
+    distances, pairs, shared = [], 0, 0
+    for begin in np.unique(np.linspace(0, size - count, batches).astype(np.int64)).tolist():
+        indices = order.take(begin, count)
+        distances.append(np.abs(np.diff(indices)).mean())
+        together = np.bincount(blocks.of_samples(indices))
+        pairs += count * (count - 1)
+        shared += int((together * (together - 1)).sum())
+    full = float((blocks.sizes * (blocks.sizes - 1.0)).sum()) / (size * (size - 1.0))
+    return Quality(float(np.mean(distances)) / ((size + 1) / 3), shared / pairs, full)

@@ -1,0 +1,361 @@
+"""The folder that whole shards of object stores are kept in: shared by the processes of a user, without a daemon.
+
+Each shard is one file. A process that reads a shard holds a shared lock (flock) on the open file, and who fetches it an
+exclusive lock on the unfinished file, which bears its final name once it is whole, verified and written through. Locks
+end with the process that holds them: a crash leaves files, and nothing that stops anybody.
+
+The folder belongs to its user alone (mode 0700). Files are opened relative to the open folder and without following
+symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted, in a folder that has
+the marker file; the least recently used shard that nobody holds goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import CacheFull, InvalidOption, UnsafeCache
+from penstock.system.cache_folder import folder_of
+from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
+from penstock.system.words import size_of
+
+#: Bytes of shards that a folder keeps where nothing else is given.
+DEFAULT_LIMIT = 64 << 30
+
+_MARKER = "penstock-shards"
+_MARKED = b"Penstock keeps shards of object stores here, and deletes them when it needs space.\n"
+_FILE = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{32}\.(shard|part)")
+#: How long one process may hold the lock of the folder, which is held while space is made.
+_FOLDER_LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class CachedShard:
+    """A shard of an object store, as the cache knows it."""
+
+    url: str
+    size: int
+    """In bytes."""
+    checksum: int | None = None
+    """CRC-32C of the object; None: none is known."""
+
+    @property
+    def file(self) -> str:
+        """Return the name of its file, without the ending."""
+        key = f"{self.url}\n{self.size}\n{self.checksum}".encode()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.url.rpartition("/")[2])[-80:] or "_"
+        return f"{name}-{hashlib.sha256(key).hexdigest()[:32]}"
+
+
+class HeldFile:
+    """An open file in the cache folder with a lock on it, which ends when it is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._process = os.getpid()
+        _HELD.add(self)
+
+    def close(self) -> None:
+        """Let the file go. A second call does nothing."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            if os.getpid() == self._process:
+                unlock_file(descriptor)
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
+
+
+_HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close a forked child's copies of open files: its parent's locks would last until the child ends."""
+    for held in list(_HELD):
+        descriptor, held.descriptor = held.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class CacheFolder:
+    """A folder of shards, bounded in bytes. Threads and processes may use it at once.
+
+    Args:
+        folder: made where it does not exist; None: `shards` in the user's cache folder.
+        limit: bytes that all shards in it may take.
+
+    Raises:
+        UnsafeCache: others may write into the folder, it belongs to another user, or it holds other files.
+        InvalidOption: there is no cache folder of the user.
+        OSError: the folder cannot be made, or its file system has no locks.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = DEFAULT_LIMIT) -> None:
+        path = folder_of("shards") if folder is None else Path(os.path.expanduser(os.fspath(folder)))
+        if path is None:
+            raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
+        self.path = path.absolute()
+        self.limit = limit
+        self._folder = self._open_folder()
+        weakref.finalize(self, os.close, self._folder)
+
+    def _open_folder(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._check(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check(self, descriptor: int) -> None:
+        status, path = os.fstat(descriptor), str(self.path)
+        if status.st_uid != os.geteuid():
+            owner = f"user {status.st_uid}, and this process runs as user {os.geteuid()}"
+            raise UnsafeCache(f"the cache folder {path} belongs to {owner}: give another cache_folder=", url=path)
+        if status.st_mode & 0o022:
+            mode = stat.filemode(status.st_mode)
+            raise UnsafeCache(
+                f"other users can write into the cache folder {path} ({mode}): chmod go-w it, or give another "
+                "cache_folder=",
+                url=path,
+            )
+        marker = _own_file(os.O_RDONLY, _MARKER, descriptor)
+        if marker is None:
+            others = any(name != _MARKER for name in os.listdir(descriptor))
+            # Another process that made the folder just now has made the marker before any other file.
+            if others and (marker := _own_file(os.O_RDONLY, _MARKER, descriptor)) is None:
+                raise UnsafeCache(
+                    f"the cache folder {path} holds files that Penstock did not write: give an empty or new folder",
+                    url=path,
+                )
+            if marker is None:
+                marker = _own_file(os.O_RDWR | os.O_CREAT, _MARKER, descriptor)
+                assert marker is not None
+                os.write(marker, _MARKED)
+        os.close(marker)
+
+    # --- shards -----------------------------------------------------------------------------------------------------
+
+    def hold(self, shard: CachedShard) -> HeldFile | None:
+        """Return the file of a shard, locked against being deleted; None: the shard is not here."""
+        name = f"{shard.file}.shard"
+        descriptor = _own_file(os.O_RDONLY, name, self._folder)
+        if descriptor is None:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being deleted
+            os.close(descriptor)
+            return None
+        held = HeldFile(descriptor)
+        if os.fstat(descriptor).st_size != shard.size or not self._is(descriptor, name):
+            held.close()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
+        return held
+
+    def begin(self, shard: CachedShard) -> HeldFile | None:
+        """Return the unfinished file of a shard, open for writing and locked; None: somebody else fetches it now.
+
+        What an earlier attempt has written is in it. Raises OSError where the file system has no locks.
+        """
+        name = f"{shard.file}.part"
+        descriptor = _own_file(os.O_RDWR | os.O_CREAT, name, self._folder)
+        if descriptor is None:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in NO_LOCKS:
+                said = "the file system of the cache folder has no locks (flock): give another cache_folder="
+                raise OSError(error.errno, said, str(self.path)) from error
+            raise
+        held = HeldFile(descriptor)
+        if not self._is(descriptor, name):  # it was finished, or deleted, meanwhile
+            held.close()
+            return None
+        return held
+
+    def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
+        """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
+        os.fsync(part.descriptor)
+        os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        os.fsync(self._folder)
+        part.close()
+        return self.hold(shard)  # flock() does not change a lock in one step either
+
+    def path_of(self, shard: CachedShard) -> Path:
+        """Return the file of a whole shard, which need not be there."""
+        return self.path / f"{shard.file}.shard"
+
+    def discard(self, shard: CachedShard, part: HeldFile) -> None:
+        """Delete the unfinished file of a shard, which the caller holds."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{shard.file}.part", dir_fd=self._folder)
+        part.close()
+
+    def _is(self, descriptor: int, name: str) -> bool:
+        """Return whether an open file still has its name."""
+        try:
+            now = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(now, os.fstat(descriptor))
+
+    # --- space ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, part: HeldFile, size: int, *, beyond: bool = False) -> bool:
+        """Give an unfinished file its size on the disk; False: the limit does not allow it now.
+
+        Shards that nobody holds are deleted for it, the least recently used first.
+
+        Args:
+            part: of `begin`.
+            size: bytes that the file will have.
+            beyond: the file is needed at once: where everything else is held, the limit is exceeded.
+
+        Raises:
+            CacheFull: the disk is full.
+        """
+        with self._locked():
+            missing = size - os.fstat(part.descriptor).st_size
+            if missing <= 0:
+                return True
+            room = self._make_room(self.limit - missing, part)
+            if not room and not beyond:
+                return False
+            while True:
+                try:
+                    _allocate(part.descriptor, size)
+                    return True
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    os.ftruncate(part.descriptor, size - missing)
+                    # What is missing on the disk is not known to the byte: shards go one by one.
+                    if self._delete_oldest(part):
+                        continue
+                    if not beyond:
+                        return False
+                    free = os.fstatvfs(part.descriptor)
+                    lacks = missing - free.f_bavail * free.f_frsize
+                    raise CacheFull(
+                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
+                        f"and at least {size_of(max(lacks, 1))} more are missing; all other shards in the folder are "
+                        "in use. Free space, or give a cache_folder= on another disk",
+                        url=str(self.path),
+                    ) from error
+
+    def held_bytes(self) -> int:
+        """Return the bytes that shards, finished and not, take in the folder."""
+        return sum(status.st_size for _, status in self._files())
+
+    def _make_room(self, allowed: int, part: HeldFile) -> bool:
+        """Delete shards until the others take at most so many bytes; return whether they do."""
+        while self.held_bytes() > allowed:
+            if not self._delete_oldest(part):
+                return False
+        return True
+
+    def _delete_oldest(self, part: HeldFile) -> bool:
+        """Delete the least recently used shard that nobody holds; return whether there was one."""
+        own = os.fstat(part.descriptor)
+        for name, status in sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns):
+            if os.path.samestat(status, own):
+                continue
+            descriptor = _own_file(os.O_RDONLY, name, self._folder)
+            if descriptor is None:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is(descriptor, name):
+                    os.unlink(name, dir_fd=self._folder)
+                    return True
+            except BlockingIOError:
+                continue
+            finally:
+                unlock_file(descriptor)
+                os.close(descriptor)
+        return False
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the names and statuses of Penstock's own files."""
+        for name in os.listdir(self._folder):
+            if _FILE.fullmatch(name) is None:
+                continue
+            try:
+                status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield name, status
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder: one process at a time makes space."""
+        marker = _own_file(os.O_RDWR | os.O_CREAT, _MARKER, self._folder)
+        assert marker is not None
+        try:
+            lock_file(marker, str(self.path), fcntl.LOCK_EX, _FOLDER_LOCK_SECONDS, required=True)
+            yield
+        finally:
+            unlock_file(marker)
+            os.close(marker)
+
+    def __repr__(self) -> str:
+        return f"<CacheFolder {self.path}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
+
+
+def _own_file(flags: int, name: str, folder: int) -> int | None:
+    """Open a regular file of this user in a folder; None where it does not exist. Raises UnsafeCache for anything else."""
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise UnsafeCache(
+                f"{name!r} in the cache folder is a symbolic link, which Penstock does not write: remove it", url=name
+            ) from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise UnsafeCache(f"{name!r} in the cache folder is no file of this user: remove it", url=name)
+    return descriptor
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give a file its size, with space on the disk where the file system can say so at once."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(descriptor, size)

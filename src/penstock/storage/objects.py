@@ -1,0 +1,238 @@
+"""Objects of an object store by URL: whole, by range and as a stream. Nothing is listed.
+
+The client is obstore. Credentials, regions and endpoints are the client's own: the variables AWS_*, GOOGLE_* and
+AZURE_*, and the roles of machines. Every failure is an error of penstock.errors that names the URL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from penstock.errors import (
+    AccessRefused,
+    ChangedObject,
+    MissingBucket,
+    MissingCredentials,
+    MissingObject,
+    StorageError,
+    StoreUnreachable,
+)
+from penstock.storage.client import client
+
+#: URLs that are read from an object store.
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
+
+# The client repeats a request that failed before its first byte; storage.download goes on where a body was cut off.
+_RETRIES: Any = {
+    "max_retries": 4,
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2.0},
+    "retry_timeout": timedelta(seconds=30),
+}
+_TIMEOUTS = {"timeout": "60s", "connect_timeout": "5s"}
+
+# What the client says of each failure, in words of its own or of the store. The first match counts.
+_MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
+    (
+        r"NoSuchBucket|ContainerNotFound|specified bucket does not exist",
+        MissingBucket,
+        "the bucket does not exist; check its name and the endpoint",
+    ),
+    (
+        r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google|/metadata/identity|[Mm]issing credentials|"
+        r"CredentialsNotLoaded|Account must be specified|no credentials",
+        MissingCredentials,
+        "no credentials were found; set those of the store (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or "
+        "AWS_SKIP_SIGNATURE=true for a public bucket",
+    ),
+    (r"412 Precondition", ChangedObject, "the object was replaced since the dataset was opened; open the dataset anew"),
+    (
+        r"401 Unauthorized|403 Forbidden|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|PermissionDenied|"
+        r"Unauthenticated",
+        AccessRefused,
+        "the store refuses access with these credentials",
+    ),
+    (r"404 Not Found|NotFound|No such file", MissingObject, "there is no such object"),
+    (
+        r"HTTP error|error sending request|tcp connect|dns error|timed out|timeout|connection|5\d\d [A-Z]|429 |"
+        r"error decoding response body|after \d+ retries",
+        StoreUnreachable,
+        "the store does not answer; check the endpoint and the network",
+    ),
+)
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is the URL of an object store."""
+    return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a store says of an object."""
+
+    size: int
+    """In bytes."""
+    etag: str | None
+    """Differs between contents of one name; None: the store has none."""
+
+
+class ObjectStore:
+    """The objects under one URL; any number of threads may read.
+
+    Args:
+        url: of the folder that the objects lie in, such as ``s3://bucket/prefix``.
+
+    Raises:
+        ImportError: obstore is not installed.
+        StorageError: the client refuses the URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._process = os.getpid()
+        self._open()
+
+    def _open(self) -> None:
+        obstore = client()
+        options: dict[str, Any] = dict(_TIMEOUTS)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        if any(url.startswith("http://") for url in (self.url, endpoint, os.environ.get("AWS_ENDPOINT", ""))):
+            options["allow_http"] = True
+        try:
+            if self.url.startswith(("file://", "memory://")):
+                self._store = obstore.store.from_url(self.url)
+            else:
+                self._store = obstore.store.from_url(self.url, client_options=options, retry_config=_RETRIES)
+        except Exception as error:
+            self._raise(error, "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["url"])  # type: ignore[misc]
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{name}" if name else self.url
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process may use the client, whose threads do not exist in a forked child."""
+        return os.getpid() == self._process
+
+    def _check_process(self, name: str) -> None:
+        if not self.usable:
+            raise StorageError(
+                f"{self.url_of(name)}: the client of the object store does not work in a forked process: give the "
+                "loader multiprocessing_context='spawn', or worker_method='thread'",
+                url=self.url_of(name),
+            )
+
+    def info(self, name: str) -> ObjectInfo:
+        """Return the size and etag of an object. Raises StorageError."""
+        self._check_process(name)
+        try:
+            found = client().head(self._store, name)
+        except Exception as error:
+            self._raise_with_body(error, name)
+        return ObjectInfo(int(found["size"]), found["e_tag"])
+
+    async def info_soon(self, name: str) -> ObjectInfo:
+        """Return the size and etag of an object, without holding up the thread. Raises StorageError."""
+        self._check_process(name)
+        try:
+            found = await client().head_async(self._store, name)
+        except Exception as error:
+            self._raise(error, name)
+        return ObjectInfo(int(found["size"]), found["e_tag"])
+
+    def read(self, name: str) -> bytes:
+        """Return an object. Raises StorageError."""
+        self._check_process(name)
+        try:
+            return bytes(client().get(self._store, name).bytes())
+        except Exception as error:
+            self._raise(error, name)
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Return the bytes of an object from begin to end - 1. Raises StorageError; ChangedObject where it ends before."""
+        self._check_process(name)
+        if begin == end:
+            return b""
+        try:
+            found = bytes(client().get_range(self._store, name, start=begin, end=end))
+        except Exception as error:
+            self._raise(error, name)
+        self.check_length(name, len(found), end - begin)
+        return found
+
+    async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of several ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
+        self._check_process(name)
+        try:
+            found = await client().get_ranges_async(
+                self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
+            )
+        except Exception as error:
+            self._raise(error, name)
+        for part, (begin, end) in zip(found, ranges, strict=True):
+            self.check_length(name, len(part), end - begin)
+        return [bytes(part) for part in found]
+
+    async def stream(self, name: str, begin: int, end: int, etag: str | None) -> AsyncIterator[Any]:
+        """Yield the bytes of an object from begin to end - 1 as they come, in buffers. Raises StorageError.
+
+        A body that is cut off may end without an error: the caller counts the bytes.
+        """
+        self._check_process(name)
+        options: dict[str, Any] = {"range": (begin, end)}
+        if etag is not None:
+            options["if_match"] = etag
+        try:
+            answer = await client().get_async(self._store, name, options=options)
+            async for buffer in answer.stream(min_chunk_size=_CHUNK):
+                yield buffer
+        except Exception as error:
+            self._raise(error, name)
+
+    def check_length(self, name: str, found: int, wanted: int) -> None:
+        """Raise ChangedObject where an object ended before a range did."""
+        if found != wanted:
+            url = self.url_of(name)
+            raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
+
+    def _raise_with_body(self, error: Exception, name: str) -> NoReturn:
+        """Raise the error of a HEAD request, whose answer has no text: that of a GET says whether the bucket is there."""
+        if isinstance(error, FileNotFoundError):
+            self.read(name)
+        self._raise(error, name)
+
+    def _raise(self, error: Exception, name: str) -> NoReturn:
+        """Raise what an error of the client means."""
+        if isinstance(error, StorageError):
+            raise error
+        url, said = self.url_of(name), str(error)
+        brief = said.partition("\n\nDebug source:")[0].strip()
+        for pattern, kind, meaning in _MEANINGS:
+            if re.search(pattern, said):
+                raise kind(f"{url}: {meaning} ({_one_line(brief)})", url=url) from error
+        raise StorageError(f"{url}: {_one_line(brief)}", url=url) from error
+
+    def __repr__(self) -> str:
+        return f"<ObjectStore {self.url}>"
+
+
+#: Bytes of a stream that are handed on at a time, at least.
+_CHUNK = 256 << 10
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else line[:400] + "..."

@@ -1,0 +1,222 @@
+"""The shards of a dataset in an object store, as local files: the counterpart of shard_files.ShardFiles."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import penstock._native as _native
+from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
+from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
+from penstock.storage.description import FILE, Column, Shard, Split, parse
+from penstock.storage.download import Download, Traffic
+from penstock.storage.objects import ObjectStore
+from penstock.storage.shard_files import ShardFiles
+
+T = TypeVar("T")
+
+#: Requests of one process that are under way at once, at the most.
+REQUESTS = 16
+#: A shard is fetched whole once this share of its bytes was wanted: by ranges it would soon cost as much.
+WORTH_WHOLE = 0.25
+
+
+class RemoteShards:
+    """Shards in an object store, with a local cache of whole ones. Any number of threads may call it.
+
+    Args:
+        store: of the folder that the shards lie in.
+        shards: what dataset.json says of each.
+        cache: the folder on this machine.
+
+    Attributes:
+        traffic: what came from the store.
+    """
+
+    def __init__(self, store: ObjectStore, shards: Sequence[Shard], cache: CacheFolder) -> None:
+        self.store, self.shards, self.cache = store, tuple(shards), cache
+        self.cached = tuple(CachedShard(store.url_of(shard.name), shard.bytes, shard.crc32c) for shard in shards)
+        files = [replace(shard, name=f"{known.file}.shard") for shard, known in zip(shards, self.cached, strict=True)]
+        self._files = ShardFiles(str(cache.path), files)
+        self.traffic = Traffic()
+        self._wanted: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(  # type: ignore[misc]
+            state["store"], state["shards"], CacheFolder(state["folder"], state["limit"])
+        )
+
+    @property
+    def largest(self) -> int:
+        """Return the bytes of the largest shard."""
+        return max((shard.bytes for shard in self.shards), default=0)
+
+    def path(self, shard: int) -> str:
+        """Return the local file of a shard, which is there while somebody holds it."""
+        return self._files.path(shard)
+
+    def hold(self, shard: int) -> HeldFile | None:
+        """Return a shard's local file, locked; None: it is not here. Raises CorruptShards for a number that is none."""
+        if shard >= len(self.cached):
+            raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.cached):,}")
+        return self.cache.hold(self.cached[shard])
+
+    def check(self) -> None:
+        """Raise StorageError where the first shard is not in the store, or has another size. One request."""
+        for shard in self.shards[:1]:
+            found = self.store.info(shard.name).size
+            if found != shard.bytes:
+                raise StorageError(
+                    f"{self.store.url_of(shard.name)} has {found:,} bytes, and dataset.json says {shard.bytes:,}: "
+                    "it is damaged, or another object. Copy it again",
+                    url=self.store.url_of(shard.name),
+                )
+
+    def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
+        """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
+
+        From the local file where it is here, else from the store: by its range, or with its whole shard once a good
+        part of that was wanted.
+
+        Raises:
+            StorageError: it is not here, and cannot be fetched.
+            CorruptSample, ChecksumMismatch: as ShardFiles.read.
+        """
+        offset, length, expected, _ = member.item()
+        held = self.hold(shard)
+        if held is None and self._worth_whole(shard, length):
+            held = self._fetched(shard)
+        if held is not None:
+            try:
+                return self._files.read(shard, member, name, verify=verify)
+            finally:
+                held.close()
+        url = self.store.url_of(self.shards[shard].name)
+        if offset + length > self.shards[shard].bytes:
+            raise CorruptShards(
+                f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
+                f"{self.shards[shard].bytes:,}: it is the index of another dataset"
+            )
+        data = self.store.read_range(self.shards[shard].name, offset, offset + length)
+        with self._lock:
+            self.traffic.requests += 1
+            self.traffic.ranges += 1
+            self.traffic.bytes += length
+        if verify and (found := _native.crc32c(data)) != expected:
+            raise ChecksumMismatch(
+                f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
+                f"{expected:#010x}. Upload the shard again, or pack the dataset again",
+                sample_id=name,
+                path=url,
+            )
+        return data
+
+    def _worth_whole(self, shard: int, length: int) -> bool:
+        with self._lock:
+            self._wanted[shard] = self._wanted.get(shard, 0) + length
+            return self._wanted[shard] > WORTH_WHOLE * self.shards[shard].bytes
+
+    def _fetched(self, shard: int) -> HeldFile | None:
+        """Return a shard fetched in the calling thread; None where the cache has no space without exceeding its limit."""
+
+        async def fetch() -> HeldFile | None:
+            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
+
+        return run_alone(fetch())
+
+    async def download(
+        self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]
+    ) -> HeldFile | None:
+        """Return a shard's local file; see download.Download.run."""
+        name, known = self.shards[shard].name, self.cached[shard]
+        return await Download(self.store, name, known, self.cache, requests, self.traffic).run(urgent)
+
+    def __repr__(self) -> str:
+        return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
+    outcome: list[T] = []
+    failed: list[BaseException] = []
+    done = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+        running.append((asyncio.get_running_loop(), task))
+        outcome.append(await task)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(0.05):  # in slices, in which Ctrl-C is seen
+            pass
+    except BaseException:
+        if running:
+            loop, task = running[0]
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join(timeout=2.0)
+    if failed:
+        raise failed[0]
+    return outcome[0]
+
+
+class RemoteDataset:
+    """dataset.json and the files of the index of a dataset in an object store, on this machine.
+
+    Args:
+        url: of the folder of the dataset.
+        cache: where the files of the index are kept.
+
+    Raises:
+        StorageError: a file is missing, or the store refuses.
+        CorruptShards: dataset.json is damaged.
+    """
+
+    def __init__(self, url: str, cache: CacheFolder) -> None:
+        self.store = ObjectStore(url)
+        self.cache = cache
+        self.splits = parse(self.store.read(FILE), self.store.url_of(FILE))
+        self._held: list[HeldFile] = []
+
+    def with_local_index(self, split: Split) -> Split:
+        """Return a split whose files of the index are named as in the cache folder, where they lie from now on."""
+        return replace(split, index=self._local(split.index), ids=self._local(split.ids))
+
+    def _local(self, column: Column) -> Column:
+        known = CachedShard(self.store.url_of(column.name), column.bytes, column.crc32c)
+
+        async def fetch() -> HeldFile | None:
+            download = Download(self.store, column.name, known, self.cache, asyncio.Semaphore(REQUESTS), Traffic())
+            return await download.run(lambda: True)
+
+        held = self.cache.hold(known)
+        while held is None:
+            held = run_alone(fetch())
+        self._held.append(held)
+        return replace(column, name=f"{known.file}.shard")
+
+    def close(self) -> None:
+        """Let the files of the index go."""
+        while self._held:
+            self._held.pop().close()
+
+

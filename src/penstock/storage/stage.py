@@ -1,0 +1,299 @@
+"""The shards that one pass needs, brought into the local cache ahead of need, by one thread.
+
+The pass takes a ticket for each batch, which holds the batch's shards until it is released: they cannot be deleted
+then. What later batches need is known from the order of the pass, and fetched before anybody waits for it: several
+shards at a time, as far ahead as the cache has space. Shards that no coming batch needs are let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.storage.cache_folder import HeldFile
+from penstock.storage.remote_shards import REQUESTS, RemoteShards
+
+#: Shards that are fetched at once, at the most.
+AT_ONCE = 4
+#: Batches whose shards are looked up ahead, at the most: with few shards all of them may be here.
+_BATCHES_AHEAD = 4096
+#: Pause before space for a shard is looked for after there was none, in seconds.
+_NO_ROOM_PAUSE = 0.1
+#: How long the end of a pass waits for its thread, in seconds.
+_JOIN_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class _Need:
+    """A shard that a pass needs."""
+
+    tickets: int = 0
+    """Of batches that are in flight."""
+    coming: int = 0
+    """Batches that are yet to come."""
+    held: HeldFile | None = None
+    error: BaseException | None = None
+    not_before: float = 0.0
+    """When space for it is looked for, by time.monotonic()."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a batch waits for it."""
+        return self.tickets > 0 and self.held is None
+
+
+class Ticket:
+    """The shards of one batch."""
+
+    def __init__(self, stage: ShardStage, numbers: tuple[int, ...]) -> None:
+        self._stage = stage
+        self.numbers = numbers
+
+    def ready(self) -> bool:
+        """Return whether all shards are here. Raises what went wrong with one of them."""
+        return self._stage.ready(self.numbers)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until all shards are here; False: they were not within so many seconds. Raises as `ready`."""
+        return self._stage.wait(self.numbers, seconds)
+
+    def release(self) -> None:
+        """Let the shards go. A second call does nothing."""
+        numbers, self.numbers = self.numbers, ()
+        self._stage.release(numbers)
+
+
+class ShardStage:
+    """The shards that one pass needs. Any number of threads may call it.
+
+    Args:
+        shards: of the dataset.
+        coming: the shards of each batch of the pass from its first batch on, computed independently of the pass; None:
+            they are not known before a ticket is taken.
+    """
+
+    def __init__(self, shards: RemoteShards, coming: Iterator[Iterable[int]] | None = None) -> None:
+        self._shards = shards
+        self._coming = coming
+        self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
+        self._early = 0  # tickets that were taken before the thread came to their batches
+        self._needs: dict[int, _Need] = {}  # in the order in which they came up
+        self._condition = threading.Condition()
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: asyncio.Event | None = None
+        self._closing = False
+        self.waited = 0.0
+        """Seconds that batches have waited for shards."""
+
+    # --- the pass's side --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to fetch what comes first, before a ticket is taken."""
+        with self._condition:
+            self._start()
+
+    def ticket(self, numbers: Iterable[int]) -> Ticket:
+        """Return a ticket for the next batch, whose shards these are."""
+        wanted = tuple(numbers)
+        with self._condition:
+            for number in wanted:
+                need = self._need(number)
+                need.tickets += 1
+                need.not_before = 0.0
+                if need.error is not None:  # another attempt, for who takes another ticket
+                    need.error = None
+            if self._ahead:
+                self._passed(self._ahead.popleft())
+            elif self._coming is not None:
+                self._early += 1
+            self._start()
+        self._wake()
+        return Ticket(self, wanted)
+
+    def ready(self, numbers: tuple[int, ...]) -> bool:
+        """Return whether these shards are here, for which a ticket is held. Raises what went wrong with one."""
+        with self._condition:
+            return self._ready(numbers)
+
+    def _ready(self, numbers: tuple[int, ...]) -> bool:
+        needs = [self._needs.get(number) for number in numbers]
+        for need in needs:
+            if need is not None and need.error is not None:
+                raise need.error
+        return all(need is not None and need.held is not None for need in needs)
+
+    def wait(self, numbers: tuple[int, ...], seconds: float | None) -> bool:
+        """Wait for these shards, in slices in which Ctrl-C is seen; False: they were not here in time."""
+        begun = time.monotonic()
+        with self._condition:
+            try:
+                while not self._ready(numbers):
+                    if self._closing or (seconds is not None and time.monotonic() - begun > seconds):
+                        return False
+                    self._condition.wait(0.05)
+                return True
+            finally:
+                self.waited += time.monotonic() - begun
+
+    def release(self, numbers: tuple[int, ...]) -> None:
+        """Give a ticket back."""
+        if os.getpid() != self._process:
+            return
+        with self._condition:
+            for number in numbers:
+                need = self._needs.get(number)
+                if need is not None:
+                    need.tickets -= 1
+                    self._let_go(number, need)
+        self._wake()
+
+    def close(self) -> None:
+        """End the downloads and the thread. In a forked child they do not exist, and nothing is done."""
+        if os.getpid() != self._process:
+            return
+        with self._condition:
+            self._closing = True
+            thread = self._thread
+            self._condition.notify_all()
+        self._wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+        with self._condition:
+            for need in self._needs.values():
+                if need.held is not None:
+                    need.held.close()
+            self._needs.clear()
+            self._ahead.clear()
+
+    # --- both sides, with the lock held -----------------------------------------------------------------------------
+
+    def _need(self, number: int) -> _Need:
+        return self._needs.setdefault(number, _Need())
+
+    def _passed(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            need = self._needs.get(number)
+            if need is not None:
+                need.coming -= 1
+                self._let_go(number, need)
+
+    def _let_go(self, number: int, need: _Need) -> None:
+        """Let a shard go where nobody needs it any more."""
+        if need.tickets <= 0 and need.coming <= 0:
+            self._needs.pop(number, None)
+            if need.held is not None:
+                need.held.close()
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="penstock-download", daemon=True)
+            self._thread.start()
+
+    def _wake(self) -> None:
+        loop, work = self._loop, self._work
+        if loop is not None and work is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(work.set)
+
+    # --- the thread's side ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            with self._condition:
+                for need in self._needs.values():
+                    need.error = need.error or error
+                self._condition.notify_all()
+
+    async def _main(self) -> None:
+        self._loop, self._work = asyncio.get_running_loop(), asyncio.Event()
+        requests = asyncio.Semaphore(REQUESTS)
+        running: dict[int, asyncio.Task[None]] = {}
+        try:
+            while not self._closing:
+                self._work.clear()
+                running = {number: task for number, task in running.items() if not task.done()}
+                self._look_ahead()
+                pause = None
+                for number, need in self._wanted():
+                    if number in running or (len(running) >= AT_ONCE and not need.urgent):
+                        continue
+                    if (left := need.not_before - time.monotonic()) > 0:
+                        pause = left if pause is None else min(pause, left)
+                        continue
+                    running[number] = asyncio.create_task(self._bring(number, need, requests))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._work.wait(), pause)
+        finally:
+            for task in running.values():
+                task.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
+
+    def _wanted(self) -> list[tuple[int, _Need]]:
+        """Return the shards to fetch: first those that a batch waits for, then in the order of need."""
+        with self._condition:
+            wanted = [item for item in self._needs.items() if item[1].held is None and item[1].error is None]
+        return sorted(wanted, key=lambda item: not item[1].urgent)
+
+    def _look_ahead(self) -> None:
+        """Look up the shards of coming batches, as far as the cache has space for them."""
+        while self._coming is not None:
+            with self._condition:
+                missing = sum(need.held is None for need in self._needs.values())
+                held = sum(self._shards.shards[number].bytes for number in self._needs)
+                enough = missing >= AT_ONCE or len(self._ahead) >= _BATCHES_AHEAD
+                if not self._early and (enough or held + self._shards.largest > self._shards.cache.limit):
+                    return
+            numbers = next(self._coming, None)
+            with self._condition:
+                if numbers is None:
+                    self._coming = None
+                elif self._early:  # its ticket was taken already
+                    self._early -= 1
+                else:
+                    self._ahead.append(tuple(numbers))
+                    for number in self._ahead[-1]:
+                        self._need(number).coming += 1
+
+    async def _bring(self, number: int, need: _Need, requests: asyncio.Semaphore) -> None:
+        """Bring one shard into the cache and hold it."""
+        held, error = None, None
+        try:
+            held = await self._shards.download(number, requests, lambda: need.urgent)
+        except Exception as failed:
+            error = failed
+        with self._condition:
+            if held is None and error is None:
+                need.not_before = time.monotonic() + _NO_ROOM_PAUSE
+                if need.urgent:
+                    self._drop_farthest(number)
+            elif self._needs.get(number) is not need or self._closing:
+                if held is not None:
+                    held.close()
+            else:
+                need.held, need.error = held, error
+            self._condition.notify_all()
+        assert self._work is not None
+        self._work.set()
+
+    def _drop_farthest(self, wanted: int) -> None:
+        """Let the shard go that is needed last, where a batch waits for another one and there is no space."""
+        for number, need in reversed(self._needs.items()):
+            if number != wanted and need.held is not None and need.tickets <= 0:
+                need.held.close()
+                need.held = None
+                return
+
+    def __repr__(self) -> str:
+        with self._condition:
+            here = sum(need.held is not None for need in self._needs.values())
+            return f"<ShardStage: {here} of {len(self._needs)} shards here, {len(self._ahead)} batches ahead>"

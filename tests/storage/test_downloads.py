@@ -1,0 +1,384 @@
+"""Shards from an object store into the local cache: resumed, verified, shared, and held as long as a pass needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock._native as _native
+import penstock.storage.download as download
+from object_server import ObjectServer
+from penstock.errors import (
+    AccessRefused,
+    CacheFull,
+    ChangedObject,
+    CorruptDownload,
+    MissingObject,
+    StorageError,
+    StoreUnreachable,
+    UnsafeCache,
+)
+from penstock.storage.cache_folder import CachedShard, CacheFolder
+from penstock.storage.description import Shard
+from penstock.storage.objects import ObjectStore, is_url
+from penstock.storage.remote_shards import RemoteShards, run_alone
+from penstock.storage.stage import ShardStage
+
+pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
+
+SIZE = 300_000
+
+
+def shard_bytes(number: int, size: int = SIZE) -> bytes:
+    return np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+def described(objects: dict[str, bytes]) -> list[Shard]:
+    return [Shard(name, len(data), _native.crc32c(data), 1) for name, data in sorted(objects.items())]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PART_BYTES", 64 << 10)
+    monkeypatch.setattr(download, "_FIRST_PAUSE", 0.001)
+
+
+@pytest.fixture
+def objects() -> dict[str, bytes]:
+    return {f"data-{number:06d}.tar": shard_bytes(number) for number in range(6)}
+
+
+def remote(server: ObjectServer, folder: Path, limit: int = 1 << 30) -> RemoteShards:
+    return RemoteShards(ObjectStore(server.url), described(server.objects), CacheFolder(folder, limit))
+
+
+def fetch(shards: RemoteShards, number: int) -> bytes:
+    held = run_alone(shards.download(number, asyncio.Semaphore(4), lambda: True))
+    assert held is not None
+    with contextlib.closing(held):
+        return Path(shards.path(number)).read_bytes()
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("fault", ["500", "503", "cut", "drop", "slow", ""])
+def test_a_shard_comes_whole_through_faults(fault: str, objects: dict[str, bytes], tmp_path: Path) -> None:
+    with ObjectServer(objects, lambda method, name, number: fault if method == "GET" and number % 3 else "") as server:
+        shards = remote(server, tmp_path / "cache")
+        assert fetch(shards, 2) == objects["data-000002.tar"]
+        assert fetch(shards, 2) == objects["data-000002.tar"]  # from the cache
+        assert shards.traffic.shards == 1
+        if fault == "":
+            assert server.gets["data-000002.tar"] == shards.traffic.requests == 5
+        if fault == "cut":
+            assert shards.traffic.bytes == SIZE, "what a cut connection has brought is not fetched again"
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_wrong_bytes_are_fetched_once_more_and_then_refused(objects: dict[str, bytes], tmp_path: Path) -> None:
+    faults = iter(["wrong"])
+    with ObjectServer(objects, lambda method, *_: next(faults, "") if method == "GET" else "") as server:
+        shards = remote(server, tmp_path / "cache")
+        assert fetch(shards, 0) == objects["data-000000.tar"]
+        assert server.gets["data-000000.tar"] == 10
+        server.faults = lambda method, name, number: "wrong" if method == "GET" else ""
+        with pytest.raises(CorruptDownload, match=r"data-000001.tar: the 300,000 bytes .* do not have the checksum"):
+            fetch(shards, 1)
+        assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == ["", ".shard"], "nothing is left"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_errors_of_a_store_are_clear(
+    objects: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
+    with ObjectServer(objects) as server:
+        shards = remote(server, tmp_path / "cache")
+        server.faults = lambda method, *_: "403"
+        with pytest.raises(AccessRefused, match=r"http://127.*data-000000.tar: the store refuses access"):
+            fetch(shards, 0)
+        server.faults = lambda method, *_: "500" if method == "GET" else ""
+        with pytest.raises(StoreUnreachable, match=r"requests in a row for its bytes from .* brought none"):
+            fetch(shards, 0)
+        server.faults = lambda *_: ""
+        del server.objects["data-000000.tar"]
+        with pytest.raises(MissingObject, match="there is no such object") as raised:
+            fetch(shards, 0)
+        assert isinstance(raised.value, FileNotFoundError) and raised.value.url.endswith("/data-000000.tar")
+        server.objects["data-000001.tar"] += b"more"
+        with pytest.raises(ChangedObject, match=r"has 300,004 bytes, and dataset.json says 300,000"):
+            fetch(shards, 1)
+    with pytest.raises(StoreUnreachable, match="does not answer; check the endpoint and the network"):
+        fetch(shards, 2)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_object_that_changes_in_the_middle_is_an_error(objects: dict[str, bytes], tmp_path: Path) -> None:
+    with ObjectServer(objects) as server:
+
+        def change(method: str, name: str, number: int) -> str:
+            if method == "GET" and number == 3:
+                server.objects[name] = shard_bytes(99)
+            return ""
+
+        server.faults = change
+        with pytest.raises(ChangedObject, match="replaced since"):
+            fetch(remote(server, tmp_path / "cache"), 0)
+
+
+def _fetch_and_die(url: str, folder: str, shard: Shard) -> None:
+    download.PART_BYTES = 64 << 10
+    shards = RemoteShards(ObjectStore(url), [shard], CacheFolder(folder))
+    fetch(shards, 0)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_killed_process_leaves_what_the_next_one_goes_on_with(objects: dict[str, bytes], tmp_path: Path) -> None:
+    reached = threading.Event()
+
+    def faults(method: str, name: str, number: int) -> str:
+        if method == "GET" and number >= 4 and not reached.is_set():
+            reached.set()
+        return "hang" if method == "GET" and number >= 4 else ""
+
+    folder = tmp_path / "cache"
+    with ObjectServer(objects, faults) as server:
+        shard = described(objects)[0]
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_fetch_and_die, args=(server.url, str(folder), shard))
+        process.start()
+        assert reached.wait(60)
+        deadline = time.monotonic() + 30
+        while server.bytes_sent < 3 * (64 << 10) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert [path.suffix for path in folder.iterdir() if path.suffix] == [".part"]
+    with ObjectServer(objects) as server:
+        shards = RemoteShards(ObjectStore(server.url), [shard], CacheFolder(folder))
+        # The same object under the URL of the first server: its port is another.
+        shards.cached = (CachedShard(next(folder.glob("*.part")).name, SIZE, shard.crc32c),)
+        part = next(folder.glob("*.part"))
+        part.rename(folder / f"{shards.cached[0].file}.part")
+        held = run_alone(shards.download(0, asyncio.Semaphore(4), lambda: True))
+        assert held is not None
+        assert os.pread(held.descriptor, SIZE + 1, 0) == objects["data-000000.tar"]
+        held.close()
+        assert 1 <= server.gets["data-000000.tar"] <= 3, "parts that were written are not fetched again"
+
+
+def _read_all(url: str, folder: str, described_shards: list[Shard], start: float) -> None:
+    shards = RemoteShards(ObjectStore(url), described_shards, CacheFolder(folder))
+    time.sleep(max(0.0, start - time.time()))
+    for number in range(len(described_shards)):
+        assert _native.crc32c(fetch(shards, number)) == described_shards[number].crc32c
+
+
+def test_processes_that_share_a_cache_fetch_each_shard_once(objects: dict[str, bytes], tmp_path: Path) -> None:
+    with ObjectServer(objects, lambda method, *_: "slow") as server:
+        context = multiprocessing.get_context("spawn")
+        arguments = (server.url, str(tmp_path / "cache"), described(objects), time.time() + 3)
+        processes = [context.Process(target=_read_all, args=arguments) for _ in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0]
+        assert set(server.gets.values()) == {1}
+
+
+# --- the folder ---------------------------------------------------------------------------------------------------
+
+
+def put(cache: CacheFolder, shard: CachedShard, data: bytes) -> None:
+    part = cache.begin(shard)
+    assert part is not None and cache.reserve(part, len(data))
+    os.pwrite(part.descriptor, data, 0)
+    held = cache.finish(shard, part)
+    assert held is not None
+    held.close()
+
+
+def test_the_least_recently_used_shard_that_nobody_holds_goes(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "cache", 3500)
+    shards = [CachedShard(f"s3://bucket/{number}.tar", 1000, number) for number in range(5)]
+    for number, shard in enumerate(shards[:3]):
+        put(cache, shard, bytes(1000))
+        os.utime(cache.path_of(shard), (number, number))
+    held = cache.hold(shards[0])
+    assert held is not None
+    os.utime(cache.path_of(shards[0]), (0, 0))
+    put(cache, shards[3], bytes(1000))
+    assert cache.hold(shards[1]) is None, "the oldest that is not held"
+    assert cache.path_of(shards[0]).exists() and cache.held_bytes() == 3000
+    others = [cache.hold(shards[2]), cache.hold(shards[3])]
+    part = cache.begin(shards[4])
+    assert part is not None
+    assert not cache.reserve(part, 1000), "everything else is held"
+    assert cache.reserve(part, 1000, beyond=True)
+    cache.discard(shards[4], part)
+    for one in (held, *others):
+        assert one is not None
+        one.close()
+
+
+def test_only_files_of_penstock_are_deleted(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "cache", 1000)
+    put(cache, CachedShard("s3://bucket/0.tar", 900, 0), bytes(900))
+    (tmp_path / "cache" / "notes.txt").write_text("mine")
+    (tmp_path / "cache" / "x.shard").write_bytes(bytes(5000))
+    put(cache, CachedShard("s3://bucket/1.tar", 900, 1), bytes(900))
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if "tar" not in path.name) == [
+        "notes.txt",
+        "penstock-shards",
+        "x.shard",
+    ]
+    assert cache.held_bytes() == 900
+
+
+def test_symbolic_links_are_refused_and_what_they_lead_to_is_kept(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "cache", 1000)
+    shard = CachedShard("s3://bucket/0.tar", 900, 0)
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(900))
+    for ending in ("shard", "part"):
+        (tmp_path / "cache" / f"{shard.file}.{ending}").symlink_to(victim)
+    with pytest.raises(UnsafeCache, match="is a symbolic link"):
+        cache.hold(shard)
+    with pytest.raises(UnsafeCache, match="is a symbolic link"):
+        cache.begin(shard)
+    put(cache, CachedShard("s3://bucket/1.tar", 900, 1), bytes(900))
+    assert victim.read_bytes() == bytes(900)
+
+
+def test_folders_that_others_can_write_to_or_that_hold_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UnsafeCache, match=r"other users can write into the cache folder .*/open \(drwxrwxrwx\)"):
+        CacheFolder(tmp_path / "open")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(UnsafeCache, match="holds files that Penstock did not write"):
+        CacheFolder(tmp_path / "full")
+    assert os.listdir(tmp_path / "full") == ["thesis.txt"]
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(UnsafeCache, match="belongs to user"):
+        CacheFolder(tmp_path / "theirs")
+
+
+def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CacheFolder(tmp_path / "cache", 1 << 30)
+    put(cache, CachedShard("s3://bucket/0.tar", 900, 0), bytes(900))
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    part = cache.begin(CachedShard("s3://bucket/1.tar", 900, 1))
+    assert part is not None
+    assert not cache.reserve(part, 900), "ahead of need: what is there serves on"
+    with pytest.raises(CacheFull, match=r"a shard of 0.0 MiB is needed now, and at least .* more are missing"):
+        cache.reserve(part, 900, beyond=True)
+    part.close()
+
+
+def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "cache")
+    shard = CachedShard("s3://bucket/0.tar", 10, 0)
+    put(cache, shard, bytes(10))
+    held = cache.hold(shard)
+    assert held is not None
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if held.descriptor == -1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert held.descriptor >= 0
+    held.close()
+
+
+# --- the shards of a pass -----------------------------------------------------------------------------------------
+
+
+def test_a_stage_fetches_ahead_in_the_order_of_need_and_lets_go(objects: dict[str, bytes], tmp_path: Path) -> None:
+    batches = [(number // 4, min(number // 4 + 1, 5)) for number in range(24)]
+    with ObjectServer(objects) as server:
+        shards = remote(server, tmp_path / "cache", limit=4 * SIZE + 10_000)
+        stage = ShardStage(shards, iter(batches))
+        for batch in batches:
+            ticket = stage.ticket(batch)
+            assert ticket.wait(30)
+            for number in batch:
+                assert Path(shards.path(number)).read_bytes() == objects[f"data-{number:06d}.tar"]
+            assert shards.cache.held_bytes() <= 4 * SIZE + 10_000
+            ticket.release()
+        stage.close()
+        assert set(server.gets.values()) == {1}
+        assert sum(server.gets.values()) == 6
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+
+
+def test_a_stage_without_a_known_order_fetches_what_tickets_need(objects: dict[str, bytes], tmp_path: Path) -> None:
+    with ObjectServer(objects) as server:
+        shards = remote(server, tmp_path / "cache", limit=SIZE + 10_000)
+        stage = ShardStage(shards)
+        for number in (3, 1, 3, 0):
+            ticket = stage.ticket([number])
+            assert ticket.wait(30) and ticket.ready()
+            ticket.release()
+        both = stage.ticket([4, 5])  # more than the limit, which somebody waits for
+        assert both.wait(30)
+        both.release()
+        stage.close()
+        stage.close()
+
+
+def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
+    objects: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
+    with ObjectServer(objects, lambda method, name, number: "500") as server:
+        shards = remote(server, tmp_path / "cache")
+        stage = ShardStage(shards)
+        ticket = stage.ticket([0])
+        with pytest.raises(StorageError, match="data-000000"):
+            ticket.wait(30)
+        ticket.release()
+        server.faults = lambda *_: ""
+        second = stage.ticket([0])
+        assert second.wait(30)
+        second.release()
+        stage.close()
+
+
+def test_close_ends_downloads_that_hang(objects: dict[str, bytes], tmp_path: Path) -> None:
+    with ObjectServer(objects, lambda method, name, number: "hang" if method == "GET" else "") as server:
+        stage = ShardStage(remote(server, tmp_path / "cache"), iter([(0,), (1,)]))
+        ticket = stage.ticket([0])
+        assert not ticket.wait(0.3)
+        begun = time.monotonic()
+        stage.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "penstock-download"]
+        assert time.monotonic() - begun < 4
+        assert not ticket.wait(10)
+        ticket.release()
+
+
+def test_urls_are_told_from_paths() -> None:
+    assert is_url("s3://bucket/prefix") and is_url("https://host/x") and is_url("file:///tmp")
+    assert not is_url("/data/x") and not is_url("data") and not is_url(Path("/x")) and not is_url("c://x")
