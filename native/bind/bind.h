@@ -21,5 +21,6 @@ void bind_collate(nanobind::module_& m);
 void bind_torch_load(nanobind::module_& m);
 void bind_numpy_load(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
+void bind_cache(nanobind::module_& m);
 
 }  // namespace penstock

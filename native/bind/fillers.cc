@@ -163,7 +163,9 @@ void bind_fillers(nb::module_& m) {
   m.def("address", [](const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
     return reinterpret_cast<std::uintptr_t>(array.data());
   }, nb::arg("array").noconvert());
-  nb::class_<Filler>(m, "Filler");
+  nb::class_<Filler>(m, "Filler")
+      .def("cached", [](const Filler& filler, std::shared_ptr<SampleCache> cache) { return filler.cached(std::move(cache)); },
+           nb::arg("cache"));
   nb::class_<OwnedGather, Filler>(m, "GatherFiller")
       .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
   nb::class_<OwnedColumn, Filler>(m, "ColumnFiller")

@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
   // A loader that a program holds at its end is no leak that its user should read about.
   nanobind::set_leak_warnings(false);
   penstock::bind_files(m);
+  penstock::bind_cache(m);
   penstock::bind_jpeg(m);
   penstock::bind_image(m);
   penstock::bind_mapping(m);

@@ -55,14 +55,18 @@ struct Picture {
 // Encoded images by name; without a table of its own, names come with each batch.
 class ImageFileFiller final : public Filler {
  public:
-  ImageFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels)
-      : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels) {}
+  ImageFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels,
+                  std::shared_ptr<const SampleCache> cache = nullptr)
+      : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels), cache_(std::move(cache)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   Outcome fill_from_pixels(const SampleKey&, const DecodedImage&, const TensorSpec&, std::uint8_t*, TensorSpec&,
                            Scratch&) const noexcept override;
   [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept override {
-    return table_ ? FileLocation{table_.get(), key.local} : FileLocation{paths, key.place};
+    return {table_ ? table_.get() : paths, table_ ? key.local : key.place, cache_.get(), key.local};
+  }
+  [[nodiscard]] std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const override {
+    return std::make_shared<ImageFileFiller>(table_, recipe_, max_pixels_, std::move(cache));
   }
   // The same sample outside of a batch; `picture` owns its pixels.
   Outcome read(const SampleKey&, const FileTable*, Picture& picture, Scratch&) const noexcept;
@@ -74,6 +78,7 @@ class ImageFileFiller final : public Filler {
   std::shared_ptr<const FileTable> table_;
   std::shared_ptr<const Recipe> recipe_;
   std::uint64_t max_pixels_;
+  std::shared_ptr<const SampleCache> cache_;
 };
 
 // Decoded images in memory: count images of height x width x channels, uint8, one after the other; in each the

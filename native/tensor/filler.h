@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "files/cache_tier.h"
 #include "files/file_table.h"
 #include "files/guarded.h"
 #include "files/outcome.h"
@@ -71,8 +72,9 @@ class Scratch {
     return static_cast<Part&>(*parts_.back().second);
   }
 
-  // The file of a sample. No table, or an index past its end, is io_error(ERANGE).
-  [[nodiscard]] Outcome open(const FileLocation& where, SampleFile& file) const noexcept;
+  // The file of a sample, or what a cache has of it, until the next call. No table, or an index past its end, is
+  // io_error(ERANGE).
+  [[nodiscard]] Outcome open(const FileLocation& where, SampleFile& file) noexcept;
 
   // Gives memory back where the parts hold over kKeptBytes, so that one huge image does not cost its memory for the
   // rest of the pass. To be called when no sample is in work.
@@ -86,6 +88,7 @@ class Scratch {
 
  private:
   std::vector<std::pair<const std::type_info*, std::unique_ptr<ScratchPart>>> parts_;
+  std::vector<std::uint8_t> cached_;  // the bytes of a sample that a cache has
 };
 
 class Filler {
@@ -110,6 +113,12 @@ class Filler {
   [[nodiscard]] virtual FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept {
     static_cast<void>(key), static_cast<void>(paths);
     return {};
+  }
+
+  // The same filler of files whose bytes a cache keeps, by SampleKey::local; null where samples are no files.
+  [[nodiscard]] virtual std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const {
+    static_cast<void>(cache);
+    return nullptr;
   }
 
   // The processor may fetch what fill() will read next; a hint without effect on results.

@@ -31,7 +31,7 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const Ten
                                TensorSpec& got, Scratch& scratch) const noexcept {
   try {
     SampleFile file;
-    if (const Outcome opened = scratch.open({table_.get(), key.local}, file); !opened.ok()) return opened;
+    if (const Outcome opened = scratch.open(locate(key, nullptr), file); !opened.ok()) return opened;
     scratch.clock.lap(Stage::open);
     return scratch.part<TensorScratch>().reader.read(file, table_->name(key.local).size(), want, row, got);
   } catch (const std::bad_alloc&) {

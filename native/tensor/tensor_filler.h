@@ -41,15 +41,20 @@ struct TensorScratch final : ScratchPart {
 // Tensor files by name (.pt, .npy).
 class TensorFileFiller final : public Filler {
  public:
-  explicit TensorFileFiller(std::shared_ptr<const FileTable> table) : table_(std::move(table)) {}
+  explicit TensorFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const SampleCache> cache = nullptr)
+      : table_(std::move(table)), cache_(std::move(cache)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable*) const noexcept override {
-    return {table_.get(), key.local};
+    return {table_.get(), key.local, cache_.get(), key.local};
+  }
+  [[nodiscard]] std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const override {
+    return std::make_shared<TensorFileFiller>(table_, std::move(cache));
   }
 
  private:
   std::shared_ptr<const FileTable> table_;
+  std::shared_ptr<const SampleCache> cache_;
 };
 
 }  // namespace penstock

@@ -37,6 +37,38 @@ class PathTable(FileTable):
     def refresh(self) -> None:
         """Notice that the root folder was replaced by another of the same name."""
 
+class CacheTier:
+    """The bytes of samples, kept in a file until it is full; shared by all processes that have its two files open.
+
+    Args:
+        index: descriptor of a file of index_bytes(samples) bytes, all zero when it is new; open to read and write.
+        data: descriptor of the file of the bytes, open to read and write.
+        samples: how many the dataset has.
+        limit: the most bytes of the data file that this process uses.
+
+    Raises:
+        ValueError: the index is not one of so many samples.
+    """
+
+    def __init__(self, index: int, data: int, samples: int, limit: int) -> None: ...
+    @staticmethod
+    def in_memory(samples: int, limit: int) -> CacheTier:
+        """Return a tier in memory that no file system names."""
+
+    @staticmethod
+    def index_bytes(samples: int) -> int:
+        """Return the size of an index."""
+
+    def counts(self) -> tuple[int, int, int, int, int, int]:
+        """Return samples and bytes that all processes kept, the limit, hits, dropped samples, and errno of a write."""
+
+class SampleCache:
+    """Tiers of one dataset's cache, the nearest first."""
+
+    def __init__(self, tiers: list[CacheTier]) -> None: ...
+    def find(self, sample: int, name: bytes) -> bytes | None:
+        """Return the bytes of a sample, None where no tier has them."""
+
 def first_bad_name(names: Buffer) -> int | None:
     """Return the index of the first name that is empty, absolute or has a component '..'."""
 
@@ -220,6 +252,9 @@ def address(array: NDArray[Any]) -> int:
 
 class Filler:
     """Fills one row of a batch with one sample. Immutable."""
+
+    def cached(self, cache: SampleCache) -> Filler | None:
+        """Return the same filler of files whose bytes a cache keeps; None where samples are no files."""
 
 class GatherFiller(Filler):
     def __init__(self, rows: NDArray[np.uint8] | torch.Tensor, spec: Spec) -> None: ...

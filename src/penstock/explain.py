@@ -52,6 +52,8 @@ class Explained:
         for step in () if plan.assisted is None else plan.assisted.steps:
             yield f"{step.who:<8} {step.what}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
+        if self.executors.caches is not None:
+            yield "cache    nothing is kept: Python reads the files"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)
@@ -74,6 +76,9 @@ class Explained:
         pinned = can_pin(settings, sends=self.sends)
         memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
         yield f"buffers  {memory}"
+        if (caches := self.executors.caches) is not None:
+            files = any(leaf.files is not None for leaf in plan.leaves)
+            yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
         yield from _so_far(stats)
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):

@@ -35,6 +35,7 @@ from penstock.state.quarantine import Replace
 from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import DeviceWaits, Stats
+from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.arguments import check_numbers, naming_empty
 from penstock.system.cpus import usable_cpus
 from penstock.system.warn_user import warn_user
@@ -82,6 +83,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             torch's loader.
         ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
             which step two runs parted. "{rank}" in the path is the rank's number.
+        cache: where the bytes of recognised files are kept, so that later epochs do not read them from slow storage:
+            memory of this process ("8GiB"), a folder that processes of this user share and later runs find
+            ("/dev/shm/penstock"), a folder with its limit (("/nvme/penstock", "500GiB")), or a list of these, in order.
+            What is read first is kept until a tier is full; nothing is evicted. stats().cache says what came from it.
         snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
             state is that of the batch that was handed out last, at every step.
 
@@ -132,6 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         device: Device | Feed | None = None,
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
+        cache: CacheOption = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
@@ -150,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         method = method_of(worker_method)
         self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
-        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        self.worker_method, self.cache, self.snapshot_every_n_steps = worker_method, cache, snapshot_every_n_steps
         register = register_of(on_error, dataset)
         if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
@@ -160,8 +166,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch=prefetch_factor is not None,
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
+            caches=caches_of(cache),
         )
-        self._executors = Executors(register, SeedWarnings())
+        self._executors = Executors(register, SeedWarnings(), self._given.caches)
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
         self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._plan: Plan = plan(
@@ -221,7 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         feed = feed_of(self.device)
         target = self._device_feed.begin(feed)
         sends = target is not None and target.sends
-        self._plan = planned(self._settings(), raw=sends)
+        self._plan = planned(self._settings(), raw=sends, begins=True)
         self._choose_workers()
         settings = self._settings()
         progress = self._checkpoint.next_progress(settings)

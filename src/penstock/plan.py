@@ -21,10 +21,12 @@ from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
+from penstock.sources.cached import cached
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.sources.source import NativeSource
 from penstock.sources.tree import LeafNumbers, Node, build
+from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
 
 
@@ -167,6 +169,7 @@ def plan(
     worker_init_fn: object,
     processes: bool = False,
     raw: bool = False,
+    caches: Caches | None = None,
 ) -> Plan:
     """Decide who reads a dataset.
 
@@ -177,6 +180,9 @@ def plan(
         worker_init_fn: None for the native core, which has no worker process to call it in.
         processes: worker processes were asked for by name.
         raw: images stay pixels where a NativePlan has their table, for a device to convert.
+        caches: keep the bytes of files.
+
+    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
     refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
     if refusal is None and processes:
@@ -187,11 +193,13 @@ def plan(
     if isinstance(tree, Refusal):
         return PythonPlan(tree, assist(dataset))
     root, leaves = tree
+    if caches is not None:
+        leaves = cached(leaves, caches)
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
 
     def replan() -> Plan:
-        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        return plan(dataset, batched=batched, processes=processes, raw=raw, **functions)
+        functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+        return plan(dataset, batched=batched, processes=processes, raw=raw, caches=caches, **functions)
 
     return NativePlan(dataset, root, tuple(leaves), program, replan)
 

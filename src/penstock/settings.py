@@ -60,6 +60,8 @@ class Given:
     """Of worker_method=."""
     seeded: torch.Generator | None
     """What torch's own samplers and iterators draw from, where the loader has a seed."""
+    caches: Any = None
+    """Of cache=: storage.tiers.Caches, or None."""
     workers: int | None = None
     """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the last
     word."""
@@ -100,6 +102,7 @@ class Settings:
     own_order: bool
     prefetch_given: bool
     seeded: torch.Generator | None
+    caches: Any
     workers_chosen: bool
     """num_workers= was not given, and no program has set it since."""
 
@@ -135,6 +138,7 @@ def settings_of(loader: Any, given: Given) -> Settings:
         own_order=given.own_order,
         prefetch_given=given.prefetch,
         seeded=given.seeded,
+        caches=given.caches,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
     )
 

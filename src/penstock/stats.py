@@ -16,6 +16,24 @@ from penstock.observe import Delivery, Meter, Observer, StageTime
 
 
 @dataclass(frozen=True)
+class TierCounts:
+    """What a tier keeps, and what came from it."""
+
+    samples: int
+    """Samples that it keeps, of all datasets of the loader; all processes that share it have put them there."""
+    bytes: int
+    """Bytes that they take."""
+    limit: int
+    """The most bytes that it may take."""
+    hits: int
+    """Samples of this process that came from it."""
+    dropped: int
+    """Samples that were read from their files anew, as what it had was damaged or of another file."""
+    error: str | None
+    """Why this process keeps no more samples in it, where a write failed; None: no write did."""
+
+
+@dataclass(frozen=True)
 class Stats:
     """A snapshot of a loader's counters, over all of its epochs."""
 
@@ -43,6 +61,8 @@ class Stats:
     """Calls of costly functions by a dataset's own code, by the function's public name: how many the native core
     answered, and how many it left to the original function, by reason. "torchvision transforms" counts images; one
     whose transforms are done natively in part counts as answered and under what was not."""
+    cache: dict[str, TierCounts]
+    """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one."""
 
 
 class Counters(Observer):
@@ -72,11 +92,11 @@ class Counters(Observer):
         with self._lock:
             self._wait_seconds += seconds
 
-    def snapshot(self, buffers: tuple[int, int, int]) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers."""
+    def snapshot(self, buffers: tuple[int, int, int], cache: dict[str, TierCounts]) -> Stats:
+        """Return the counters as they are, with the given (lent, free, created) buffers and tiers."""
         with self._lock:
             counted = (self._batches, self._samples, self._wait_seconds, dict(self._read_by_python))
-        return Stats(*counted, *buffers, self.meter.stages(), self.meter.calls.counts())
+        return Stats(*counted, *buffers, self.meter.stages(), self.meter.calls.counts(), cache)
 
 
 class DeviceWaits(Observer):

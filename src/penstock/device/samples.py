@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.device.structure import leaves, map_leaves
-from penstock.system.cgroup import memory as group_memory
+from penstock.system.host_memory import available_bytes
 
 
 class Samples:
@@ -34,7 +33,7 @@ class Samples:
         """Return a batch of that many samples in memory of its own. Raises MemoryError and the allocators' errors."""
         counted = [leaf for leaf in leaves(self._batch, self._is_column) if self._is_cut(leaf)]
         needed = sum(_host_bytes(leaf) for leaf in counted) * number // self.number
-        available = _host_available()
+        available = available_bytes()
         if needed > available:
             raise MemoryError(
                 f"{number} samples take {needed / 1e9:.1f} GB of host memory, of which {available / 1e9:.1f} GB is "
@@ -106,18 +105,6 @@ def _host_bytes(leaf: Any) -> int:
     if isinstance(leaf, torch.Tensor):
         return leaf.numel() * leaf.element_size() if leaf.device.type == "cpu" else 0
     return leaf.nbytes if isinstance(leaf, np.ndarray) else 8 * len(leaf)  # pointers
-
-
-def _host_available() -> int:
-    """Return how many bytes of host memory this process may still take, about."""
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        pass  # as much as there is, then
-    limit = group_memory().limit  # what is in use of it may be cache that gives way
-    return available if limit is None else min(available, limit)
 
 
 def _repeated(leaf: Any, number: int) -> Any:

@@ -34,6 +34,7 @@ from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
+from penstock.storage.tiers import Caches
 from penstock.system.cpus import usable_cpus
 from penstock.system.warn_user import warn_user
 
@@ -47,11 +48,13 @@ class Executors:
     Args:
         register: what is known of bad samples; None: their errors are raised.
         reach: warns of draws that the seed does not reach.
+        caches: of cache=; None: the loader has none.
     """
 
-    def __init__(self, register: Register | None, reach: SeedWarnings) -> None:
+    def __init__(self, register: Register | None, reach: SeedWarnings, caches: Caches | None = None) -> None:
         self.register = register
         self.reach = reach
+        self.caches = caches
         self.counters = Counters()
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
@@ -63,13 +66,14 @@ class Executors:
 
     def copied(self) -> Executors:
         """Return what a copy of the loader has."""
-        twin = Executors(self.register, self.reach)
+        twin = Executors(self.register, self.reach, self.caches)
         twin._choice, twin._draws = self._choice, self._draws
         return twin
 
     def stats(self) -> Stats:
         """Return the counters of all passes so far."""
-        return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts())
+        cache = {} if self.caches is None else self.caches.counts()
+        return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts(), cache)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
@@ -248,8 +252,11 @@ class Executors:
         return fetcher(settings, self.substitutes(settings), here=here)(read=chosen.assisted)
 
 
-def planned(settings: Settings, *, raw: bool = False) -> Plan:
-    """Return the plan for a loader's dataset as it is now. raw: images stay pixels for a device to convert."""
+def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:
+    """Return the plan for a loader's dataset as it is now.
+
+    raw: images stay pixels for a device to convert. begins: of a pass that begins, which fills the loader's caches.
+    """
     return plan(
         settings.dataset,
         batched=settings.batched,
@@ -257,6 +264,7 @@ def planned(settings: Settings, *, raw: bool = False) -> Plan:
         worker_init_fn=settings.worker_init_fn,
         processes=settings.method is Method.PROCESS,
         raw=raw,
+        caches=settings.caches if begins else None,
     )
 
 

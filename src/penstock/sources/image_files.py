@@ -24,20 +24,20 @@ from penstock.sources.source import Field, NativeSource, label_step
 from penstock.system.words import counted
 
 
-def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
+def native_images(dataset: Any, raw: bool, names: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
     """Return how the native core reads a folder of images, or why it cannot.
 
     Args:
         dataset: the folder.
         raw: images stay pixels, where a recipe allows it.
-        files: the table of the folder's files; None: `paths` names the files of each batch.
+        names: the table of the folder's files; None: `paths` names the files of each batch.
         own: the further attributes of the NativeSource.
     """
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
     return NativeSource(
-        fields=(Field(_native.ImageFileFiller(files, recipe.native, max_pixels()), spec_of(recipe)),),
+        fields=(Field(_native.ImageFileFiller(names, recipe.native, max_pixels()), spec_of(recipe)),),
         steps=(_read_step(dataset, " natively"), *recipe.steps, label_step(dataset.target_transform)),
         apply=lambda position: dataset[position][0],
         table=recipe.table,

@@ -20,7 +20,7 @@ from penstock.sources.labels import transformed
 from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.scan_cache import Scan, scan
-from penstock.sources.source import NativeSource, Source
+from penstock.sources.source import NativeSource, SampleFiles, Source
 from penstock.system.words import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
@@ -221,6 +221,10 @@ class ImageFolderSource(Source):
             size=len(dataset),
             identify=self.name,
             rescue=lambda position: np.asarray(dataset.read(position)),
+            files=SampleFiles(
+                dataset.paths.name,
+                lambda file, position: np.asarray(read_image(file, dataset.samples[position][0])),
+            ),
             labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
             still=transformed_as_now(dataset, "paths", "labels"),
         )

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,15 @@ Rescued = NDArray[np.uint8] | torch.Tensor
 
 #: Attributes under which datasets hold the IDs of their samples: Penstock's, and those of the well-known tutorial.
 _ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
+
+
+class SampleFiles(NamedTuple):
+    """Samples that are files, whose bytes a cache may keep."""
+
+    name: Callable[[int], bytes]
+    """Returns a file's name, as the native core knows it."""
+    read: Callable[[BinaryIO, int], Rescued]
+    """Reads the first field of one sample in Python from its open file, which it closes."""
 
 
 class Field(NamedTuple):
@@ -93,6 +102,8 @@ class NativeSource:
     """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
     recipe: Recipe | None = None
     """What is done to each image; None: the first field is no image."""
+    files: SampleFiles | None = None
+    """The files that the first field is made of; None: it is made of no files, or of parts of some."""
     image_files: bool = False
     """Whether the first field is made of an image file of the sample's own, which `identify` names."""
     held: InMemory | None = None

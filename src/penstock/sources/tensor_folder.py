@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from penstock.sources.listing import label_values
 from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step
 from penstock.system.words import counted
 
 
@@ -160,8 +160,10 @@ class TensorFolder(Dataset[Any]):
 
     def read(self, position: int) -> torch.Tensor:
         """Return the tensor at a position, read by torch.load or numpy. Raises SampleError."""
-        name = self.ids[position]
-        return read_tensor(open_sample(self.paths, position, name), name, self.path(position))
+        return self._read(open_sample(self.paths, position, self.ids[position]), position)
+
+    def _read(self, file: BinaryIO, position: int) -> torch.Tensor:
+        return read_tensor(file, self.ids[position], self.path(position))
 
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
@@ -238,6 +240,7 @@ class TensorFolderSource(Source):
             steps=(_read_step(dataset), *(() if held is None else (label_step(dataset.target_transform),))),
             identify=self.name,
             rescue=dataset.read,
+            files=SampleFiles(dataset.paths.name, dataset._read),
             apply=dataset.read,
             pair=held is not None,
             labels=None if held is None else labels,

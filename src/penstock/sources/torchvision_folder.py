@@ -17,7 +17,7 @@ from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.premises import all_of
 from penstock.sources.reading import open_path, read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import NativeSource, Source
+from penstock.sources.source import NativeSource, SampleFiles, Source
 
 
 class TorchvisionFolderSource(Source):
@@ -49,6 +49,10 @@ class TorchvisionFolderSource(Source):
             size=size,
             identify=lambda position: (samples[position][0],) * 2,
             rescue=lambda position: np.asarray(read_image(open_path(samples[position][0]), samples[position][0])),
+            files=SampleFiles(
+                lambda position: os.fsencode(samples[position][0]),
+                lambda file, position: np.asarray(read_image(file, samples[position][0])),
+            ),
             labels=labels,
             paths=paths,
             still=all_of(

@@ -1,0 +1,94 @@
+// Tiers of a cache: the bytes of samples, kept nearer than their files: in memory, or in a folder of a faster disk.
+//
+// A tier keeps what comes first until it is full, and evicts nothing: every epoch reads each sample once, so that a fixed
+// share of them is the best that can be kept. It consists of two files: an index with one entry a sample, which each
+// process maps, and the bytes of one sample behind those of another. An entry becomes visible when its bytes are written.
+//
+// Threads: any number of threads, of any number of processes, may call find() and keep() of tiers over the same files at
+// once. Memory: a CacheTier owns its descriptors and its mapping; a SampleCache shares its tiers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "files/file_table.h"
+#include "files/outcome.h"
+#include "files/sample_file.h"
+#include "files/unique_fd.h"
+
+namespace penstock {
+
+class CacheTier {
+ public:
+  // `index`: a file of index_bytes(samples) bytes, all zero when it is new; `data`: the file of the bytes, of which at
+  // most `limit` are used. Both are open for reading and writing. Throws std::invalid_argument where the index is not
+  // that of so many samples, and std::system_error.
+  CacheTier(UniqueFd index, UniqueFd data, std::uint64_t samples, std::uint64_t limit);
+  ~CacheTier();
+  CacheTier(const CacheTier&) = delete;
+  CacheTier& operator=(const CacheTier&) = delete;
+
+  // A tier in memory that no file system names. Throws as the constructor does.
+  [[nodiscard]] static std::shared_ptr<CacheTier> in_memory(std::uint64_t samples, std::uint64_t limit);
+
+  // The size of an index. Throws std::invalid_argument for more samples than a file can hold.
+  [[nodiscard]] static std::uint64_t index_bytes(std::uint64_t samples);
+
+  // Reads a sample's bytes into `buffer`, which only grows, and compares the CRC-32C of its name and of them; `bytes` is
+  // the part that they fill. False where the tier does not have them. Bytes that are damaged, or of a file of another
+  // name, are counted and forgotten. Throws std::bad_alloc.
+  [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
+                          std::span<const std::uint8_t>& bytes);
+
+  // Keeps a sample's bytes. False where there is no space for them.
+  bool keep(std::uint64_t sample, std::string_view name, std::span<const std::uint8_t> bytes) noexcept;
+
+  // Whether so many bytes more have space, as far as is known.
+  [[nodiscard]] bool has_space(std::uint64_t bytes) const noexcept;
+
+  struct Counts {
+    std::uint64_t samples, bytes, limit;  // kept by all processes; the limit of this one
+    std::uint64_t hits, dropped;          // of this process
+    int error;                            // why this process writes no more: errno, 0 where it does
+  };
+  [[nodiscard]] Counts counts() const noexcept;
+
+ private:
+  struct Header;
+  struct Entry;
+
+  [[nodiscard]] Entry* entry(std::uint64_t sample) const noexcept;
+  [[nodiscard]] bool reserve(std::uint64_t bytes, std::uint64_t& offset) noexcept;
+
+  const UniqueFd data_;
+  const std::uint64_t samples_, limit_;
+  void* map_ = nullptr;
+  std::uint64_t map_bytes_ = 0;
+  std::atomic<std::uint64_t> hits_{0}, dropped_{0};
+  std::atomic<int> error_{0};
+};
+
+// Several tiers, the nearest first.
+class SampleCache {
+ public:
+  explicit SampleCache(std::vector<std::shared_ptr<CacheTier>> tiers) : tiers_(std::move(tiers)) {}
+
+  // The bytes of file `index` of a table, which is sample `sample` of the cache: those of a tier, else those of the
+  // file, kept where a tier has space. `file` borrows `buffer` until it is used for another sample.
+  [[nodiscard]] Outcome open(std::uint64_t sample, const FileTable& table, std::size_t index,
+                             std::vector<std::uint8_t>& buffer, SampleFile& file) const;
+
+  // The bytes that a tier has. Throws std::bad_alloc.
+  [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
+                          std::span<const std::uint8_t>& bytes) const;
+
+ private:
+  const std::vector<std::shared_ptr<CacheTier>> tiers_;
+};
+
+}  // namespace penstock

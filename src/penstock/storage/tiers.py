@@ -1,0 +1,236 @@
+"""cache=: tiers that keep the bytes of samples nearer than their files, in memory or in folders of faster disks.
+
+A tier is filled by the samples that are read first, and evicts nothing: every epoch reads each sample once, so that a
+fixed share of them is the best that can be kept. Processes of one user share the tiers of a folder, which outlive them;
+a tier in memory belongs to one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import penstock._native as _native
+from penstock.errors import InvalidOption, StorageError
+from penstock.stats import TierCounts
+from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.system.host_memory import available_bytes
+from penstock.system.words import bytes_in, counted, size_of
+
+CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
+
+_MARKER = "penstock-cache"
+_MARKED = b"Penstock keeps the bytes of samples here. No loader needs them: the folder may be deleted at any time.\n"
+#: The share of a file system, and of memory, that a tier leaves to others where no limit is given.
+_LEFT = 0.05
+_LEFT_OF_MEMORY = 0.2
+#: Files whose sizes and times are part of a dataset's key, evenly spread over it.
+_LOOKED_AT = 64
+_LOOKING_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where samples are kept."""
+
+    folder: Path | None
+    """None: in the memory of this process."""
+    limit: int | None
+    """In bytes; None: what is free, but for a small part."""
+
+    @property
+    def name(self) -> str:
+        return "memory" if self.folder is None else str(self.folder)
+
+
+@dataclass(frozen=True)
+class SampleNames:
+    """What tells one dataset's files from another's, and from what they were."""
+
+    size: int
+    """The number of samples."""
+    paths: tuple[str, ...]
+    """The absolute paths of up to 64 files, evenly spread."""
+
+    @classmethod
+    def of(cls, size: int, path: Any) -> SampleNames:
+        """Return those of a dataset of so many samples, of which path(i) returns the file."""
+        chosen = range(0, size, max(1, -(-size // _LOOKED_AT)))
+        return cls(size, tuple(os.path.abspath(path(index)) for index in chosen))
+
+    def key(self) -> str:
+        """Return a hash over the paths, sizes and times of change of the files: 32 hexadecimal digits."""
+        with ThreadPoolExecutor(_LOOKING_THREADS) as threads:  # a network file system may take milliseconds a file
+            facts = list(threads.map(_facts, self.paths))
+        return hashlib.sha256(json.dumps([1, self.size, self.paths, facts]).encode()).hexdigest()[:32]
+
+
+class Caches:
+    """The caches of a loader's datasets, kept from pass to pass.
+
+    Args:
+        tiers: the nearest first.
+    """
+
+    def __init__(self, tiers: tuple[Tier, ...]) -> None:
+        self.tiers = tiers
+        self._held: dict[str, tuple[_native.SampleCache, list[_native.CacheTier]]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Caches, (self.tiers,)
+
+    def of(self, datasets: Sequence[SampleNames]) -> list[_native.SampleCache]:
+        """Return the cache of each dataset; those of other datasets are let go.
+
+        Raises UnsafeCache, and OSError where a folder cannot be made.
+        """
+        keys = [names.key() for names in datasets]
+        samples = sum(names.size for names in datasets)
+        held = {key: self._held[key] for key in keys if key in self._held}
+        self._held = held  # memory of others is free before more is taken
+        for key, names in zip(keys, datasets, strict=True):
+            if key not in held:
+                tiers = [_open(tier, key, names.size, names.size / max(1, samples)) for tier in self.tiers]
+                held[key] = _native.SampleCache(tiers), tiers
+        return [held[key][0] for key in keys]
+
+    def counts(self) -> dict[str, TierCounts]:
+        """Return what each tier keeps, by its name: "memory", or the folder."""
+        found = {}
+        for number, tier in enumerate(self.tiers):
+            each = [tiers[number].counts() for _, tiers in self._held.values()]
+            kept, taken, limit, hits, dropped = (sum(one[place] for one in each) for place in range(5))
+            errors = [os.strerror(one[5]) for one in each if one[5]]
+            found[tier.name] = TierCounts(kept, taken, limit, hits, dropped, errors[0] if errors else None)
+        return found
+
+    def describe(self) -> str:
+        """Return the tiers, and what is in them by now, as one line."""
+        counts = self.counts()
+        return "; ".join(_words(tier, counts[tier.name]) for tier in self.tiers)
+
+
+def caches_of(option: CacheOption) -> Caches | None:
+    """Return the caches of a cache= argument, None for None. Raises InvalidOption."""
+    if option is None:
+        return None
+    several = isinstance(option, list) or (isinstance(option, tuple) and not _is_limited(option))
+    tiers = tuple(_tier(one) for one in option) if several else (_tier(option),)  # type: ignore[union-attr]
+    if not tiers:
+        raise InvalidOption("cache=[]: it names no tier")
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise InvalidOption(f"cache={option!r}: it names a tier twice")
+    return Caches(tiers)
+
+
+def _is_limited(option: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is a folder with its limit."""
+    return len(option) == 2 and _size(option[0]) is None and _size(option[1]) is not None
+
+
+def _size(option: Any) -> int | None:
+    """Return the bytes that an option names, None where it names none."""
+    if isinstance(option, bool) or not isinstance(option, str | int):
+        return None
+    try:
+        return bytes_in(option)
+    except ValueError:
+        return None
+
+
+def _tier(option: Any) -> Tier:
+    limit = None
+    if isinstance(option, tuple) and _is_limited(option):
+        option, limit = option[0], _size(option[1])
+    size = _size(option)
+    if size is not None and limit is None:
+        if size <= 0:
+            raise InvalidOption(f"cache={option!r}: a tier in memory takes one byte at least")
+        return Tier(None, size)
+    if not isinstance(option, str | os.PathLike) or not os.fspath(option):
+        raise InvalidOption(
+            f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock'), or a folder "
+            "with its limit (('/nvme/penstock', '500GiB'))"
+        )
+    folder = Path(os.path.expanduser(os.fsdecode(option))).absolute()
+    return Tier(folder, limit)
+
+
+def _open(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier:
+    """Open the part of a tier that belongs to one dataset; share: of the tier's memory."""
+    if tier.folder is None:
+        assert tier.limit is not None
+        limit = min(tier.limit, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
+        return _native.CacheTier.in_memory(samples, int(limit * share))
+    folder = open_private_folder(tier.folder, _MARKER, _MARKED)
+    try:
+        index, data = (_own_file(f"{key}.{kind}", folder) for kind in ("index", "data"))
+        try:
+            size = _native.CacheTier.index_bytes(samples)
+            if os.fstat(index).st_size == 0:  # processes that make it at once give it the same size
+                os.truncate(index, size)
+            taken = os.fstat(data).st_blocks * 512
+            limit = taken + _free(folder, tier.folder) if tier.limit is None else tier.limit
+            return _native.CacheTier(index, data, samples, limit)
+        except ValueError as error:
+            raise StorageError(
+                f"{tier.folder / f'{key}.index'} is damaged: it does not have {counted(samples, 'entry', 'entries')}. "
+                f"Delete the cache folder {tier.folder}, which is filled anew"
+            ) from error
+        finally:
+            os.close(index)
+            os.close(data)
+    finally:
+        os.close(folder)
+
+
+def _own_file(name: str, folder: int) -> int:
+    descriptor = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
+    assert descriptor is not None
+    return descriptor
+
+
+def _free(descriptor: int, folder: Path) -> int:
+    """Return how many bytes a tier may take in a folder where no limit is given."""
+    status = os.fstatvfs(descriptor)
+    free = status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * _LEFT)
+    if _in_memory(descriptor):
+        free = min(free, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
+    return max(0, free)
+
+
+def _in_memory(descriptor: int) -> bool:
+    """Return whether a folder lies in memory, as /dev/shm does. Source: proc_pid_mountinfo(5)."""
+    device = os.fstat(descriptor).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+            mounts: Iterable[list[str]] = [line.split() for line in lines]
+    except OSError:
+        return False
+    return any(mount[2] == number and "-" in mount and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
+
+
+def _facts(path: str) -> tuple[int, int]:
+    """Return a file's size and time of change, (-1, -1) of one that is not there."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _words(tier: Tier, counts: TierCounts) -> str:
+    limit = tier.limit if not counts.limit else counts.limit
+    most = "what is free" if limit is None else size_of(limit)
+    text = f"{tier.name}, up to {most}: {counts.samples:,} samples ({size_of(counts.bytes)}), {counts.hits:,} hits"
+    if counts.dropped:
+        text += f", {counts.dropped:,} dropped as damaged or changed"
+    return text if counts.error is None else f"{text}, no more after an error ({counts.error})"

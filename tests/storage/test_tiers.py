@@ -1,0 +1,406 @@
+"""cache=: the same batches from tiers, which keep samples until they are full, outlive processes, and trust nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import transforms
+
+import penstock
+from penstock import DataLoader, ImageFolder, TensorFolder
+from penstock._native import CacheTier, SampleCache
+from penstock.errors import StorageError, UnsafeCache
+from penstock.storage.tiers import Caches, Tier, caches_of
+from tests.same import assert_same
+from tests.sample_datasets import noise_image, tensor_files
+
+pytestmark = pytest.mark.native
+
+RECIPE = transforms.Compose([transforms.Resize(24), transforms.CenterCrop(20), transforms.ToTensor()])
+
+
+def pictures(root: Path) -> Path:
+    """Write a folder of JPEG and PNG files."""
+    for number in range(14):
+        folder = root / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        noise_image(number, 40 + number, 50).save(folder / f"{number:02}.{'png' if number % 3 == 0 else 'jpg'}")
+    return root
+
+
+def numpy_files(root: Path) -> Path:
+    root.mkdir()
+    for number in range(14):
+        np.save(root / f"{number:02}.npy", np.full((3, 5), number, np.int16))
+    return root
+
+
+def compressed_files(root: Path) -> Path:
+    """Write files that torch.load reads, as the native core reads none of a subclass."""
+    root.mkdir()
+    for number in range(14):
+        torch.save(torch.nn.Parameter(torch.full((3,), float(number))), root / f"{number:02}.pt")
+    return root
+
+
+DATASETS: dict[str, Callable[[Path], Any]] = {
+    "pt": lambda root: TensorFolder(tensor_files(root / "data", 14)),
+    "npy": lambda root: TensorFolder(numpy_files(root / "data"), suffix=".npy"),
+    "read by torch.load": lambda root: TensorFolder(compressed_files(root / "data")),
+    "images": lambda root: ImageFolder(pictures(root / "data"), RECIPE),
+    "torchvision": lambda root: torchvision.datasets.ImageFolder(pictures(root / "data"), RECIPE),
+    "subset": lambda root: Subset(TensorFolder(tensor_files(root / "data", 20)), list(range(3, 17))),
+    "concatenated": lambda root: ConcatDataset(
+        [TensorFolder(tensor_files(root / "data" / name, 7, name=name + "{}")) for name in "ab"]
+    ),
+}
+TIERS: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda root: "8MiB",
+    "folder": lambda root: root / "cache",
+    "limited": lambda root: (root / "cache", "8 MiB"),
+    "both": lambda root: ["1KiB", str(root / "cache")],
+}
+
+
+def spoil(root: Path) -> None:
+    """Exchange the bytes of all files for others, and nothing else that a file system shows."""
+    for path in root.rglob("*.*"):
+        status = path.stat()
+        path.write_bytes(os.urandom(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("name", DATASETS)
+def test_later_epochs_come_from_the_tiers(name: str, tiers: str, workers: int, tmp_path: Path) -> None:
+    dataset = DATASETS[name](tmp_path)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, cache=TIERS[tiers](tmp_path))
+    assert_same(list(loader), wanted)
+    spoil(tmp_path / "data")
+    assert_same(list(loader), wanted)
+    counts = loader.stats().cache
+    assert sum(one.samples for one in counts.values()) == 14
+    assert sum(one.hits for one in counts.values()) >= 14
+    assert all(one.dropped == 0 and one.error is None for one in counts.values())
+
+
+def test_a_tier_that_is_full(tmp_path: Path) -> None:
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 40, (100,)))
+    bytes_each = (tmp_path / "data" / "00.pt").stat().st_size
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=(tmp_path / "cache", 10 * bytes_each + 5))
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    (counts,) = loader.stats().cache.values()
+    assert (counts.samples, counts.bytes, counts.limit) == (10, 10 * bytes_each, 10 * bytes_each + 5)
+    assert "10 samples" in loader.explain()
+
+
+def test_explain_makes_nothing(tmp_path: Path) -> None:
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 4))
+    loader = DataLoader(dataset, cache=tmp_path / "cache", seed=1)
+    assert "cache    " in loader.explain()
+    loader.batch_at(0, 0)
+    repr(loader), len(loader), loader.stats()
+    assert not (tmp_path / "cache").exists()
+    python = DataLoader(list(range(9)), cache=tmp_path / "cache")  # type: ignore[arg-type]
+    assert list(python)
+    assert "nothing is kept: Python reads" in python.explain()
+    arrays = DataLoader(penstock.Arrays(np.zeros((4, 2))), cache="1MiB")
+    assert list(arrays)
+    assert "nothing is kept: the dataset has no files" in arrays.explain()
+
+
+# --- what is not trusted ----------------------------------------------------------------------------------------------
+
+
+def filled(tmp_path: Path) -> tuple[Any, list[Any], Path]:
+    """Return a dataset, its batches, and a folder that has all of its samples."""
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 12, (64,)))
+    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache")
+    return dataset, list(loader), tmp_path / "cache"
+
+
+def only(folder: Path, suffix: str) -> Path:
+    (found,) = folder.glob(f"*.{suffix}")
+    return found
+
+
+def test_damaged_samples_are_read_anew(tmp_path: Path) -> None:
+    dataset, wanted, folder = filled(tmp_path)
+    data = only(folder, "data")
+    content = bytearray(data.read_bytes())
+    for place in (10, len(content) // 2, len(content) - 1):
+        content[place] ^= 1
+    data.write_bytes(content)
+    loader = DataLoader(dataset, batch_size=4, cache=folder)
+    assert_same(list(loader), wanted)
+    (counts,) = loader.stats().cache.values()
+    assert counts.dropped == 3
+    assert_same(list(loader), wanted)
+    assert loader.stats().cache[str(folder)].dropped == 3, "they were kept anew"
+
+
+@pytest.mark.parametrize("left", [0, 100, 5000])
+def test_truncated_data(left: int, tmp_path: Path) -> None:
+    dataset, wanted, folder = filled(tmp_path)
+    os.truncate(only(folder, "data"), left)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=folder)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+
+
+def test_a_damaged_index(tmp_path: Path) -> None:
+    dataset, wanted, folder = filled(tmp_path)
+    index = only(folder, "index")
+    good = index.read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        garbage = bytearray(good)
+        for place in generator.integers(64, len(good), 6):
+            garbage[place] = generator.integers(256)
+        index.write_bytes(garbage)
+        assert_same(list(DataLoader(dataset, batch_size=4, cache=folder)), wanted)
+    for bad in (good[:-1], good + b"x", b"x" * 8 + good[8:], good[:8] + b"y" * 8 + good[16:]):
+        index.write_bytes(bad)
+        with pytest.raises(StorageError, match="is damaged: it does not have 12 entries"):
+            list(DataLoader(dataset, batch_size=4, cache=folder))
+    index.write_bytes(b"")
+    assert_same(list(DataLoader(dataset, batch_size=4, cache=folder)), wanted)
+
+
+def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    dataset, wanted, folder = filled(tmp_path)
+    for number in range(12):
+        torch.save(torch.full((64,), -1.0), tmp_path / "data" / f"{number:02}.pt")
+    assert all(bool((batch == -1).all()) for batch in DataLoader(dataset, batch_size=4, cache=folder))
+    other = TensorFolder(tensor_files(tmp_path / "other", 12, (64,), name="{:02}"))
+    torch.save(torch.full((64,), -2.0), tmp_path / "other" / "05.pt")
+    assert_same(
+        list(DataLoader(other, batch_size=4, cache=folder)), list(torch.utils.data.DataLoader(other, batch_size=4))
+    )
+    assert len(list(folder.glob("*.index"))) == 3
+    assert wanted
+
+
+def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(pictures(tmp_path / "data"), RECIPE)
+    loader = DataLoader(dataset, batch_size=7, cache="1MiB")
+    list(loader)
+    dataset.samples[3], dataset.samples[9] = dataset.samples[9], dataset.samples[3]
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=7)))
+    caches = loader._executors.caches
+    assert caches is not None
+    ((cache, _),) = caches._held.values()
+    name, other = (os.fsencode(dataset.samples[number][0]) for number in (3, 9))
+    assert cache.find(3, name) is not None
+    assert cache.find(3, other) is None, "another file at the same place is no sample of the cache"
+    assert loader.stats().cache["memory"].dropped == 1
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    dataset, _, folder = filled(tmp_path)
+    data = only(folder, "data")
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeCache, match="is a symbolic link"):
+        list(DataLoader(dataset, cache=folder))
+    data.unlink()
+    folder.chmod(0o777)
+    with pytest.raises(UnsafeCache, match="other users can write"):
+        list(DataLoader(dataset, cache=folder))
+    (tmp_path / "full").mkdir(mode=0o700)
+    (tmp_path / "full" / "file").write_text("of somebody's")
+    with pytest.raises(UnsafeCache, match="Penstock did not write"):
+        list(DataLoader(dataset, cache=tmp_path / "full"))
+    assert (tmp_path / "full" / "file").read_text() == "of somebody's"
+    with pytest.raises(NotADirectoryError):
+        list(DataLoader(dataset, cache=tmp_path / "elsewhere"))
+    (tmp_path / "own").mkdir(mode=0o700)
+    list(DataLoader(dataset, cache=tmp_path / "own"))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "own").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    "option", ["", 0, -5, "0GiB", True, 3.5, [], ["8GiB", "4GiB"], [None], b"\0", ("8GiB", "4GiB", "x")]
+)
+def test_options_that_are_no_cache(option: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match="cache="):
+        DataLoader(list(range(3)), cache=option)  # type: ignore[arg-type]
+
+
+def test_options(tmp_path: Path) -> None:
+    def tiers(option: Any) -> tuple[Tier, ...]:
+        found = caches_of(option)
+        assert found is not None
+        return found.tiers
+
+    assert caches_of(None) is None
+    assert tiers("8GiB") == tiers(8 << 30) == (Tier(None, 8 << 30),)
+    assert tiers(["1GB", "/a", ("/b", "2KiB"), ("/c", 5)]) == (
+        Tier(None, 10**9),
+        Tier(Path("/a"), None),
+        Tier(Path("/b"), 2048),
+        Tier(Path("/c"), 5),
+    )
+    assert tiers(("/b", "2KiB")) == (Tier(Path("/b"), 2048),)
+    assert tiers("./8GiB") == (Tier(Path.cwd() / "8GiB", None),)
+    assert tiers("~/x") == (Tier(Path.home() / "x", None),)
+    assert tiers(("1KiB", "/a"))[1] == Tier(Path("/a"), None)
+
+
+# --- one after the other, and at once ---------------------------------------------------------------------------------
+
+READER = """
+import sys
+import torch
+from penstock import DataLoader, TensorFolder
+root, folder = sys.argv[1:]
+loader = DataLoader(TensorFolder(root), batch_size=4, num_workers=2, cache=folder, shuffle=True)
+total = sum(batch.double().sum().item() for batch in loader)
+(counts,) = loader.stats().cache.values()
+print(round(total, 3), counts.samples, counts.hits, counts.dropped)
+"""
+
+
+def read_elsewhere(root: Path, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", READER, str(root), str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    root, folder = tensor_files(tmp_path / "data", 200, (50,), name="{:03}"), tmp_path / "cache"
+    total = round(sum(torch.load(path).double().sum().item() for path in root.iterdir()), 3)
+    processes = [read_elsewhere(root, folder) for _ in range(3)]
+    found = [process.communicate(timeout=100)[0].split() for process in processes]
+    assert {float(words[0]) for words in found} == {total}
+    assert {words[3] for words in found} == {"0"}
+    later = read_elsewhere(root, folder).communicate(timeout=100)[0].split()
+    assert int(later[2]) >= 200 and float(later[0]) == total
+
+
+def test_a_process_that_is_killed(tmp_path: Path) -> None:
+    root, folder = tensor_files(tmp_path / "data", 3000, (4,), name="{:04}"), tmp_path / "cache"
+    for _ in range(4):
+        process = read_elsewhere(root, folder)
+        while process.poll() is None and not list(folder.glob("*.data")):
+            time.sleep(0.002)
+        time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    dataset = TensorFolder(root)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=100))
+    loader = DataLoader(dataset, batch_size=100, cache=folder)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    (counts,) = loader.stats().cache.values()
+    assert counts.dropped == 0
+
+
+def test_copies_and_forks_of_a_loader(tmp_path: Path) -> None:
+    dataset, wanted, folder = filled(tmp_path)
+    loader = DataLoader(dataset, batch_size=4, cache=[folder, "1MiB"])
+    assert_same(list(loader), wanted)
+    twin = pickle.loads(pickle.dumps(loader))
+    assert_same(list(twin), wanted)
+    assert twin.stats().cache[str(folder)].hits >= 12
+    other = loader.with_samples(dataset, batch_size=6)
+    assert len(list(other)) == 2 and other.cache == [folder, "1MiB"]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert_same(list(loader), wanted)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert_same(list(loader), wanted)
+
+
+def test_descriptors_and_memory_are_given_back(tmp_path: Path) -> None:
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
+    list(DataLoader(dataset, cache=["1MiB", tmp_path / "cache"]))  # what is opened once
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        list(DataLoader(dataset, cache=["1MiB", tmp_path / "cache"]))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_errors_of_samples_are_those_of_their_files(tmp_path: Path) -> None:
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
+    (tmp_path / "data" / "02.pt").write_bytes(b"garbage")
+    (tmp_path / "data" / "03.pt").write_bytes(b"")
+    (tmp_path / "data" / "04.pt").unlink()
+    for options in ({}, {"cache": "1MiB"}, {"cache": tmp_path / "cache"}):
+        batches = iter(DataLoader(dataset, num_workers=2, **options))  # type: ignore[arg-type]
+        errors = []
+        for _ in range(6):
+            try:
+                next(batches)
+            except penstock.SampleError as error:
+                errors.append((type(error), str(error)))
+        if not options:
+            wanted = errors
+        assert errors == wanted and len(errors) == 3
+
+
+# --- the tier itself --------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
+    index, data = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT), os.open("/dev/full", os.O_RDWR)
+    os.truncate(index, CacheTier.index_bytes(6))
+    tier = CacheTier(index, data, 6, 1 << 20)
+    os.close(index)
+    os.close(data)
+    caches = Caches((Tier(tmp_path, None),))
+    key = next(iter(_keys(caches, dataset)))
+    caches._held[key] = SampleCache([tier]), [tier]
+    loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
+    loader._given.caches = loader._executors.caches = caches
+    for _ in range(2):
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=2)))
+    assert loader.stats().cache[str(tmp_path)].error == "No space left on device"
+    assert "no more after an error (No space left on device)" in loader.explain()
+
+
+def _keys(caches: Caches, dataset: Any) -> list[str]:
+    loader = DataLoader(dataset, cache="1KiB")
+    list(loader)
+    assert loader._executors.caches is not None
+    return list(loader._executors.caches._held)
+
+
+def test_indices_that_are_refused(tmp_path: Path) -> None:
+    for samples in (1 << 60, (1 << 64) - 1):
+        with pytest.raises(ValueError, match="more samples than an index can hold"):
+            CacheTier.index_bytes(samples)
+    file = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+    try:
+        with pytest.raises(ValueError, match="not one of so many samples"):
+            CacheTier(file, file, 3, 10)
+        folder = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(ValueError, match="not one of so many samples"):
+            CacheTier(folder, file, 3, 10)
+        os.close(folder)
+        with pytest.raises(OSError):
+            CacheTier(-1, file, 3, 10)
+    finally:
+        os.close(file)
+    assert SampleCache([CacheTier.in_memory(3, 10)]).find(7, b"x") is None
