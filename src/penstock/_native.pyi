@@ -20,7 +20,10 @@ DTYPES: Final[tuple[str, ...]]
 
 # --- files -----------------------------------------------------------------------------------------------------
 
-class PathTable:
+class FileTable:
+    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and tables of packed files."""
+
+class PathTable(FileTable):
     """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""
 
     def __init__(self, root: bytes, names: Buffer, suffix: bytes = b"", beneath: bool = False) -> None: ...
@@ -224,10 +227,10 @@ class ImageArrayFiller(Filler):
     def __init__(self, images: NDArray[np.uint8] | torch.Tensor, recipe: Recipe) -> None: ...
 
 class TensorFileFiller(Filler):
-    def __init__(self, paths: PathTable) -> None: ...
+    def __init__(self, paths: FileTable) -> None: ...
 
 class ImageFileFiller(Filler):
-    def __init__(self, paths: PathTable | None, recipe: Recipe, max_pixels: int) -> None: ...
+    def __init__(self, paths: FileTable | None, recipe: Recipe, max_pixels: int) -> None: ...
 
 def read_image(
     filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int
