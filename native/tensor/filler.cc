@@ -9,7 +9,12 @@ std::size_t Scratch::held() const noexcept {
   return bytes;
 }
 
-Outcome Scratch::open(const FileLocation& where, SampleFile& file) const noexcept {
+Outcome Scratch::open(const FileLocation& where, SampleFile& file) noexcept {
+  if (brought) {
+    const std::unique_ptr<BroughtFile> taken = std::move(brought);
+    file = std::move(taken->file);
+    return taken->outcome;
+  }
   if (where.table == nullptr || where.index >= where.table->size()) return Outcome::io_error(ERANGE, "index");
   return where.table->open(where.index, file);
 }
