@@ -4,7 +4,9 @@ import pytest
 
 try:
     from penstock._native_testing import (
+        ReadDepth,
         SampleFile,
+        SlowTable,
         TensorReader,
         crc32_by,
         crc32_ways,
@@ -16,4 +18,15 @@ try:
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
-__all__ = ["SampleFile", "TensorReader", "crc32_by", "crc32_ways", "parse_tensor", "probe", "resize", "resize_needed"]
+__all__ = [
+    "ReadDepth",
+    "SampleFile",
+    "SlowTable",
+    "TensorReader",
+    "crc32_by",
+    "crc32_ways",
+    "parse_tensor",
+    "probe",
+    "resize",
+    "resize_needed",
+]

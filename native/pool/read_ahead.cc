@@ -85,6 +85,7 @@ struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {
   Clock::time_point span_began;
   ReadCounts counts;
   unsigned running = 0;        // threads that have not ended
+  std::size_t idle = 0;        // of these, those that wait for work
   std::uint64_t files = 0;     // whose sizes are known
   std::uint64_t size_sum = 0;  // of these files
   // What workers saw of their samples since readers were last considered.
@@ -129,7 +130,9 @@ void ReadAhead::Shared::run(unsigned reader) {
     }
     Claim mine;
     if (!claim(mine)) {
+      ++idle;
       work.wait(hold);
+      --idle;
       continue;
     }
     hold.unlock();
@@ -258,7 +261,8 @@ void ReadAhead::add(const std::shared_ptr<ReadList>& list) {
   const std::lock_guard hold(shared.lock);
   while (!shared.lists.empty() && shared.lists.front().expired()) shared.lists.pop_front();
   shared.lists.push_back(list);
-  if (depth() > 0) shared.work.notify_all();
+  if (depth() == 0) return;
+  for (std::size_t i = 0; i < std::min(list->files.size(), shared.idle); ++i) shared.work.notify_one();
 }
 
 std::unique_ptr<BroughtFile> ReadAhead::take(ReadList& list, std::size_t file, StageClock& clock) {

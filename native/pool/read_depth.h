@@ -62,10 +62,10 @@ class ReadDepth {
     now_ = std::min(now_ * 2, most_);
   }
 
-  static constexpr unsigned kFirst = 8;
+  static constexpr unsigned kFirst = 16;
 
  private:
-  static constexpr double kSpanSeconds = 0.02, kHoldSeconds = 0.5, kLeastGain = 1.1;
+  static constexpr double kSpanSeconds = 0.03, kHoldSeconds = 0.25, kLeastGain = 1.05;
   static constexpr unsigned kFilesEach = 3;
   static constexpr std::uint64_t kBlockedShare = 10;  // fewer than a tenth blocked: the files lie in memory
   static constexpr std::uint64_t kStarvedShare = 20;  // more than a twentieth came too late: the readers are too few
