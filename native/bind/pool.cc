@@ -252,6 +252,11 @@ class PyPool {
     return found;
   }
 
+  void start_readers() {
+    check_process();
+    pool_->start_readers();
+  }
+
   [[nodiscard]] unsigned read_depth() const { return pool_->read_depth(); }
 
   [[nodiscard]] nb::list stages() const {
@@ -348,6 +353,7 @@ void bind_pool(nb::module_& m) {
       .def("close", &PyPool::close)
       .def("stages", &PyPool::stages)
       .def("reading", &PyPool::reading)
+      .def("start_readers", &PyPool::start_readers)
       .def_prop_ro("read_depth", &PyPool::read_depth)
       .def_prop_ro("abandoned", &PyPool::abandoned);
 }

@@ -162,6 +162,9 @@ class Pool {
   // through it. Waits for nothing; what a thread counts meanwhile may be in it or not.
   [[nodiscard]] StageCounters::Count stage(Stage stage) const;
 
+  // For tests: starts readers, whether or not reads block.
+  void start_readers() { readers_.start(); }
+
   [[nodiscard]] unsigned read_depth() const noexcept { return readers_.depth(); }
   [[nodiscard]] ReadCounts read_counts() const { return readers_.counts(); }
   // A token that is expired once no reader thread uses the program any more: after the destructor only readers hold it

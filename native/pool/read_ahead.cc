@@ -314,6 +314,13 @@ void ReadAhead::observe(double seconds, bool slept) {
   shared.seen_seconds /= 2, shared.slept_seconds /= 2;
 }
 
+void ReadAhead::start() {
+  const std::lock_guard hold(shared_->lock);
+  if (shared_->stop.load(std::memory_order_relaxed) || depth() > 0) return;
+  shared_->control.start();
+  shared_->set_depth();
+}
+
 unsigned ReadAhead::depth() const noexcept { return shared_->depth.load(std::memory_order_relaxed); }
 
 ReadCounts ReadAhead::counts() const {

@@ -98,6 +98,9 @@ class ReadAhead {
   // A worker filled a sample within so many seconds; `slept`: it waited for something meanwhile, its file probably.
   void observe(double seconds, bool slept);
 
+  // Starts readers as where reads have been seen to block.
+  void start();
+
   // Readers at work.
   [[nodiscard]] unsigned depth() const noexcept;
   [[nodiscard]] ReadCounts counts() const;

@@ -416,6 +416,9 @@ class Pool:
     def read_depth(self) -> int:
         """The number of readers at work: 0 where reads do not block."""
 
+    def start_readers(self) -> None:
+        """Start readers, whether or not reads block: for tests. They cease where reads do not."""
+
     def reading(self) -> dict[str, int]:
         """Return what readers have done since the pool was made. May be called in any thread and after close().
 

@@ -33,20 +33,26 @@ class SlowTable final : public FileTable {
   [[nodiscard]] std::string path(std::size_t i) const override { return table_->path(i); }
 
   [[nodiscard]] Outcome open(std::size_t i, SampleFile& out) const noexcept override {
+    std::chrono::duration<double> delay{};
     {
       std::unique_lock hold(lock_);
       if (i < opened_.size()) ++opened_[i];
       ++inside_;
       deepest_ = std::max(deepest_, inside_);
       gate_.wait(hold, [this] { return !shut_; });
+      delay = delay_;
     }
-    if (delay_.count() > 0) std::this_thread::sleep_for(delay_);
+    if (delay.count() > 0) std::this_thread::sleep_for(delay);
     const Outcome outcome = table_->open(i, out);
     const std::lock_guard hold(lock_);
     --inside_;
     return outcome;
   }
 
+  void set_delay(double seconds) {
+    const std::lock_guard hold(lock_);
+    delay_ = std::chrono::duration<double>(seconds);
+  }
   void set_shut(bool shut) {
     const std::lock_guard hold(lock_);
     shut_ = shut;
@@ -72,7 +78,7 @@ class SlowTable final : public FileTable {
   mutable std::vector<unsigned> opened_;
   mutable unsigned inside_ = 0, deepest_ = 0;
   bool shut_ = false;
-  const std::chrono::duration<double> delay_;
+  std::chrono::duration<double> delay_;
 };
 
 }  // namespace
@@ -81,6 +87,7 @@ void bind_reading(nb::module_& m) {
   nb::class_<SlowTable, FileTable>(m, "SlowTable")
       .def(nb::init<std::shared_ptr<const FileTable>, double>(), nb::arg("table"), nb::arg("seconds"))
       .def("__len__", &SlowTable::size)
+      .def("set_delay", &SlowTable::set_delay, nb::arg("seconds"))
       .def("shut", [](SlowTable& table) { table.set_shut(true); })
       .def("release", [](SlowTable& table) { table.set_shut(false); })
       .def("opened", &SlowTable::opened)
