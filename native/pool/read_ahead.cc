@@ -173,15 +173,16 @@ void ReadAhead::Shared::bring_bytes(Claim& claim, BroughtFile& brought_file) {
     claim.held = 0;
     return;
   }
-  // A byte more than it has: a file that has grown meanwhile is left to the worker, which reads to its end.
+  // A byte more than it has: a file that has grown meanwhile is left to the worker, which reads to its end. One that is
+  // as long as it was ends with a short read, after which no other read has to find its end.
   std::unique_ptr<std::uint8_t[]> bytes(new (std::nothrow) std::uint8_t[size + 1]);
   std::uint64_t done = 0;
   while (bytes && done <= size && !stop.load(std::memory_order_relaxed)) {
-    const std::uint64_t want = std::min(size + 1 - done, kPiece);
-    std::uint64_t got = 0;
-    if (!brought_file.file.read(bytes.get() + done, want, done, got)) break;
-    done += got;
-    if (got == want) continue;
+    const iovec room{bytes.get() + done, static_cast<std::size_t>(std::min(size + 1 - done, kPiece))};
+    const ssize_t got = brought_file.file.readv({&room, 1}, done);
+    if (got < 0) break;
+    done += static_cast<std::uint64_t>(got);
+    if (got > 0 && done != size) continue;
     brought_file.bytes = done;
     brought_file.file = SampleFile::memory(std::move(bytes), done);
     return;
