@@ -16,7 +16,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kPiece = std::uint64_t{8} << 20;  // a read that is to end early ends after so many bytes
 // A pass in which this share of the workers' time goes into samples that they sleep for has readers.
 constexpr double kWorthShare = 0.1;
-constexpr unsigned kJudged = 8;  // samples seen before that is judged
+constexpr unsigned kJudged = 8;           // samples seen before that is judged,
+constexpr unsigned kJudgedIfSlow = 2;     // where the workers slept for so long in so many samples
+constexpr double kSlowlySeconds = 0.004;
 // Where a kernel does not count sleeps, a read that takes so long is taken for one that blocks.
 constexpr std::chrono::milliseconds kSlow{2};
 
@@ -306,11 +308,14 @@ void ReadAhead::observe(double seconds, bool slept) {
   shared.seen_seconds += seconds;
   shared.slept_seconds += slept ? seconds : 0;
   shared.slow += seconds > std::chrono::duration<double>(kSlow).count() ? 1 : 0;
-  if (++shared.seen < kJudged) return;
+  ++shared.seen;
+  const bool slowly = shared.seen >= kJudgedIfSlow && shared.slept_seconds > kSlowlySeconds;
+  if (shared.seen < kJudged && !slowly) return;
   if (shared.slept_seconds > shared.seen_seconds * kWorthShare || shared.slow * 4 > shared.seen * 3) {
     shared.control.start();
     shared.set_depth();
   }
+  if (shared.seen < 2 * kJudged) return;
   shared.seen /= 2, shared.slow /= 2;
   shared.seen_seconds /= 2, shared.slept_seconds /= 2;
 }

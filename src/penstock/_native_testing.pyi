@@ -42,8 +42,8 @@ class SlowTable(_native.FileTable):
     def opened(self) -> list[int]:
         """Return how often each file was opened."""
 
-    def inside(self) -> int:
-        """Return the threads that are opening a file now."""
+    def waiting(self) -> int:
+        """Return the threads that wait for release()."""
 
     def deepest(self) -> int:
         """Return the most threads that were opening a file at a time."""

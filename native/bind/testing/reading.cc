@@ -39,7 +39,9 @@ class SlowTable final : public FileTable {
       if (i < opened_.size()) ++opened_[i];
       ++inside_;
       deepest_ = std::max(deepest_, inside_);
+      ++waiting_;
       gate_.wait(hold, [this] { return !shut_; });
+      --waiting_;
       delay = delay_;
     }
     if (delay.count() > 0) std::this_thread::sleep_for(delay);
@@ -62,9 +64,9 @@ class SlowTable final : public FileTable {
     const std::lock_guard hold(lock_);
     return opened_;
   }
-  [[nodiscard]] unsigned inside() const {
+  [[nodiscard]] unsigned waiting() const {
     const std::lock_guard hold(lock_);
-    return inside_;
+    return waiting_;
   }
   [[nodiscard]] unsigned deepest() const {
     const std::lock_guard hold(lock_);
@@ -76,7 +78,7 @@ class SlowTable final : public FileTable {
   mutable std::mutex lock_;
   mutable std::condition_variable gate_;
   mutable std::vector<unsigned> opened_;
-  mutable unsigned inside_ = 0, deepest_ = 0;
+  mutable unsigned inside_ = 0, deepest_ = 0, waiting_ = 0;
   bool shut_ = false;
   std::chrono::duration<double> delay_;
 };
@@ -91,7 +93,7 @@ void bind_reading(nb::module_& m) {
       .def("shut", [](SlowTable& table) { table.set_shut(true); })
       .def("release", [](SlowTable& table) { table.set_shut(false); })
       .def("opened", &SlowTable::opened)
-      .def("inside", &SlowTable::inside)
+      .def("waiting", &SlowTable::waiting)
       .def("deepest", &SlowTable::deepest);
   nb::class_<ReadDepth>(m, "ReadDepth")
       .def(nb::init<unsigned>(), nb::arg("most"))

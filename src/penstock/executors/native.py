@@ -25,7 +25,7 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IndexedPass, PassInput, PassResources, batches_that_fit, pinned
+from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
@@ -102,8 +102,10 @@ class NativePass(IndexedPass):
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
         """Return how many batches without memory readers are to know of, behind those in flight."""
-        if not queue or not self._reads_ahead or not self._resources.settled or not self._pool.read_depth:
+        if not queue or not self._reads_ahead or not self._resources.settled or self._plan.in_memory:
             return 0
+        if not self._pool.read_depth:
+            return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
         samples = max(1, len(queue[-1].indices))
         return max(0, -(-SAMPLES_AHEAD // samples) - self._target)
 
@@ -208,8 +210,7 @@ class NativePass(IndexedPass):
             self._put_others(batch, bad)
         self._resolve(batch)
         self._prepare_batch(batch)
-        queue = self._queue
-        if self._target == 1 or any(batch is one for one in itertools.islice(queue, self._target + self._done)):
+        if any(batch is one for one in itertools.islice(self._queue, self._target + self._done)):
             self._begin_prepared(batch)
 
     def _begin_prepared(self, batch: NativeBatch) -> None:
