@@ -4,7 +4,9 @@ import pytest
 
 try:
     from penstock._native_testing import (
+        ReadDepth,
         SampleFile,
+        SlowTable,
         TensorReader,
         crc32_by,
         crc32_ways,
@@ -19,7 +21,9 @@ except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
 __all__ = [
+    "ReadDepth",
     "SampleFile",
+    "SlowTable",
     "TensorReader",
     "crc32_by",
     "crc32_ways",

@@ -35,7 +35,10 @@ case $sanitizer in
     # ThreadSanitizer cannot follow threads that a forked child starts; AddressSanitizer runs that test.
     thread)
         preload="$(library libtsan.so)"
-        options+=(--deselect tests/executors/test_loader_lifetime.py::test_fork_after_use)
+        options+=(
+            --deselect tests/executors/test_loader_lifetime.py::test_fork_after_use
+            --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
+        )
         ;;
 esac
 

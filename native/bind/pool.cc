@@ -17,6 +17,8 @@
 #include <cstring>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
@@ -69,12 +71,44 @@ class PyProgram {
   std::shared_ptr<const Program> program_;
 };
 
+// The programs of pools whose readers did not come back from a read when their pool ended. They hold Python's objects,
+// which those threads cannot let go of.
+class LeftBehind {
+ public:
+  static LeftBehind& instance() {
+    static auto& one = *new LeftBehind;  // never destroyed: threads may be reading still when the process ends
+    return one;
+  }
+
+  void keep(const std::weak_ptr<const void>& readers, nb::object program) {
+    if (!readers.expired()) programs_.emplace_back(readers, std::move(program));
+  }
+
+  // Lets go of those whose readers have ended.
+  void forget() {
+    std::vector<std::pair<std::weak_ptr<const void>, nb::object>> ended;  // may run Python code when it ends
+    for (std::size_t i = 0; i < programs_.size();) {
+      if (!programs_[i].first.expired()) {
+        ++i;
+        continue;
+      }
+      ended.push_back(std::move(programs_[i]));
+      programs_.erase(programs_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::weak_ptr<const void>, nb::object>> programs_;
+};
+
 class PyPool {
  public:
-  PyPool(nb::object program, unsigned threads)
+  PyPool(nb::object program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes)
       : program_(std::move(program)),
         native_(nb::cast<PyProgram&>(program_).program()),
-        pool_(std::make_unique<Pool>(native_, threads)) {}
+        pool_(std::make_unique<Pool>(native_, threads, readers, ahead_bytes)) {
+    LeftBehind::instance().forget();
+  }
 
   ~PyPool() {
     if (pool_ && pool_->abandoned()) {
@@ -85,15 +119,19 @@ class PyPool {
       for (auto& [number, rows] : rows_) static_cast<void>(rows.release());
       return;
     }
-    const GilReleased released;
-    pool_.reset();
+    const std::weak_ptr<const void> readers = pool_->readers();
+    {
+      const GilReleased released;
+      pool_.reset();
+    }
+    LeftBehind::instance().keep(readers, std::move(program_));
   }
   PyPool(const PyPool&) = delete;
   PyPool& operator=(const PyPool&) = delete;
 
-  std::uint64_t submit(std::uint64_t seed, std::uint64_t epoch, const IndexArray& local, const IndexArray& sample,
-                       const IndexArray& position,
-                       const std::optional<Sources>& source, const std::optional<nb::bytes>& names, nb::list fields) {
+  std::shared_ptr<Batch> prepare(std::uint64_t seed, std::uint64_t epoch, const IndexArray& local,
+                                 const IndexArray& sample, const IndexArray& position,
+                                 const std::optional<Sources>& source, const std::optional<nb::bytes>& names) {
     check_process();
     const std::size_t size = local.shape(0);
     if (size > 0x7fffffff) throw nb::value_error("a batch too large");
@@ -110,8 +148,19 @@ class PyPool {
     for (const std::int32_t index : batch->source)
       if (index < 0 || static_cast<std::size_t>(index) >= native_->sources.size()) throw nb::index_error("no such source");
     if (names)
-      batch->paths.emplace(std::string(), std::string(names->c_str(), names->size()), std::string(), false);
+      batch->paths = std::make_shared<const PathTable>(std::string(), std::string(names->c_str(), names->size()),
+                                                       std::string(), false);
     if (batch->paths && batch->paths->size() != size) throw nb::value_error("names and local have different lengths");
+    batch->program = native_.get();
+    pool_->prepare(batch);
+    return batch;
+  }
+
+  std::uint64_t submit(std::shared_ptr<Batch> batch, nb::list fields) {
+    check_process();
+    if (batch->program != native_.get()) throw nb::value_error("a batch that was prepared for another pool");
+    if (std::exchange(batch->submitted, true)) throw nb::value_error("a batch is submitted once");
+    const std::size_t size = batch->local.size();
     if (fields.size() != native_->fields) throw nb::value_error("rows for another number of fields");
     for (nb::handle field : fields) {
       // (what holds the memory, address, bytes, Spec)
@@ -188,6 +237,28 @@ class PyPool {
     return samples;
   }
 
+  [[nodiscard]] nb::dict reading() const {
+    const ReadCounts counts = pool_->read_counts();
+    nb::dict found;
+    found["depth"] = counts.depth;
+    found["deepest"] = counts.deepest;
+    found["ahead"] = counts.ahead;
+    found["awaited"] = counts.awaited;
+    found["direct"] = counts.direct;
+    found["seen"] = counts.seen;
+    found["blocked"] = counts.blocked;
+    found["bytes"] = counts.bytes;
+    found["most_held"] = counts.most_held;
+    return found;
+  }
+
+  void start_readers() {
+    check_process();
+    pool_->start_readers();
+  }
+
+  [[nodiscard]] unsigned read_depth() const { return pool_->read_depth(); }
+
   [[nodiscard]] nb::list stages() const {
     nb::list found;
     for (std::size_t i = 0; i < kStages.size(); ++i) {
@@ -257,6 +328,7 @@ class PyPool {
 
 void bind_pool(nb::module_& m) {
   nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
+  nb::class_<Batch>(m, "PreparedBatch");
   nb::class_<PythonJob>(m, "PythonJob")
       .def_prop_ro("batch", [](const PythonJob& job) { return job.batch->number; })
       .def_prop_ro("sample", [](const PythonJob& job) { return job.batch->sample[job.position]; })
@@ -264,9 +336,11 @@ void bind_pool(nb::module_& m) {
       .def_ro("field", &PythonJob::field)
       .def_ro("reason", &PythonJob::reason);
   nb::class_<PyPool>(m, "Pool")
-      .def(nb::init<nb::object, unsigned>(), nb::arg("program"), nb::arg("threads"))
-      .def("submit", &PyPool::submit, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"), nb::arg("position"),
-           nb::arg("source").none(), nb::arg("names").none(), nb::arg("fields"))
+      .def(nb::init<nb::object, unsigned, unsigned, std::uint64_t>(), nb::arg("program"), nb::arg("threads"),
+           nb::arg("readers") = 0, nb::arg("ahead_bytes") = 0)
+      .def("prepare", &PyPool::prepare, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
+           nb::arg("position"), nb::arg("source").none(), nb::arg("names").none())
+      .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"))
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))
       .def("retire", &PyPool::retire, nb::arg("number"))
@@ -278,6 +352,9 @@ void bind_pool(nb::module_& m) {
       .def("fail_python", &PyPool::fail_python, nb::arg("job"))
       .def("close", &PyPool::close)
       .def("stages", &PyPool::stages)
+      .def("reading", &PyPool::reading)
+      .def("start_readers", &PyPool::start_readers)
+      .def_prop_ro("read_depth", &PyPool::read_depth)
       .def_prop_ro("abandoned", &PyPool::abandoned);
 }
 

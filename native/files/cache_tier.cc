@@ -140,6 +140,11 @@ bool CacheTier::find(std::uint64_t sample, std::string_view name, std::vector<st
   return true;
 }
 
+bool CacheTier::has(std::uint64_t sample) const noexcept {
+  const Entry* const found = entry(sample);
+  return found != nullptr && found->place.load(std::memory_order_relaxed) != 0;
+}
+
 bool CacheTier::has_space(std::uint64_t bytes) const noexcept {
   const std::uint64_t used = static_cast<const Header*>(map_)->used.load(std::memory_order_relaxed);
   return error_.load(std::memory_order_relaxed) == 0 && used <= limit_ && bytes <= limit_ - used && bytes <= kMaxLength;
@@ -185,6 +190,14 @@ bool SampleCache::find(std::uint64_t sample, std::string_view name, std::vector<
                      [&](const auto& tier) { return tier->find(sample, name, buffer, bytes); });
 }
 
+bool SampleCache::has(std::uint64_t sample) const noexcept {
+  return std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->has(sample); });
+}
+
+void SampleCache::keep(std::uint64_t sample, std::string_view name, std::span<const std::uint8_t> bytes) const noexcept {
+  std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->keep(sample, name, bytes); });
+}
+
 Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::size_t index,
                           std::vector<std::uint8_t>& buffer, SampleFile& file) const {
   try {
@@ -198,13 +211,12 @@ Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::siz
     std::uint64_t size = 0, done = 0;
     if (!file.size(size).ok() || size == 0) return Outcome::success();  // whoever reads it says why not
     const auto roomy = [size](const auto& tier) { return tier->has_space(size); };
-    const auto tier = std::find_if(tiers_.begin(), tiers_.end(), roomy);
-    if (tier == tiers_.end()) return Outcome::success();
+    if (std::none_of(tiers_.begin(), tiers_.end(), roomy)) return Outcome::success();
     if (size > buffer.size()) buffer.resize(size);
     // A file that shrinks or grows while it is read is left to whoever reads it.
     if (!file.read(buffer.data(), size, 0, done) || done != size) return Outcome::success();
     bytes = {buffer.data(), size};
-    std::any_of(tier, tiers_.end(), [&](const auto& one) { return one->keep(sample, name, bytes); });
+    keep(sample, name, bytes);
     file = SampleFile::memory(bytes);
     return Outcome::success();
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have

@@ -45,6 +45,9 @@ class CacheTier {
   [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
                           std::span<const std::uint8_t>& bytes);
 
+  // Whether the tier has a sample, damaged or not.
+  [[nodiscard]] bool has(std::uint64_t sample) const noexcept;
+
   // Keeps a sample's bytes. False where there is no space for them.
   bool keep(std::uint64_t sample, std::string_view name, std::span<const std::uint8_t> bytes) noexcept;
 
@@ -82,6 +85,12 @@ class SampleCache {
   // file, kept where a tier has space. `file` borrows `buffer` until it is used for another sample.
   [[nodiscard]] Outcome open(std::uint64_t sample, const FileTable& table, std::size_t index,
                              std::vector<std::uint8_t>& buffer, SampleFile& file) const;
+
+  // Whether a tier has a sample: open() then reads no file, as a rule.
+  [[nodiscard]] bool has(std::uint64_t sample) const noexcept;
+
+  // Keeps bytes that somebody has read, in the first tier with space.
+  void keep(std::uint64_t sample, std::string_view name, std::span<const std::uint8_t> bytes) const noexcept;
 
   // The bytes that a tier has. Throws std::bad_alloc.
   [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,

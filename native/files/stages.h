@@ -27,10 +27,12 @@ enum class Stage : std::uint8_t {
   convert,  // the last pass of a recipe: crops, flips, pads, element type and normalisation, into the row
   write,    // elements that were read aside are copied into the row
   gather,   // a row of an array in memory is copied into the row
+  wait,     // a worker waits for a file that a reader is bringing
+  read_ahead,  // a reader opens a file and brings its bytes: time of readers, not of workers
 };
 
-inline constexpr std::array<std::string_view, 8> kStages{"open",   "read",    "check", "decode",
-                                                         "resize", "convert", "write", "gather"};
+inline constexpr std::array<std::string_view, 10> kStages{
+    "open", "read", "check", "decode", "resize", "convert", "write", "gather", "wait", "read_ahead"};
 
 class alignas(64) StageCounters {
  public:

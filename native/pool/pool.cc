@@ -35,6 +35,13 @@ bool reads_memory(const Program& program) {
   return false;
 }
 
+bool reads_files(const Program& program) {
+  for (const auto& source : program.sources)
+    for (const auto& filler : source)
+      if (filler->memory_bytes() == 0) return true;
+  return false;
+}
+
 SampleKey key_of(const Batch& batch, std::uint32_t position) {
   return {static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
           static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
@@ -60,13 +67,15 @@ class BlockSignals {
 
 }  // namespace
 
-Pool::Pool(std::shared_ptr<const Program> program, unsigned threads)
+Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes)
     : program_(std::move(program)),
       thread_count_(threads),
       process_(getpid()),
       grain_(choose_grain(*program_)),
       in_memory_(reads_memory(*program_)),
-      states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)) {
+      states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
+      has_readers_(threads > 0 && readers > 0 && reads_files(*program_)),
+      readers_(has_readers_ ? readers : 0, ahead_bytes) {
   if (in_memory_) guard_faults();
   const BlockSignals blocked;  // new threads inherit the mask
   workers_.reserve(threads);
@@ -110,8 +119,21 @@ void Pool::close() {
   work_.notify_all();
   done_.notify_all();
   python_.notify_all();
+  readers_.close();  // first: workers wait for them
   for (auto& worker : workers_) worker.join();
   workers_.clear();
+}
+
+void Pool::prepare(const std::shared_ptr<Batch>& batch) {
+  if (!has_readers_) return;
+  std::vector<FileLocation> files;
+  files.reserve(batch->local.size() * program_->fields);
+  for (std::uint32_t position = 0; position < batch->local.size(); ++position)
+    for (const auto& filler : fillers_of(*batch, position))
+      files.push_back(filler->locate(key_of(*batch, position), batch->paths.get()));
+  batch->reads = std::make_shared<ReadList>(std::move(files));
+  batch->reads->names = batch->paths;
+  readers_.add(batch->reads);
 }
 
 std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
@@ -195,7 +217,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
       for (const auto& filler : fillers_of(batch, ahead)) filler->prefetch(static_cast<std::size_t>(batch.local[ahead]));
     }
     worker.at(batch.number, position);
-    fill_sample(batch, position, scratch);
+    fill_metered(batch, position, scratch, worker);
   };
   const auto faulted = [&](std::uint32_t position) {
     const std::lock_guard hold(batch.failures_lock);
@@ -215,14 +237,26 @@ const Pool::Fillers& Pool::fillers_of(const Batch& batch, std::uint32_t position
   return program_->sources[batch.source.empty() ? 0 : static_cast<std::size_t>(batch.source[position])];
 }
 
+// Fills a sample, and sees at some of them whether the worker sleeps for its files.
+void Pool::fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker) {
+  const bool metered = batch.reads != nullptr && readers_.depth() == 0 && worker.sleeps.begin();
+  fill_sample(batch, position, scratch);
+  if (!metered) return;
+  double seconds = 0;
+  const bool slept = worker.sleeps.end(seconds);
+  readers_.observe(seconds, slept);
+}
+
 void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
   const SampleKey key = key_of(batch, position);
   const Fillers& fillers = fillers_of(batch, position);
   for (std::uint32_t field = 0; field < fillers.size(); ++field) {
     const FieldRows& rows = batch.fields[field];
     Failure failure{position, field, {}, {}};
-    failure.outcome = fillers[field]->fill(key, batch.paths ? &*batch.paths : nullptr, rows.spec,
-                                           rows.data + rows.row_bytes * position, failure.got, scratch);
+    if (batch.reads) scratch.brought = readers_.take(*batch.reads, position * fillers.size() + field, scratch.clock);
+    failure.outcome = fillers[field]->fill(key, batch.paths.get(), rows.spec, rows.data + rows.row_bytes * position,
+                                           failure.got, scratch);
+    scratch.brought.reset();
     if (failure.outcome.ok()) continue;
     if (failure.outcome.code == Code::python) {
       push_python(batch, failure);
@@ -331,7 +365,8 @@ StageCounters::Count Pool::stage(Stage stage) const {
     total.nanoseconds += one.nanoseconds;
     total.samples += one.samples;
   }
-  return total;
+  const StageCounters::Count readers = readers_.stage(stage);
+  return {total.nanoseconds + readers.nanoseconds, total.samples + readers.samples};
 }
 
 }  // namespace penstock

@@ -4,7 +4,8 @@
 // any left, so that all workers share one batch and none waits at its end; batches are finished in about
 // the order in which they were submitted, and the caller waits for them by number.
 //
-// What a sample is, and how it is filled, only its Filler knows (tensor/filler.h).
+// What a sample is, and how it is filled, only its Filler knows (tensor/filler.h). Files that do not lie in memory are
+// brought by reader threads, ahead of the workers (read_ahead.h).
 //
 // Threads: submit, wait, take_python, run_here and the rest may be called from any thread; none of them
 // needs Python's lock, and wait and take_python block. The destructor joins the workers; in a process that
@@ -29,6 +30,7 @@
 
 #include "files/path_table.h"
 #include "files/stages.h"
+#include "pool/read_ahead.h"
 #include "tensor/filler.h"
 
 namespace penstock {
@@ -62,7 +64,10 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::vector<std::int64_t> sample;   // per sample: index into the dataset
   std::vector<std::int64_t> position;  // per sample: where it stands in the order of the epoch, of all ranks
   std::vector<std::int32_t> source;   // per sample; empty when there is one source
-  std::optional<PathTable> paths;     // per sample: its name; for sources without a table of their own
+  std::shared_ptr<const PathTable> paths;  // per sample: its name; for sources without a table of their own
+  std::shared_ptr<ReadList> reads;    // its files, field by field; null: there are none, or no readers
+  const void* program = nullptr;      // for which it was prepared
+  bool submitted = false;
   std::vector<FieldRows> fields;
 
   std::atomic<std::uint32_t> next{0};
@@ -92,6 +97,7 @@ class alignas(64) Worker {  // cache lines of its own
   using Clock = std::chrono::steady_clock;
 
   StageCounters stages;
+  SleepMeter sleeps;  // of the worker only
 
   // `since` is 0 while the other value changes: a reader that sees one `since` before and after has a pair.
   void begin(std::uint64_t batch, std::uint32_t position) {
@@ -117,12 +123,17 @@ enum class Wait : std::uint8_t { done, timeout, python_needed, closed };
 
 class Pool {
  public:
-  Pool(std::shared_ptr<const Program> program, unsigned threads);
+  // At most `readers` reader threads, which hold so many bytes ahead; none without worker threads.
+  Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes);
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();
 
-  // Queues the batch; its number is returned. With no threads it is filled by run_here().
+  // Lets readers know of a batch that is yet to be submitted: it lacks its fields only. A batch that is let go instead
+  // of being submitted is forgotten.
+  void prepare(const std::shared_ptr<Batch>& batch);
+
+  // Queues a batch, which was prepared; its number is returned. With no threads it is filled by run_here().
   std::uint64_t submit(std::shared_ptr<Batch> batch);
 
   // Fills what is left of a batch in the calling thread; workers do too.
@@ -151,6 +162,15 @@ class Pool {
   // through it. Waits for nothing; what a thread counts meanwhile may be in it or not.
   [[nodiscard]] StageCounters::Count stage(Stage stage) const;
 
+  // For tests: starts readers, whether or not reads block.
+  void start_readers() { readers_.start(); }
+
+  [[nodiscard]] unsigned read_depth() const noexcept { return readers_.depth(); }
+  [[nodiscard]] ReadCounts read_counts() const { return readers_.counts(); }
+  // A token that is expired once no reader thread uses the program any more: after the destructor only readers hold it
+  // that do not come back from a read.
+  [[nodiscard]] std::weak_ptr<const void> readers() const { return readers_.busy(); }
+
   // Stops and joins the workers, and wakes everybody who waits.
   void close();
 
@@ -167,6 +187,7 @@ class Pool {
   bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   [[nodiscard]] const Fillers& fillers_of(const Batch& batch, std::uint32_t position) const;
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
+  void fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker);
   void push_python(Batch& batch, const Failure& failure);
   void finish(Batch& batch, std::uint32_t samples);
 
@@ -191,6 +212,8 @@ class Pool {
   std::unique_ptr<Scratch> own_scratch_;  // of run_here
   const std::unique_ptr<Worker[]> states_;  // one a thread, and the last one of run_here
   StageCounters python_stages_;  // of fill_from_pixels
+  const bool has_readers_;
+  ReadAhead readers_;
   std::vector<std::thread> workers_;
 };
 

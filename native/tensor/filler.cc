@@ -10,6 +10,11 @@ std::size_t Scratch::held() const noexcept {
 }
 
 Outcome Scratch::open(const FileLocation& where, SampleFile& file) noexcept {
+  if (brought) {
+    const std::unique_ptr<BroughtFile> taken = std::move(brought);
+    file = std::move(taken->file);
+    return taken->outcome;
+  }
   if (where.table == nullptr || where.index >= where.table->size()) return Outcome::io_error(ERANGE, "index");
   if (where.cache != nullptr) return where.cache->open(where.sample, *where.table, where.index, cached_, file);
   return where.table->open(where.index, file);

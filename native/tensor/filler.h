@@ -41,6 +41,15 @@ struct DecodedImage {
   int height, width, channels;
 };
 
+// A sample's file that a reader has opened and read ahead of the worker: its bytes, the open file where the worker is to
+// read it, or why it cannot be opened.
+struct BroughtFile {
+  Outcome outcome;
+  SampleFile file;
+  std::uint64_t bytes = 0;           // of the file, where they are in memory
+  std::shared_ptr<const void> room;  // ends when the bytes are taken or dropped
+};
+
 // What fillers of one kind keep from sample to sample, in one thread.
 class ScratchPart {
  public:
@@ -72,9 +81,10 @@ class Scratch {
     return static_cast<Part&>(*parts_.back().second);
   }
 
-  // The file of a sample, or what a cache has of it, until the next call. No table, or an index past its end, is
-  // io_error(ERANGE).
+  // The file of a sample, until the next call: the one that was brought, or what a cache has of it, else opened here. No
+  // table, or an index past its end, is io_error(ERANGE).
   [[nodiscard]] Outcome open(const FileLocation& where, SampleFile& file) noexcept;
+  std::unique_ptr<BroughtFile> brought;  // of the sample that is filled next; open() takes it
 
   // Gives memory back where the parts hold over kKeptBytes, so that one huge image does not cost its memory for the
   // rest of the pass. To be called when no sample is in work.

@@ -358,6 +358,9 @@ class Program:
 
     def __init__(self, sources: list[list[Filler]]) -> None: ...
 
+class PreparedBatch:
+    """A batch that lacks its memory: what Pool.prepare() returns and Pool.submit() takes."""
+
 class PythonJob:
     """A row that Python must fill."""
 
@@ -378,8 +381,10 @@ Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 
-    def __init__(self, program: Program, threads: int) -> None: ...
-    def submit(
+    def __init__(self, program: Program, threads: int, readers: int = 0, ahead_bytes: int = 0) -> None:
+        """Start the threads. At most `readers` more read files ahead of them, where reads block, and hold so many bytes."""
+
+    def prepare(
         self,
         seed: int,
         epoch: int,
@@ -388,9 +393,8 @@ class Pool:
         position: NDArray[np.int64],
         source: NDArray[np.int32] | None,
         names: bytes | None,
-        fields: list[tuple[object, int, int, Spec]],
-    ) -> int:
-        """Queue a batch and return its number.
+    ) -> PreparedBatch:
+        """Return a batch without its memory, which readers know of until it is submitted or let go.
 
         Args:
             local: the samples in their sources.
@@ -398,10 +402,19 @@ class Pool:
             position: where the samples stand in the epoch's order, of which random draws depend.
             source: the source of each sample; None: source 0.
             names: the files, each followed by a NUL, where the source has no table of them.
+
+        Raises ValueError, IndexError.
+        """
+
+    def submit(self, batch: PreparedBatch, fields: list[tuple[object, int, int, Spec]]) -> int:
+        """Queue a batch and return its number.
+
+        Args:
+            batch: of this pool, not submitted yet.
             fields: of each field what holds the memory of its rows (it is kept until the batch is retired), the
                 address, the bytes there, and the rows' Spec.
 
-        Raises ValueError, IndexError.
+        Raises ValueError.
         """
 
     def run_here(self, number: int) -> None:
@@ -454,6 +467,30 @@ class Pool:
             "convert": that pass into the row: crops, flips, pads, element type, normalisation.
             "write": elements that were read aside are copied into the row.
             "gather": a row of an array in memory is copied into the row.
+            "wait": a worker waits for a file that a reader is bringing.
+            "read_ahead": a reader opens a file and brings its bytes: seconds of readers, not of workers.
+        """
+
+    @property
+    def read_depth(self) -> int:
+        """The number of readers at work: 0 where reads do not block."""
+
+    def start_readers(self) -> None:
+        """Start readers, whether or not reads block: for tests. They cease where reads do not."""
+
+    def reading(self) -> dict[str, int]:
+        """Return what readers have done since the pool was made. May be called in any thread and after close().
+
+        The counts:
+            "depth": readers at work now.
+            "deepest": the most that there were at a time.
+            "ahead": samples whose file a reader had brought when a worker came for it.
+            "awaited": samples for which a worker waited until a reader had brought it.
+            "direct": samples that workers read themselves while readers were at work.
+            "seen": reads at which it was seen whether the thread sleeps for them.
+            "blocked": of these, those that did.
+            "bytes": of the files that readers brought.
+            "most_held": the most bytes that were held ahead at a time.
         """
 
     def close(self) -> None: ...

@@ -31,6 +31,32 @@ class SampleFile:
     def read(self, bytes: int, offset: int) -> bytes:
         """Return so many bytes, or fewer where the sample ends."""
 
+class SlowTable(_native.FileTable):
+    """Another table of files, each of whose opens takes so many seconds, and waits while the table is shut."""
+
+    def __init__(self, table: _native.FileTable, seconds: float) -> None: ...
+    def __len__(self) -> int: ...
+    def set_delay(self, seconds: float) -> None: ...
+    def shut(self) -> None: ...
+    def release(self) -> None: ...
+    def opened(self) -> list[int]:
+        """Return how often each file was opened."""
+
+    def waiting(self) -> int:
+        """Return the threads that wait for release()."""
+
+    def deepest(self) -> int:
+        """Return the most threads that were opening a file at a time."""
+
+class ReadDepth:
+    """How many readers work (native/pool/read_depth.h)."""
+
+    def __init__(self, most: int) -> None: ...
+    def now(self) -> int: ...
+    def start(self) -> None: ...
+    def judge(self, seconds: float, bytes: int, files: int, blocked: int, served: int, starved: int) -> bool:
+        """Choose by what was seen in a span; False: it is too short to be judged."""
+
 class TensorLayout(TypedDict):
     dtype: str
     shape: tuple[int, ...]

@@ -80,6 +80,7 @@ class Explained:
             files = any(leaf.files is not None for leaf in plan.leaves)
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
         yield from _so_far(stats)
+        yield from _reading(stats)
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
@@ -193,6 +194,23 @@ def _so_far(stats: Stats) -> Iterator[str]:
     if stats.samples:
         done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
+
+
+def _reading(stats: Stats) -> Iterator[str]:
+    """Yield what the readers did, where any were at work."""
+    reading = stats.reading
+    if not reading.deepest:
+        return
+    samples = reading.ahead + reading.awaited + reading.direct
+    share = (reading.ahead + reading.awaited) / samples if samples else 0.0
+    now = f"{counted(reading.depth, 'reader')} at work, up to {reading.deepest}" if reading.depth else (
+        f"up to {counted(reading.deepest, 'reader')}"
+    )
+    yield (
+        f"reading  {now}: reads blocked ({reading.blocked / max(reading.seen, 1):.0%} of those seen), so that files are "
+        f"brought ahead of the workers: {counted(reading.ahead + reading.awaited, 'sample')}, {share:.0%} of those since; "
+        f"at most {reading.most_held / 2**20:.0f} MiB held"
+    )
 
 
 def _calls(stats: Stats) -> Iterator[str]:

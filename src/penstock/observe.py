@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.call_counts import CallMeter, CallReader
@@ -92,6 +92,64 @@ class StageTime(NamedTuple):
 StageReader = Callable[[], Iterable[tuple[str, float, int]]]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What reader threads did ahead of the native workers, in all passes of a loader."""
+
+    depth: int = 0
+    """Readers at work now: 0 where reads do not block, and between passes."""
+    deepest: int = 0
+    """The most readers that were at work at a time."""
+    ahead: int = 0
+    """Samples whose file a reader had brought when a worker came for it."""
+    awaited: int = 0
+    """Samples for which a worker waited until a reader had brought the file."""
+    direct: int = 0
+    """Samples that workers read themselves while readers were at work."""
+    seen: int = 0
+    """Reads at which it was seen whether the thread sleeps for them: some of the workers', all of the readers'."""
+    blocked: int = 0
+    """Of these, those that did."""
+    bytes: int = 0
+    """Of the files that readers brought."""
+    most_held: int = 0
+    """The most bytes that one pass held ahead at a time."""
+
+    def __add__(self, other: Reading) -> Reading:
+        """Return the counts of both: the greater one of depths and of bytes held, else the sum."""
+        both = {name: (one, getattr(other, name)) for name, one in vars(self).items()}
+        return Reading(**{name: max(pair) if name in _GREATEST else sum(pair) for name, pair in both.items()})
+
+
+_GREATEST = ("depth", "deepest", "most_held")
+#: Returns the counts of readers since their pool was made, from any thread.
+ReadingReader = Callable[[], Mapping[str, int]]
+
+
+class ReadMeter:
+    """Adds up what the readers of all passes did. Any thread may call any method; none takes a lock."""
+
+    def __init__(self) -> None:
+        self._working: list[ReadingReader] = []
+        self._finished: deque[Reading] = deque()
+
+    def open(self, read: ReadingReader) -> None:
+        """Add the readers of a pass."""
+        self._working.append(read)
+
+    def close(self, read: ReadingReader) -> None:
+        """Read the counters of a pass for the last time; the second call does nothing."""
+        with contextlib.suppress(ValueError):
+            self._working.remove(read)
+            self._finished.append(replace(Reading(**read()), depth=0))
+            if len(self._finished) > _UNCOUNTED:
+                self._finished.append(sum((self._finished.popleft() for _ in range(_UNCOUNTED)), Reading()))
+
+    def counts(self) -> Reading:
+        """Return the counts of all passes."""
+        return sum((*self._finished, *(Reading(**read()) for read in list(self._working))), Reading())
+
+
 @dataclass(slots=True)
 class ProcessTimes:
     """What passes in worker processes took the thread that calls next(), in seconds."""
@@ -124,6 +182,7 @@ class Meter:
         self._finished: deque[tuple[str, float, int]] = deque()  # counts that the totals do not have yet
         self.calls = CallMeter()
         self.processes = ProcessTimes()
+        self.reading = ReadMeter()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
         return Meter, ()  # a copy counts anew

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from penstock.call_counts import CallCounts
-from penstock.observe import Delivery, Meter, Observer, StageTime
+from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Stats:
     """Batch buffers made since the loader was: what recycling could not serve."""
     stages: dict[str, StageTime]
     """What the workers spent in each stage, in seconds of all of them together, and its samples. Native threads: open,
-    read, check (of a file's CRC), decode, resize, convert, gather, write. Python: getitem, collate (within getitem
+    read, check (of a file's CRC), decode, resize, convert, gather, write, and wait (for a reader). Reader threads:
+    read_ahead. Python: getitem, collate (within getitem
     where threads fetch whole batches), and iterate over an iterable dataset (not in worker processes). Work on a device
     is not in it."""
     calls: dict[str, CallCounts]
@@ -63,6 +64,8 @@ class Stats:
     whose transforms are done natively in part counts as answered and under what was not."""
     cache: dict[str, TierCounts]
     """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one."""
+    reading: Reading
+    """What reader threads did ahead of native workers, where reads of files block."""
 
 
 class Counters(Observer):
@@ -96,7 +99,8 @@ class Counters(Observer):
         """Return the counters as they are, with the given (lent, free, created) buffers and tiers."""
         with self._lock:
             counted = (self._batches, self._samples, self._wait_seconds, dict(self._read_by_python))
-        return Stats(*counted, *buffers, self.meter.stages(), self.meter.calls.counts(), cache)
+        meter = self.meter
+        return Stats(*counted, *buffers, meter.stages(), meter.calls.counts(), cache, meter.reading.counts())
 
 
 class DeviceWaits(Observer):

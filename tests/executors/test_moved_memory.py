@@ -404,7 +404,7 @@ def test_fillers_over_memory_that_is_not_there(tmp_path):
                 for _ in range(20):
                     out = np.zeros(64 * 4096, dtype=np.uint8)
                     fields = [(out, out.ctypes.data, out.nbytes, spec)]
-                    number = pool.submit(0, 0, order, order, order, None, None, fields)
+                    number = pool.submit(pool.prepare(0, 0, order, order, order, None, None), fields)
                     if not threads:
                         pool.run_here(number)
                     assert pool.wait(number, 60) == "done"

@@ -30,9 +30,8 @@ def submit(pool, local, names=None, spec=None):
     spec = spec or _native.Spec("uint8", [3, 8, 8])
     local = np.asarray(local, dtype=np.int64)
     rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
-    return pool.submit(
-        0, 0, local, local, np.arange(len(local)), None, names, [(rows, rows.ctypes.data, rows.nbytes, spec)]
-    )
+    batch = pool.prepare(0, 0, local, local, np.arange(len(local)), None, names)
+    return pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
 
 
 def until(condition):

@@ -32,7 +32,7 @@ def fill(pool, size, spec, names=None, fields=1):
     local = np.arange(size)
     rows = [np.empty(size * spec.nbytes, dtype=np.uint8) for _ in range(fields)]
     memory = [(one, one.ctypes.data, one.nbytes, spec) for one in rows]
-    number = pool.submit(0, 0, local, local, local, None, names, memory)
+    number = pool.submit(pool.prepare(0, 0, local, local, local, None, names), memory)
     pool.run_here(number)
     assert pool.wait(number, SECONDS) in ("done", "python")
     return number

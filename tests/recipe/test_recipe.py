@@ -641,9 +641,8 @@ def test_small_pictures_in_memory(layout: str) -> None:
         spec = _native.Spec("uint8", [channels, *size])
         pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe.native)]]), 0)
         every = np.arange(6)
-        number = pool.submit(
-            3, 0, every, every, 5 + 3 * every, None, None, [(rows, rows.ctypes.data, rows.nbytes, spec)]
-        )
+        batch = pool.prepare(3, 0, every, every, 5 + 3 * every, None, None)
+        number = pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
         pool.run_here(number)
         assert pool.retire(number) == []
         for i in range(6):

@@ -279,7 +279,8 @@ def test_offsets_and_buffers_that_are_damaged() -> None:
         pool = _native.Pool(_native.Program([[filler]]), 0)
         rows = np.zeros(3 * spec.nbytes, np.uint8)
         local = np.arange(3)
-        number = pool.submit(0, 0, local, local, local, None, None, [(rows, rows.ctypes.data, rows.nbytes, spec)])
+        batch = pool.prepare(0, 0, local, local, local, None, None)
+        number = pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
         pool.run_here(number)
         failed = {failure[0]: failure[2] for failure in pool.retire(number)}
         assert 0 not in failed and failed[2] == "moved", name

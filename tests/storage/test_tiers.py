@@ -20,10 +20,12 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
 import penstock
+import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
 from penstock.errors import StorageError, UnsafeCache
 from penstock.storage.tiers import Caches, Tier, caches_of
+from tests.native_testing import SlowTable
 from tests.same import assert_same
 from tests.sample_datasets import noise_image, tensor_files
 
@@ -404,3 +406,34 @@ def test_indices_that_are_refused(tmp_path: Path) -> None:
     finally:
         os.close(file)
     assert SampleCache([CacheTier.in_memory(3, 10)]).find(7, b"x") is None
+
+
+# --- with readers -----------------------------------------------------------------------------------------------------
+
+
+def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[SlowTable] = []
+    make_filler, make_pool = _native.TensorFileFiller, _native.Pool
+
+    def filler(table: Any) -> Any:
+        tables.append(SlowTable(table, 0.0))
+        return make_filler(tables[-1])
+
+    def pool(*arguments: Any) -> Any:
+        made = make_pool(*arguments)
+        made.start_readers()  # type: ignore[attr-defined]
+        return made
+
+    monkeypatch.setattr(_native, "TensorFileFiller", filler)
+    monkeypatch.setattr(_native, "Pool", pool)
+    dataset = TensorFolder(tensor_files(tmp_path / "data", 90, (50,)))
+    each = (tmp_path / "data" / "00.pt").stat().st_size
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=5))
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, cache=40 * each)
+    for epoch in range(3):
+        assert_same(list(loader), wanted)
+        opened = sum(tables[-1].opened())
+        assert opened <= 95 if epoch == 0 else opened <= 55, "what a tier has is not opened"
+    (counts,) = loader.stats().cache.values()
+    assert (counts.samples, counts.bytes, counts.dropped) == (40, 40 * each, 0)
+    assert loader.stats().reading.ahead + loader.stats().reading.awaited > 0

@@ -9,5 +9,6 @@ NB_MODULE(_native_testing, m) {
   m.def("forgo_openat2", [](penstock::PathTable& table) { table.forgo_openat2(); }, nb::arg("table"));
   penstock::bind_resize(m);
   penstock::bind_sample_file(m);
+  penstock::bind_reading(m);
   penstock::bind_tensor(m);
 }

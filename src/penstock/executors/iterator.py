@@ -71,6 +71,8 @@ class PassResources:
     """Seconds to wait for a batch, 0 for ever."""
     ahead: bool = True
     """Batches may be taken from the sampler before the user calls next() for them."""
+    settled: bool = False
+    """All indices of the pass are settled when the first is taken: it cannot be seen how far ahead they are taken."""
     persistent: bool = False
     """The iterator is used for the next pass too."""
 

@@ -25,9 +25,9 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IndexedPass, PassInput, PassResources, batches_that_fit, pinned
+from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
-from penstock.executors.workers.native import NativeBatch, NativeCrew
+from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
@@ -39,6 +39,8 @@ from penstock.system.modes import in_callers_mode
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
+#: Samples that readers know of where reads block: those in flight, and others whose batches have no memory yet.
+SAMPLES_AHEAD = 4 * READERS
 #: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
 _TIMES = 8
 
@@ -74,6 +76,7 @@ class NativePass(IndexedPass):
     ) -> None:
         super().__init__(resources)
         self._live = live
+        self._done = 0  # batches in the queue that are being handed out
         self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
         self._threads = resources.workers
         self._buffers = resources.buffers
@@ -95,7 +98,23 @@ class NativePass(IndexedPass):
         return NativeBatch(key=(self._input.seed, self._input.epoch))
 
     def _depth(self, queue: deque[NativeBatch]) -> int:
-        return self._target
+        return self._target + self._known_ahead(queue)
+
+    def _known_ahead(self, queue: deque[NativeBatch]) -> int:
+        """Return how many batches without memory readers are to know of, behind those in flight."""
+        if not queue or not self._reads_ahead or not self._resources.settled or self._plan.in_memory:
+            return 0
+        if not self._pool.read_depth:
+            return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
+        samples = max(1, len(queue[-1].indices))
+        return max(0, -(-SAMPLES_AHEAD // samples) - self._target)
+
+    def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
+        self._done = done
+        super()._refill(queue, done=done)
+        for batch in itertools.islice(queue, self._target + done):
+            if batch.settled and batch.prepared is not None:
+                self._begin_prepared(batch)
 
     def _ready(self, queue: deque[NativeBatch]) -> NativeBatch:
         batch = queue[0]
@@ -184,19 +203,46 @@ class NativePass(IndexedPass):
             batch.other = batch.wanted.tolist()
             return
         if self._crew.numbers and self._crew.batches.get(self._crew.numbers[-1]) is batch:
-            batch.number = self._crew.numbers[-1]  # it was submitted before an interrupt
+            batch.number, batch.prepared = self._crew.numbers[-1], None  # it was submitted before an interrupt
             return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
         self._resolve(batch)
-        self._submit(batch)
+        self._prepare_batch(batch)
+        if any(batch is one for one in itertools.islice(self._queue, self._target + self._done)):
+            self._begin_prepared(batch)
+
+    def _begin_prepared(self, batch: NativeBatch) -> None:
+        """Submit a batch that its readers know."""
+        try:
+            self._submit(batch)
+        except Exception as error:  # there is no memory for it
+            batch.error, batch.prepared = error, None
+
+    def _prepare_batch(self, batch: NativeBatch) -> None:
+        """Let readers know of a batch."""
+        batch.prepared = self._pool.prepare(
+            self._input.seed & 0xFFFFFFFFFFFFFFFF,
+            self._input.epoch,
+            batch.local,
+            batch.indices,
+            as_array(batch.positions),
+            batch.leaves,
+            batch.names,
+        )
 
     def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
 
     def _submit(self, batch: NativeBatch) -> None:
+        numbers = self._crew.numbers
+        if batch.prepared is None:
+            self._prepare_batch(batch)
+        elif numbers and self._crew.batches.get(numbers[-1]) is batch:
+            batch.number, batch.prepared = numbers[-1], None  # it was submitted before an interrupt
+            return
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -208,24 +254,12 @@ class NativePass(IndexedPass):
             batch.fields.append(field)
             batch.rows.append(rows)
             fields.append((*rows, field.spec))
-        pass_input = self._input
-        numbers = self._crew.numbers
         with self._crew.lock:
             following = numbers[-1] + 1 if numbers else 0
             self._crew.batches[following] = batch
-            arguments = (
-                pass_input.seed & 0xFFFFFFFFFFFFFFFF,
-                pass_input.epoch,
-                batch.local,
-                batch.indices,
-                as_array(batch.positions),
-                batch.leaves,
-                batch.names,
-                fields,
-            )
             # In one step of the interpreter, so that an interrupt comes before it or after it.
-            numbers.extend(itertools.starmap(self._pool.submit, (arguments,)))
-            batch.number, batch.retired = following, []
+            numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields),)))
+            batch.number, batch.retired, batch.prepared = following, [], None
 
     # --- waiting --------------------------------------------------------------------------------------------
 

@@ -169,6 +169,7 @@ class Executors:
             shared=self.shared,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
+            settled=_settled(settings),
             persistent=settings.persistent_workers,
         )
 
@@ -281,6 +282,12 @@ def can_pin(settings: Settings, *, sends: bool) -> bool:
         return True
     device = torch.accelerator.current_accelerator(check_available=True) if settings.pin_memory else None
     return device is not None and device.type != "mps"  # where torch's loader does not pin either
+
+
+def _settled(settings: Settings) -> bool:
+    """Return whether the indices of a pass are settled when it begins."""
+    sampler = settings.sampler if settings.batch_sampler is None else settings.batch_sampler
+    return not settings.iterable and (BatchOrder(settings).cuts_itself() or settled_at_start(sampler))
 
 
 def reads_ahead(settings: Settings) -> bool:

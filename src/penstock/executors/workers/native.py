@@ -23,9 +23,21 @@ from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
+from penstock.system import cgroup
 
+#: Threads that read files ahead of the workers, at the most; how many there are is measured (native/pool/read_depth.h).
+READERS = 64
+#: Bytes of files that they hold ahead at the most, and at the most so much of the memory that this process may take.
+READ_AHEAD_BYTES, READ_AHEAD_SHARE = 256 << 20, 8
 #: How long closing waits for Python threads that are reading a sample, in seconds.
 JOIN_SECONDS = 2.0
+
+
+def read_ahead_bytes() -> int:
+    """Return how many bytes of files the readers of a pass may hold ahead."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroup.memory().limit
+    return min(READ_AHEAD_BYTES, (memory if limit is None else min(memory, limit)) // READ_AHEAD_SHARE)
 
 
 class ThreadWorker:
@@ -68,6 +80,8 @@ class NativeBatch(IndexedBatch):
     names: bytes | None = None
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
+    prepared: _native.PreparedBatch | None = None
+    """What the readers of files know of it, until it is submitted."""
     number: int = -1
     key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
     retired: list[list[_native.Failure]] = field(default_factory=list)
@@ -76,7 +90,7 @@ class NativeBatch(IndexedBatch):
 
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
-        self.number, self.retired, self.settled = -1, [], False
+        self.number, self.retired, self.settled, self.prepared = -1, [], False, None
 
     def let_go(self) -> None:
         self.rescues_failed.clear()
@@ -91,11 +105,12 @@ class NativeCrew:
 
     def __init__(self, plan: NativePlan, threads: int, meter: Meter) -> None:
         try:
-            self.pool = _native.Pool(plan.program, threads)
+            self.pool = _native.Pool(plan.program, threads, READERS, read_ahead_bytes())
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
-        self._meter, self._stages = meter, self.pool.stages
+        self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
         meter.open(self._stages)
+        meter.reading.open(self._reading_counts)
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
@@ -125,6 +140,7 @@ class NativeCrew:
             self.pool.close()
             self._join()
             self._meter.close(self._stages)
+            self._meter.reading.close(self._reading_counts)
         self.ended.set()
 
     def _join(self) -> None:

@@ -1,0 +1,185 @@
+"""Files that are not in memory: a page cache that is dropped before each epoch, and a store that takes 5 ms for each open
+and each read. 8,000 `ID.pt` of 3x64x64 float32, as tensor_files has them, batches of 64, shuffled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import bare, tensor_files
+from benchmarks.contestants import epochs_of, penstock_loader, torch_loader
+from benchmarks.question import Build, Contestant, Facts, Options, Question, Role, Running, Setup, Table, Target
+
+#: Threads of the bare reader: its best of these is the limit.
+DEPTHS = (1, 2, 4, 8, 16, 32, 64)
+SLOW_MS, SLOW_THREADS, SLOW_SAMPLES = 5, 128, 2_000
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+DROP = Path("/proc/sys/vm/drop_caches")
+
+
+def prepare(options: Options) -> Setup:
+    """The files of tensor_files."""
+    setup = tensor_files.prepare(options)
+    return dataclasses.replace(setup, facts={**setup.facts, "slow_samples": min(SLOW_SAMPLES, setup.samples)})
+
+
+def machine() -> Facts:
+    """How the page cache is dropped."""
+    return {"page_cache": "drop_caches: data, entries and inodes" if may_drop() else "posix_fadvise: data only"}
+
+
+def may_drop() -> bool:
+    """Whether all of the page cache can be dropped, as root can; else the data of clean files is."""
+    return os.access(DROP, os.W_OK)
+
+
+def drop(folder: Path) -> None:
+    """Write files back and forget what of them is in memory."""
+    os.sync()
+    if may_drop():
+        DROP.write_text("3")
+        return
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# --- a cold page cache ------------------------------------------------------------------------------------------------
+
+
+def cold(build: Build) -> Build:
+    """Epochs of another build, each with a cold page cache; dropping it is not counted."""
+
+    def dropping(setup: Setup) -> Running:
+        inner = build(setup)
+
+        def epoch() -> dict[str, float]:
+            drop(setup.path("pt"))
+            return timed(inner.epoch)
+
+        return Running(epoch, inner.explain)
+
+    return dropping
+
+
+def timed(epoch: Callable[[], Any]) -> dict[str, float]:
+    """The measures of an epoch that returns its samples."""
+    began = time.perf_counter()
+    done = epoch()
+    seconds = time.perf_counter() - began
+    return {"samples_per_s": done / seconds, "seconds": seconds}
+
+
+def reader(setup: Setup, folder: Path) -> Callable[[int], int]:
+    """C++: reads all files by so many threads: openat, pread, close; no tensors, no batches."""
+    called = bare.library("cold.cc", setup.path().parent).cold_files
+    called.restype = ctypes.c_long
+    files = [f"{name}.pt" for name in tensor_files.ids(setup.samples)]
+    texts, stride = bare.names(files)
+    largest = max((folder / name).stat().st_size for name in files)
+
+    def read(depth: int) -> int:
+        order = np.random.permutation(setup.samples)
+        given = (order, setup.samples, depth, os.fsencode(folder), texts, stride, largest + 1)
+        done = int(called(*(bare.in_c(one) for one in given)))
+        if done != setup.samples:
+            raise RuntimeError(f"the bare reader read {done} of {setup.samples} files")
+        return done
+
+    return read
+
+
+def best_depth(setup: Setup, folder: Path, forget: Callable[[], None]) -> Running:
+    """The bare reader at 1, 2, 4 ... 64 threads in turn, what is in memory forgotten before each: the best counts."""
+    read = reader(setup, folder)
+    best: dict[str, float] = {}
+
+    def epoch() -> dict[str, float]:
+        found = {}
+        for depth in DEPTHS:
+            forget()
+            found[depth] = timed(partial(read, depth))
+        depth = max(found, key=lambda one: found[one]["samples_per_s"])
+        best.update({f"{one} threads": round(found[one]["samples_per_s"]) for one in found})
+        return found[depth]
+
+    return Running(epoch, lambda: best)
+
+
+def bare_cold(setup: Setup) -> Running:
+    folder = setup.path("pt")
+    return best_depth(setup, folder, partial(drop, folder))
+
+
+# --- a slow store -----------------------------------------------------------------------------------------------------
+
+
+def slow(build: Build) -> Build:
+    """Another build over a mount of its own of the slow store, which ends with the contestant's process."""
+    return lambda setup: build(mounted(setup))
+
+
+def mounted(setup: Setup) -> Setup:
+    """A setup whose folder `pt` is slow: bare/slow_store.cc in a mount namespace of this process. Needs root."""
+    program = setup.path().parent / "slow_store"
+    if not program.exists():
+        source = str(bare.HERE / "slow_store.cc")
+        unfinished = program.with_suffix(f".{os.getpid()}")
+        subprocess.run(["g++", "-O2", "-std=c++20", "-pthread", source, "-o", str(unfinished)], check=True)
+        unfinished.rename(program)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "a mount namespace needs root")
+    place = setup.path().parent / "slow_mounts" / "pt"
+    place.mkdir(parents=True, exist_ok=True)
+    command = [str(program), str(setup.path("pt")), str(place), str(SLOW_MS), str(SLOW_THREADS)]
+    store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert store.stdout is not None
+    if store.stdout.readline() != "mounted\n":
+        raise RuntimeError("the slow store could not be mounted: it needs root and /dev/fuse")
+    return dataclasses.replace(setup, data=str(place.parent), samples=min(SLOW_SAMPLES, setup.samples))
+
+
+def bare_slow(setup: Setup) -> Running:
+    within = mounted(setup)
+    return best_depth(within, within.path("pt"), lambda: None)
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+TORCH = epochs_of(torch_loader, tensor_files.tutorial, persistent_workers=False)
+PENSTOCK = epochs_of(penstock_loader, partial(tensor_files.folder_of, "pt"), seed=0)
+BARE = "C++: 1, 2, 4 ... 64 threads read whole files (openat, pread, close), each with a cold cache; the best counts."
+BARE_SLOW = "The same on the slow store."
+CONTESTANTS = (
+    Contestant("torch", Role.TORCH, cold(TORCH), tensor_files.TORCH),
+    Contestant("penstock", Role.PENSTOCK, cold(PENSTOCK), tensor_files.PT),
+    Contestant("bare", Role.BARE, bare_cold, BARE),
+)
+SLOW = (
+    Contestant("torch", Role.TORCH, slow(TORCH), tensor_files.TORCH),
+    Contestant("penstock", Role.PENSTOCK, slow(PENSTOCK), tensor_files.PT),
+    Contestant("bare", Role.BARE, bare_slow, BARE_SLOW),
+)
+TITLE = "ID.pt of 3x64x64 float32, batch 64, shuffled, 2 workers or threads; page cache dropped before each epoch"
+SLOW_TITLE = f"{SLOW_SAMPLES:,} of them on a FUSE store that takes {SLOW_MS} ms for each open and each read"
+QUESTION = Question(
+    "cold",
+    "Files that are not in memory",
+    (
+        Table("cold cache", TITLE, CONTESTANTS, (Target("penstock", 0.9, "bare"), Target("penstock", 6, "torch"))),
+        Table("slow store", SLOW_TITLE, SLOW, (Target("penstock", 20, "torch"),)),
+    ),
+    prepare,
+    machine,
+)
