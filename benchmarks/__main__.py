@@ -14,7 +14,7 @@ from benchmarks.process import ROOT
 from benchmarks.question import Options
 
 QUESTIONS = (
-    "tensor_files", "cold", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
+    "tensor_files", "cold", "cache", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
 )  # fmt: skip
 
 

@@ -92,7 +92,6 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
     names.assign(path->c_str(), path->size());
     if (names.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
     names.push_back('\0');
-    local = 0;
   }
   Picture picture;
   Outcome outcome;

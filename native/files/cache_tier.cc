@@ -33,6 +33,13 @@ struct CacheTier::Entry {
   std::atomic<std::uint64_t> facts;  // length << 32 | CRC-32C
 };
 
+// What this process, and those forked off from it, know of the tier.
+struct CacheTier::Noted {
+  std::atomic<std::uint64_t> hits, dropped;
+  // Of each sample whose bytes were compared: the checksums of its name and of both; 0: they were not.
+  std::atomic<std::uint64_t> compared[1];
+};
+
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3130'4548'4341'4350;  // "PCACHE01", little-endian
@@ -59,6 +66,11 @@ bool write_at(int fd, std::span<const std::uint8_t> bytes, std::uint64_t offset)
 std::uint32_t checksum(std::string_view name, std::span<const std::uint8_t> bytes) noexcept {
   const std::uint32_t of_name = crc32c(0, reinterpret_cast<const std::uint8_t*>(name.data()), name.size());
   return crc32c(of_name, bytes.data(), bytes.size());
+}
+
+// What stands for bytes that were compared: never 0.
+std::uint64_t compared_as(std::uint32_t of_name, std::uint64_t facts) noexcept {
+  return (std::uint64_t{of_name} << 32 | static_cast<std::uint32_t>(facts)) + 1;
 }
 
 UniqueFd memory_file(const char* name) {
@@ -93,9 +105,42 @@ CacheTier::CacheTier(UniqueFd index, UniqueFd data, std::uint64_t samples, std::
     ::munmap(map_, map_bytes_);
     throw std::invalid_argument("the index is not one of so many samples");
   }
+  constexpr int kUntouched = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const noted = ::mmap(nullptr, noted_bytes(), PROT_READ | PROT_WRITE, kUntouched, -1, 0);
+  if (noted == MAP_FAILED) {
+    ::munmap(map_, map_bytes_);
+    fail("mmap");
+  }
+  noted_ = static_cast<Noted*>(noted);
 }
 
-CacheTier::~CacheTier() { ::munmap(map_, map_bytes_); }
+CacheTier::~CacheTier() {
+  ::munmap(map_, map_bytes_);
+  ::munmap(noted_, noted_bytes());
+}
+
+std::uint64_t CacheTier::noted_bytes() const noexcept { return sizeof(Noted) + samples_ * sizeof(noted_->compared[0]); }
+
+void CacheTier::note_compared(std::uint64_t sample, std::uint32_t of_name, std::uint64_t facts) noexcept {
+  noted_->compared[sample].store(compared_as(of_name, facts), std::memory_order_relaxed);
+}
+
+bool CacheTier::open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer, SampleFile& file) {
+  const Entry* const found = entry(sample);
+  if (found == nullptr) return false;
+  const std::uint64_t place = found->place.load(std::memory_order_acquire);
+  const std::uint64_t facts = found->facts.load(std::memory_order_relaxed);
+  if (place == 0 || facts == 0) return false;
+  if (noted_->compared[sample].load(std::memory_order_relaxed) == compared_as(checksum(name, {}), facts)) {
+    noted_->hits.fetch_add(1, std::memory_order_relaxed);
+    file = SampleFile::part(data_.get(), place - 1, facts >> 32);
+    return true;
+  }
+  std::span<const std::uint8_t> bytes;
+  if (!find(sample, name, buffer, bytes)) return false;
+  file = SampleFile::memory(bytes);
+  return true;
+}
 
 std::shared_ptr<CacheTier> CacheTier::in_memory(std::uint64_t samples, std::uint64_t limit) {
   UniqueFd index = memory_file("penstock-cache-index");
@@ -130,12 +175,13 @@ bool CacheTier::find(std::uint64_t sample, std::string_view name, std::vector<st
     }
   }
   if (offset > most || done != length || checksum(name, {buffer.data(), length}) != static_cast<std::uint32_t>(facts)) {
-    dropped_.fetch_add(1, std::memory_order_relaxed);
+    noted_->dropped.fetch_add(1, std::memory_order_relaxed);
     found->place.store(0, std::memory_order_relaxed);
     found->facts.store(0, std::memory_order_relaxed);
     return false;
   }
-  hits_.fetch_add(1, std::memory_order_relaxed);
+  note_compared(sample, checksum(name, {}), facts);
+  noted_->hits.fetch_add(1, std::memory_order_relaxed);
   bytes = {buffer.data(), length};
   return true;
 }
@@ -172,6 +218,7 @@ bool CacheTier::keep(std::uint64_t sample, std::string_view name, std::span<cons
   std::uint64_t before = 0;
   // Two that keep one sample at once have the same bytes, unless the file was changed between.
   if (!kept->facts.compare_exchange_strong(before, facts, std::memory_order_relaxed) && before != facts) return false;
+  note_compared(sample, checksum(name, {}), facts);
   kept->place.store(offset + 1, std::memory_order_release);
   static_cast<Header*>(map_)->kept.fetch_add(1, std::memory_order_relaxed);
   return true;
@@ -180,7 +227,7 @@ bool CacheTier::keep(std::uint64_t sample, std::string_view name, std::span<cons
 CacheTier::Counts CacheTier::counts() const noexcept {
   const auto& header = *static_cast<const Header*>(map_);
   return {header.kept.load(std::memory_order_relaxed), header.used.load(std::memory_order_relaxed), limit_,
-          hits_.load(std::memory_order_relaxed),       dropped_.load(std::memory_order_relaxed),
+          noted_->hits.load(std::memory_order_relaxed),       noted_->dropped.load(std::memory_order_relaxed),
           error_.load(std::memory_order_relaxed)};
 }
 
@@ -202,11 +249,8 @@ Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::siz
                           std::vector<std::uint8_t>& buffer, SampleFile& file) const {
   try {
     const std::string_view name = table.name(index);
-    std::span<const std::uint8_t> bytes;
-    if (find(sample, name, buffer, bytes)) {
-      file = SampleFile::memory(bytes);
+    if (std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->open(sample, name, buffer, file); }))
       return Outcome::success();
-    }
     if (const Outcome opened = table.open(index, file); !opened.ok()) return opened;
     std::uint64_t size = 0, done = 0;
     if (!file.size(size).ok() || size == 0) return Outcome::success();  // whoever reads it says why not
@@ -215,7 +259,7 @@ Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::siz
     if (size > buffer.size()) buffer.resize(size);
     // A file that shrinks or grows while it is read is left to whoever reads it.
     if (!file.read(buffer.data(), size, 0, done) || done != size) return Outcome::success();
-    bytes = {buffer.data(), size};
+    const std::span<const std::uint8_t> bytes(buffer.data(), size);
     keep(sample, name, bytes);
     file = SampleFile::memory(bytes);
     return Outcome::success();

@@ -45,6 +45,11 @@ class CacheTier {
   [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
                           std::span<const std::uint8_t>& bytes);
 
+  // The same as a file: bytes that this object has compared or kept before are left where they lie, for whoever reads
+  // them. `file` borrows `buffer`, or the tier.
+  [[nodiscard]] bool open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
+                          SampleFile& file);
+
   // Whether the tier has a sample, damaged or not.
   [[nodiscard]] bool has(std::uint64_t sample) const noexcept;
 
@@ -56,7 +61,7 @@ class CacheTier {
 
   struct Counts {
     std::uint64_t samples, bytes, limit;  // kept by all processes; the limit of this one
-    std::uint64_t hits, dropped;          // of this process
+    std::uint64_t hits, dropped;          // of this process and those forked off from it
     int error;                            // why this process writes no more: errno, 0 where it does
   };
   [[nodiscard]] Counts counts() const noexcept;
@@ -64,7 +69,10 @@ class CacheTier {
  private:
   struct Header;
   struct Entry;
+  struct Noted;
 
+  [[nodiscard]] std::uint64_t noted_bytes() const noexcept;
+  void note_compared(std::uint64_t sample, std::uint32_t of_name, std::uint64_t facts) noexcept;
   [[nodiscard]] Entry* entry(std::uint64_t sample) const noexcept;
   [[nodiscard]] bool reserve(std::uint64_t bytes, std::uint64_t& offset) noexcept;
 
@@ -72,7 +80,7 @@ class CacheTier {
   const std::uint64_t samples_, limit_;
   void* map_ = nullptr;
   std::uint64_t map_bytes_ = 0;
-  std::atomic<std::uint64_t> hits_{0}, dropped_{0};
+  Noted* noted_ = nullptr;  // shared with forked processes; memory that is not used is not taken
   std::atomic<int> error_{0};
 };
 

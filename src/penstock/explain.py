@@ -53,7 +53,8 @@ class Explained:
             yield f"{step.who:<8} {step.what}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         if self.executors.caches is not None:
-            yield "cache    nothing is kept: Python reads the files"
+            described = self.executors.caches.describe() if plan.assisted is not None else None
+            yield f"cache    {described or 'nothing is kept: Python reads the files'}"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)

@@ -191,7 +191,7 @@ def plan(
         return PythonPlan(refusal)
     tree = build(dataset, raw)
     if isinstance(tree, Refusal):
-        return PythonPlan(tree, assist(dataset))
+        return PythonPlan(tree, assist(dataset, caches))
     root, leaves = tree
     if caches is not None:
         leaves = cached(leaves, caches)

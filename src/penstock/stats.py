@@ -26,7 +26,7 @@ class TierCounts:
     limit: int
     """The most bytes that it may take."""
     hits: int
-    """Samples of this process that came from it."""
+    """Samples of this process, and of its forked workers, that came from it."""
     dropped: int
     """Samples that were read from their files anew, as what it had was damaged or of another file."""
     error: str | None

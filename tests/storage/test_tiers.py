@@ -101,6 +101,34 @@ def test_later_epochs_come_from_the_tiers(name: str, tiers: str, workers: int, t
     assert all(one.dropped == 0 and one.error is None for one in counts.values())
 
 
+def negative(value: Any) -> Any:
+    """A transform that only Python knows."""
+    return -torchvision.transforms.functional.to_tensor(value) if not isinstance(value, torch.Tensor) else -value
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2}, {"worker_method": "thread"}])
+@pytest.mark.parametrize("tiers", ["memory", "folder"])
+@pytest.mark.parametrize("kind", ["tensors", "images", "torchvision"])
+def test_samples_whose_transform_is_pythons(kind: str, tiers: str, workers: dict[str, Any], tmp_path: Path) -> None:
+    dataset: Any
+    if kind == "tensors":
+        dataset = TensorFolder(tensor_files(tmp_path / "data", 14), transform=negative)
+    else:
+        for number in range(14):
+            (tmp_path / "data" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+            noise_image(number, 30, 30).save(tmp_path / "data" / str(number % 2) / f"{number:02}.jpg")
+        dataset = (ImageFolder if kind == "images" else torchvision.datasets.ImageFolder)(tmp_path / "data", negative)
+    loader = DataLoader(dataset, batch_size=4, cache=TIERS[tiers](tmp_path), **workers)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    assert_same(list(loader), wanted)
+    spoil(tmp_path / "data")
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    (counts,) = loader.stats().cache.values()
+    assert (counts.samples, counts.dropped) == (14, 0) and counts.hits >= 28
+    assert "14 samples" in loader.explain()
+
+
 def test_a_tier_that_is_full(tmp_path: Path) -> None:
     dataset = TensorFolder(tensor_files(tmp_path / "data", 40, (100,)))
     bytes_each = (tmp_path / "data" / "00.pt").stat().st_size
@@ -120,7 +148,7 @@ def test_explain_makes_nothing(tmp_path: Path) -> None:
     loader.batch_at(0, 0)
     repr(loader), len(loader), loader.stats()
     assert not (tmp_path / "cache").exists()
-    python = DataLoader(list(range(9)), cache=tmp_path / "cache")  # type: ignore[arg-type]
+    python: DataLoader[Any] = DataLoader(list(range(9)), cache=tmp_path / "cache")  # type: ignore[arg-type]
     assert list(python)
     assert "nothing is kept: Python reads" in python.explain()
     arrays = DataLoader(penstock.Arrays(np.zeros((4, 2))), cache="1MiB")
@@ -349,7 +377,7 @@ def test_errors_of_samples_are_those_of_their_files(tmp_path: Path) -> None:
     (tmp_path / "data" / "03.pt").write_bytes(b"")
     (tmp_path / "data" / "04.pt").unlink()
     for options in ({}, {"cache": "1MiB"}, {"cache": tmp_path / "cache"}):
-        batches = iter(DataLoader(dataset, num_workers=2, **options))  # type: ignore[arg-type]
+        batches = iter(DataLoader(dataset, num_workers=2, **options))
         errors = []
         for _ in range(6):
             try:
@@ -421,7 +449,7 @@ def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.Monk
 
     def pool(*arguments: Any) -> Any:
         made = make_pool(*arguments)
-        made.start_readers()  # type: ignore[attr-defined]
+        made.start_readers()
         return made
 
     monkeypatch.setattr(_native, "TensorFileFiller", filler)

@@ -69,6 +69,9 @@ class ImageReader(FolderReader):
             *target_steps(dataset.target_transform),
         )
 
+    def path(self, position: int) -> str:
+        return self.dataset.samples[position][0]  # type: ignore[no-any-return]
+
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset
         if self._in_table:

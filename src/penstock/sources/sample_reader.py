@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+import penstock._native as _native
 from penstock.recipe.steps import Step
 from penstock.sources.premises import Holds
 
@@ -41,6 +42,10 @@ class SampleReader:
         self.dataset = dataset
         self.steps: tuple[Step, ...] = (Step(f"read    {type(dataset).__name__}, by its __getitem__", "Python"),)
 
+    def folders(self) -> Iterator[FolderReader]:
+        """Yield the readers of the folders in the dataset."""
+        return iter(())
+
     def get(self, index: Any, draw: Draw) -> Any:
         """Return the sample at an index of any type."""
         number = whole(index)
@@ -60,10 +65,22 @@ class FolderReader(SampleReader):
     """
 
     gains = True
+    _filler: _native.Filler
 
     def __init__(self, dataset: Any, still: Holds) -> None:
         super().__init__(dataset)
         self._still = still
+
+    def folders(self) -> Iterator[FolderReader]:
+        yield self
+
+    def path(self, position: int) -> str:
+        """Return the file of the sample at a position."""
+        raise NotImplementedError
+
+    def keep_in(self, cache: _native.SampleCache) -> None:
+        """Have a cache keep the bytes of the files from here on."""
+        self._filler = self._filler.cached(cache) or self._filler
 
     def read(self, index: int, draw: Draw) -> Any:
         size = len(self.dataset)

@@ -266,6 +266,9 @@ class _TensorReader(FolderReader):
             steps.append(Step(f"call    {function_name(dataset.transform)}, on each tensor", "Python"))
         self.steps = (*steps, *target_steps(dataset.target_transform))
 
+    def path(self, position: int) -> str:
+        return self.dataset.path(position)  # type: ignore[no-any-return]
+
     def read_at(self, position: int, draw: Draw) -> Any:
         tensor = self._tensor(position)
         return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)

@@ -27,7 +27,7 @@ from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items
-from penstock.sources.sample_reader import Draw, SampleReader
+from penstock.sources.sample_reader import Draw, FolderReader, SampleReader
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
 from penstock.sources.torchvision_folder import TorchvisionFolderSource
@@ -173,6 +173,9 @@ class _SubsetReader(SampleReader):
         self.gains = self._child.gains
         self.steps = self._child.steps
 
+    def folders(self) -> Iterator[FolderReader]:
+        return self._child.folders()
+
     def read(self, index: int, draw: Draw) -> Any:
         return self._child.get(self.dataset.indices[index], draw)
 
@@ -183,6 +186,10 @@ class _ConcatReader(SampleReader):
         self._children = [sample_reader_of(source_of(child)) for child in dataset.datasets]
         self.gains = any(child.gains for child in self._children)
         self.steps = tuple(step for child in self._children for step in child.steps)
+
+    def folders(self) -> Iterator[FolderReader]:
+        for child in self._children:
+            yield from child.folders()
 
     def read(self, index: int, draw: Draw) -> Any:
         size = self.dataset.cumulative_sizes[-1]

@@ -85,6 +85,10 @@ class Caches:
     def __reduce__(self) -> tuple[Any, ...]:
         return Caches, (self.tiers,)
 
+    def __deepcopy__(self, memo: object) -> Caches:
+        """Return the caches themselves: threads share them."""
+        return self
+
     def of(self, datasets: Sequence[SampleNames]) -> list[_native.SampleCache]:
         """Return the cache of each dataset; those of other datasets are let go.
 
@@ -99,6 +103,11 @@ class Caches:
                 tiers = [_open(tier, key, names.size, names.size / max(1, samples)) for tier in self.tiers]
                 held[key] = _native.SampleCache(tiers), tiers
         return [held[key][0] for key in keys]
+
+    def in_folders(self) -> Caches | None:
+        """Return the caches without those in memory, None where no tier is left."""
+        tiers = tuple(tier for tier in self.tiers if tier.folder is not None)
+        return Caches(tiers) if tiers else None
 
     def counts(self) -> dict[str, TierCounts]:
         """Return what each tier keeps, by its name: "memory", or the folder."""
