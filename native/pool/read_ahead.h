@@ -74,7 +74,7 @@ class SleepMeter {
   [[nodiscard]] bool end(double& seconds) noexcept;
 
  private:
-  static constexpr std::uint32_t kFirst = 32, kEvery = 16;  // all of the first samples, then one in so many
+  static constexpr std::uint32_t kFirst = 16, kEvery = 64;  // all of the first samples, then one in so many
 
   std::uint32_t samples_ = 0;
   long sleeps_ = 0;

@@ -21,7 +21,7 @@ DTYPES: Final[tuple[str, ...]]
 # --- files -----------------------------------------------------------------------------------------------------
 
 class FileTable:
-    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and tables of packed files."""
+    """A table of files: which bytes belong to a sample, by its index. PathTable is one kind."""
 
 class PathTable(FileTable):
     """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""
@@ -382,7 +382,7 @@ class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 
     def __init__(self, program: Program, threads: int, readers: int = 0, ahead_bytes: int = 0) -> None:
-        """Start the threads. At most `readers` more read files ahead of them, where reads block, and hold so many bytes."""
+        """Start the threads; where reads block, up to `readers` more read files ahead and hold so many bytes."""
 
     def prepare(
         self,

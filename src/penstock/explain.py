@@ -202,15 +202,13 @@ def _reading(stats: Stats) -> Iterator[str]:
     reading = stats.reading
     if not reading.deepest:
         return
-    samples = reading.ahead + reading.awaited + reading.direct
-    share = (reading.ahead + reading.awaited) / samples if samples else 0.0
-    now = f"{counted(reading.depth, 'reader')} at work, up to {reading.deepest}" if reading.depth else (
-        f"up to {counted(reading.deepest, 'reader')}"
-    )
+    brought = reading.ahead + reading.awaited
+    share = brought / max(brought + reading.direct, 1)
+    now = f" ({reading.depth} at work now)" if reading.depth else ""
     yield (
-        f"reading  {now}: reads blocked ({reading.blocked / max(reading.seen, 1):.0%} of those seen), so that files are "
-        f"brought ahead of the workers: {counted(reading.ahead + reading.awaited, 'sample')}, {share:.0%} of those since; "
-        f"at most {reading.most_held / 2**20:.0f} MiB held"
+        f"reading  up to {counted(reading.deepest, 'reader thread')}{now}, because reads block: "
+        f"{counted(brought, 'sample')} brought ahead of the workers, {share:.0%} of those since reads were seen to "
+        f"block; at most {reading.most_held / 2**20:.0f} MiB held"
     )
 
 

@@ -309,8 +309,7 @@ def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
     found = [next(batches) for _ in range(10)]
     slow[-1].shut()
     with pytest.raises(WorkerStuck, match="is being read natively"):
-        while True:
-            found.append(next(batches))
+        found.extend(batch for batch in iter(lambda: next(batches), None))
     slow[-1].release()
     found.extend(batches)
     assert_same(found, list(tud.DataLoader(tensors(folder), batch_size=8)))
@@ -350,7 +349,7 @@ def test_a_pass_goes_on_behind_its_state(slow, folder):
 
 def test_ranks_read_their_parts(slow, folder):
     def part(rank):
-        sampler = tud.DistributedSampler(range(SIZE), 2, rank, shuffle=True, seed=4)
+        sampler: tud.DistributedSampler[int] = tud.DistributedSampler(tensors(folder), 2, rank, shuffle=True, seed=4)
         ours = loader(folder, batch_size=3, sampler=sampler)
         theirs = tud.DataLoader(tensors(folder), batch_size=3, sampler=sampler)
         assert_same_batches(ours, theirs)
