@@ -78,6 +78,29 @@ class RowFile:
         Raises IndexError for a row that the file does not have, OSError where it cannot be read or ends before.
         """
 
+class ShardTable(FileTable):
+    """The samples of packed shards: sample i is a part of a shard, which row i of the index names. Immutable.
+
+    Args:
+        rows: of the index.
+        shards: (path, length) of each.
+        columns: where in a row the number of the shard, the length of the ID and the member begin.
+        verify: the CRC-32C of each sample is compared when it is read.
+        max_open: how many shards stay open; None: half of the descriptors that the process may have, 4,096 at the most.
+    """
+
+    def __init__(
+        self,
+        rows: RowFile,
+        shards: list[tuple[bytes, int]],
+        columns: list[int],
+        verify: bool,
+        max_open: int | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def open_shards(self) -> int: ...
+
 # --- images ------------------------------------------------------------------------------------------------------
 
 def decode_jpeg(
