@@ -74,7 +74,9 @@ class ShardLabels(Sequence[Any]):
     def _text(self, number: int) -> str:
         texts = self._split.texts or ()
         if not 0 <= number < len(texts):
-            raise CorruptShards(f"{self._index.path} has a label {number}, and dataset.json {there_are(len(texts), 'text')}")
+            raise CorruptShards(
+                f"{self._index.path} has a label {number}, and dataset.json {there_are(len(texts), 'text')}"
+            )
         return texts[number]
 
 
@@ -124,7 +126,8 @@ class Shards(Dataset[Any]):
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a dataset, and "
+                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a "
+                f"dataset, and "
                 "`penstock index` indexes tar files in WebDataset's naming",
                 self.root,
             )
@@ -248,7 +251,8 @@ def _pixels(data: bytes, name: str, path: str) -> Image.Image:
     array = _tensor(data, name, path).numpy()
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise CorruptSample(
-            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the dataset again",
+            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the "
+            f"dataset again",
             sample_id=name,
             path=path,
         )
@@ -328,7 +332,10 @@ class ShardsSource(Source):
         )
         if isinstance(native, Refusal):
             return native
-        steps = (self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"), *native.steps[1:])
+        steps = (
+            self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"),
+            *native.steps[1:],
+        )
         if dataset.labels is not None:
             return replace(native, steps=steps)
         return replace(native, steps=steps[:-1], apply=dataset.__getitem__)
@@ -378,4 +385,6 @@ class ShardsSource(Source):
         dataset = self.dataset
         checked = "CRC-32C compared" if dataset.verify else "checksums not compared (verify=False)"
         shards = counted(len(dataset.files.shards), "shard")
-        return Step(f"read    {counted(len(dataset), 'sample')} in {shards} of {dataset.root}, {checked}{more}", "native")
+        return Step(
+            f"read    {counted(len(dataset), 'sample')} in {shards} of {dataset.root}, {checked}{more}", "native"
+        )
