@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def _contents(leaves: list[Leaf], numbers: NDArray[np.int32], local: NDArray[np.
     _check_names(names)
     labels, texts = None, None
     if first.label is not None:
-        values = [leaves[leaf].labels[at] for leaf, at in zip(numbers.tolist(), local.tolist(), strict=True)]  # type: ignore[index]
+        values = [leaves[leaf].labels[at] for leaf, at in zip(numbers.tolist(), local.tolist(), strict=True)]
         labels, texts = _column(values, first.label)
     return Contents(first, len(ids), tuple(leaves), numbers, local, names, labels, texts)
 
@@ -133,8 +134,7 @@ def _check_names(names: list[bytes]) -> None:
         if bad is not None:
             wrong, why = names[bad], "is no name inside a folder"
         else:
-            seen: set[bytes] = set()
-            wrong = next(name for name in names if name in seen or seen.add(name))
+            wrong = Counter(names).most_common(1)[0][0]
             why = "belongs to two samples"
         raise InvalidOption(
             f"ID {os.fsdecode(wrong)!r} {why}, and each sample is packed under its ID: give a dataset whose IDs are "

@@ -79,8 +79,8 @@ def _opened(data: bytes, name: str) -> Image.Image:
 
 def _resized(image: Image.Image, side: int) -> Image.Image:
     scale = side / max(image.size)
-    size = tuple(max(1, round(extent * scale)) for extent in image.size)
-    return image.resize(size, Image.Resampling.LANCZOS)
+    width, height = (max(1, round(extent * scale)) for extent in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)

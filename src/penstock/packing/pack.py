@@ -105,8 +105,7 @@ def pack(
     """
     encoding = _encoding(max_side, quality, decoded)
     size = _shard_size(shard_size)
-    if not _SPLIT.fullmatch(split):
-        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+    check_split(split)
     if workers is not None and workers < 1:
         raise InvalidOption(f"workers must be at least 1, not {workers}")
     contents = contents_of(dataset, to_bytes)
@@ -114,7 +113,7 @@ def pack(
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
     folder = os.path.abspath(out)
     os.makedirs(folder, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         job = _Job(folder, split, contents, encoding, restart)
         return job.run(size, workers, on_measured, on_progress)
 
@@ -135,8 +134,14 @@ def _shard_size(given: int | str) -> int:
     return size
 
 
+def check_split(split: str) -> None:
+    """Raise InvalidOption for the name of a split that no file can begin with."""
+    if not _SPLIT.fullmatch(split):
+        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+
+
 @contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def alone(folder: str) -> Iterator[None]:
     """Hold the lock of a folder, which ends with the process. Raises InvalidOption where another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
