@@ -188,6 +188,7 @@ class _Job:
         if self._split in splits:
             return self._finished(splits[self._split], plan)
         if stored is None:
+            self._check_space(plan)
             os.makedirs(self._folder, exist_ok=True)
             self._put(planning.FILE, lambda file: file.write(plan.as_json()))
         else:
