@@ -298,7 +298,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
     seen: list[int] = []
 
-    def stop(now: penstock.Packing) -> None:
+    def stop(now: packing.Packing) -> None:
         seen.append(now.samples)
         if now.samples == 20:
             raise KeyboardInterrupt
@@ -314,7 +314,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
 
 
 def _unfinished(folder: Any, out: Path) -> None:
-    def stop(now: penstock.Packing) -> None:
+    def stop(now: packing.Packing) -> None:
         if now.samples == 20:
             raise KeyboardInterrupt
 
@@ -410,7 +410,7 @@ def test_an_empty_dataset_and_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_two_packings_at_once(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
 
-    def other(now: penstock.Packing) -> None:
+    def other(now: packing.Packing) -> None:
         with pytest.raises(penstock.InvalidOption, match="another process packs"):
             penstock.pack(folder, tmp_path / "out", split="other")
 
