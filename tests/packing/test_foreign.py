@@ -45,7 +45,9 @@ def test_images_with_classes(tmp_path: Path, format: int) -> None:
     folder.mkdir()
     long = "d" * 90 + "/" + "n" * 60  # of ustar's prefix, pax and GNU long names
     for shard in range(3):
-        files = {f"{long}{shard}{n}.{end}": data for n in range(4) for end, data in (("jpg", image), ("cls", b"%d" % n))}
+        files = {
+            f"{long}{shard}{n}.{end}": data for n in range(4) for end, data in (("jpg", image), ("cls", b"%d" % n))
+        }
         write_tar(folder / f"s-{shard}.tar", files, format)
     before = contents(folder)
     indexed = index(folder)
@@ -131,11 +133,11 @@ def test_damaged_archives(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in (100, 512, 900, 1536, 5000, 7680):
         path.write_bytes(whole[:length])
-        with pytest.raises(penstock.CorruptShards, match="cut off|damaged"):
+        with pytest.raises(penstock.CorruptShards, match=r"cut off|damaged"):
             index(tmp_path)
     path.write_bytes(whole)
     flip_bit(path, 1536 + 20)  # the header of the second member
-    with pytest.raises(penstock.CorruptShards, match="cut off or damaged at byte 1,536"):
+    with pytest.raises(penstock.CorruptShards, match="damaged at byte 1,536"):
         index(tmp_path)
     path.write_bytes(b"")
     with pytest.raises(penstock.CorruptShards, match="no plain tar archive"):

@@ -229,7 +229,7 @@ def test_a_flipped_bit(copy: Path) -> None:
     flip_bit(path, offset + 300)
     found = penstock.Shards(copy, transform=TRANSFORM)
     name = found.name(7)
-    with pytest.raises(penstock.ChecksumMismatch, match="CRC-32C is 0x.*the index says 0x") as caught:
+    with pytest.raises(penstock.ChecksumMismatch, match=r"CRC-32C is 0x.*the index says 0x") as caught:
         found[7]
     assert (caught.value.sample_id, caught.value.path) == (name, str(path)) and name in str(caught.value)
     with pytest.raises(penstock.ChecksumMismatch, match=name):
@@ -270,7 +270,13 @@ def _rewritten(copy: Path, change: Callable[[Any], None]) -> None:
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("offset", 1 << 63), ("offset", (1 << 64) - 1), ("length", (1 << 64) - 1), ("length", 1 << 40), ("offset", 1 << 30)],
+    [
+        ("offset", 1 << 63),
+        ("offset", (1 << 64) - 1),
+        ("length", (1 << 64) - 1),
+        ("length", 1 << 40),
+        ("offset", 1 << 30),
+    ],
 )
 def test_an_index_that_leads_out_of_its_shard(copy: Path, column: str, value: int, verify: bool) -> None:
     def change(rows: Any) -> None:
