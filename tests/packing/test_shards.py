@@ -85,6 +85,7 @@ def test_batches_of_tensors(tensors: penstock.TensorFolder, packed_tensors: Path
     assert loader.stats().read_by_python == {}
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["process", "thread"])
 def test_batches_that_workers_fetch(photos: Path, packed: Path, method: str) -> None:
     def loader(dataset: Any) -> list[Any]:
@@ -113,6 +114,7 @@ def test_the_same_ids_labels_and_resumed_pass(photos: Path, packed: Path) -> Non
     assert_same([*begun, *other], expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_pickled_and_in_a_forked_process(packed: Path) -> None:
     found = penstock.Shards(packed)
     assert_same(pickle.loads(pickle.dumps(found))[4], found[4])
