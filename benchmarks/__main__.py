@@ -15,6 +15,7 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
+    "shards", "pack",
 )  # fmt: skip
 
 

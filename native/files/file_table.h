@@ -23,9 +23,12 @@ class FileTable {
 
   [[nodiscard]] virtual std::size_t size() const noexcept = 0;
 
-  // The name of a sample, as a view into the table. Samples whose names are equally long tend to have the same layout
-  // (tensor_file.h). Needs i < size().
+  // The name of a sample, as a view into the table; empty where the table holds none. Needs i < size().
   [[nodiscard]] virtual std::string_view name(std::size_t i) const noexcept = 0;
+
+  // Samples for which this is the same number tend to have the same layout (tensor_file.h): the length of the name, as
+  // torch.save writes the name into the file. Needs i < size().
+  [[nodiscard]] virtual std::size_t layout_hint(std::size_t i) const noexcept { return name(i).size(); }
 
   // The bytes of sample i, read from the file when they are asked for. An index past the end is io_error(EINVAL).
   [[nodiscard]] virtual Outcome open(std::size_t i, SampleFile& out) const noexcept = 0;

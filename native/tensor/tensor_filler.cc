@@ -33,7 +33,7 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const Ten
     SampleFile file;
     if (const Outcome opened = scratch.open(locate(key, nullptr), file); !opened.ok()) return opened;
     scratch.clock.lap(Stage::open);
-    return scratch.part<TensorScratch>().reader.read(file, table_->name(key.local).size(), want, row, got);
+    return scratch.part<TensorScratch>().reader.read(file, table_->layout_hint(key.local), want, row, got);
   } catch (const std::bad_alloc&) {
     return Outcome::to_python("out of memory");
   }

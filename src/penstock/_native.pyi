@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Buffer = bytes | memoryview | NDArray[Any]
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 MAX_DIMS: Final[int]
 """Dimensions of a sample that the native core takes at the most."""
@@ -21,7 +21,7 @@ DTYPES: Final[tuple[str, ...]]
 # --- files -----------------------------------------------------------------------------------------------------
 
 class FileTable:
-    """A table of files: which bytes belong to a sample, by its index. PathTable is one kind."""
+    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and ShardTable."""
 
 class PathTable(FileTable):
     """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""
@@ -92,6 +92,23 @@ def crc32c(buffer: Buffer, seed: int = 0) -> int:
     Python's lock is let go for buffers of 16 KiB and more.
     """
 
+def pack_files(
+    descriptor: int, table: PathTable, files: list[tuple[int, int, int, bytes, bytes]], seed: int
+) -> tuple[list[tuple[int, int, int]], int] | tuple[int, int, bool]:
+    """Append files of a table to an open file, each between bytes that are given.
+
+    Args:
+        descriptor: of the file that is written.
+        table: the files that are read.
+        files: of each its number in the table, the length and the time of the last change in ns that it must have,
+            and the bytes that go before and after it.
+        seed: the CRC-32C of what the file holds already.
+
+    Returns the CRC-32C of each file, with its width and height where it is a JPEG (else 0), and the CRC-32C of all
+    bytes; or, where one could not be packed, its number in `files`, the errno (0: the file is not what it was, or
+    leads out of its root) and whether it was writing that failed.
+    """
+
 class RowFile:
     """Rows of equal length in an open file, read when they are asked for. Immutable, for any number of threads.
 
@@ -109,6 +126,29 @@ class RowFile:
 
         Raises IndexError for a row that the file does not have, OSError where it cannot be read or ends before.
         """
+
+class ShardTable(FileTable):
+    """The samples of packed shards: sample i is a part of a shard, which row i of the index names. Immutable.
+
+    Args:
+        rows: of the index.
+        shards: (path, length) of each.
+        columns: where in a row the number of the shard, the length of the ID and the member begin.
+        verify: the CRC-32C of each sample is compared when it is read.
+        max_open: how many shards stay open; None: half of the descriptors that the process may have, 4,096 at the most.
+    """
+
+    def __init__(
+        self,
+        rows: RowFile,
+        shards: list[tuple[bytes, int]],
+        columns: list[int],
+        verify: bool,
+        max_open: int | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def open_shards(self) -> int: ...
 
 # --- images ------------------------------------------------------------------------------------------------------
 

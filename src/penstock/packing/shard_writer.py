@@ -1,4 +1,4 @@
-"""One shard: a tar archive of some samples and their rows of the index, written at once and renamed when it is whole."""
+"""One shard: a tar archive of some samples, and their rows of the index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -70,6 +69,10 @@ class ShardWriter:
             self._flush()
         return offset, crc
 
+    def append(self, members: bytes) -> None:
+        """Append members that are whole, headers and padding included."""
+        self._put(members)
+
     def finish(self) -> None:
         """Write what ends an archive. Raises OSError."""
         self._put(END)
@@ -124,8 +127,7 @@ def write_shard(
         text = name.decode("utf-8", "surrogateescape")
         places = [(*writer.add(text + suffix, data), len(data)) for suffix, data in files]
         if labelled:
-            ending, data = label_file(contents, sample)
-            writer.add((webdataset_key(name) or name).decode("utf-8", "surrogateescape") + ending, data)
+            writer.append(label_member(contents, sample))
         width, height = size_of_image(files[0][1]) if images else (0, 0)
         head = (id_offset, len(name), shard, width, height)
         if free:
@@ -163,10 +165,17 @@ def label_file(contents: Contents, sample: int) -> tuple[str, bytes]:
     return (".cls" if contents.labels.dtype.kind in "iu" else ".json"), repr(value.item()).encode()
 
 
+def label_member(contents: Contents, sample: int) -> bytes:
+    """Return the member that holds a label: header, data and padding."""
+    name = contents.ids[sample]
+    ending, data = label_file(contents, sample)
+    key = (webdataset_key(name) or name).decode("utf-8", "surrogateescape")
+    return header(key + ending, len(data)) + data + bytes(padding(len(data)))
+
+
 def size_of_image(data: bytes) -> tuple[int, int]:
     """Return the (width, height) of an image that is encoded or an .npy file; (0, 0) where it is not known."""
     if not data.startswith(b"\x93NUMPY"):
         return image_size(data)
     found = _SHAPE.search(data[:256])
     return (int(found[2]), int(found[1])) if found is not None else (0, 0)
-
