@@ -56,7 +56,9 @@ class Job:
             batches = self.batches.sampled()
             return PassInput(batches, length(), *self.key())
         seed, epoch = self.key()
-        return PassInput(self.batches(seed, epoch), length(), seed, epoch)
+        known = self.batches.order.cuts_itself()
+        coming = partial(self.batches.coming, seed, epoch) if known else None
+        return PassInput(self.batches(seed, epoch), length(), seed, epoch, coming=coming)
 
     def input_of_python(self) -> PassInput:
         """Return the same with what an iterable dataset said of its length."""

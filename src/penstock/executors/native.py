@@ -27,6 +27,7 @@ from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
+from penstock.executors.staging import Staging
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
@@ -83,6 +84,7 @@ class NativePass(IndexedPass):
     def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._fetch: Fetch | None = None  # reads the rest of the pass
+        self._coming = pass_input.coming
         self._adopt(plan)
         self._table = plan.table
         self._start(pass_input, eager=eager)
@@ -103,6 +105,10 @@ class NativePass(IndexedPass):
             batch.error = error_of(self._plan, batch, failures)
         return batch
 
+    def _drop(self, batch: NativeBatch) -> None:
+        batch.let_shards_go()
+        super()._drop(batch)
+
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
@@ -111,7 +117,9 @@ class NativePass(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = NativeCrew(plan, self._threads, self._resources.meter)
+        self._staging = Staging(plan, self._coming)
+        self._coming = None  # a plan that is made in the middle of the pass has batches behind it
+        self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
@@ -190,6 +198,46 @@ class NativePass(IndexedPass):
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
         self._resolve(batch)
+        if not self._staging:
+            self._submit(batch)
+            return
+        batch.number, batch.retired = -1, []
+        batch.let_shards_go()
+        batch.shards = self._staging.batch(batch.leaves, batch.local)
+
+    def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
+        super()._refill(queue, done=done)
+        if self._staging:
+            self._submit_staged(queue)
+
+    def _submit_staged(self, queue: deque[NativeBatch]) -> None:
+        """Submit the batches whose shards are here, in order."""
+        for batch in queue:
+            if batch.number >= 0 or batch.shards is None or batch.error is not None:
+                continue
+            try:
+                if not batch.shards.ready():
+                    return
+            except Exception as error:
+                batch.error = error
+                continue
+            self._submit(batch)
+
+    def _wait_for_shards(self, batch: NativeBatch) -> None:
+        """Wait until the shards of the oldest batch are here, and submit it. Raises WorkerStuck."""
+        assert batch.shards is not None
+        try:
+            here = batch.shards.wait(self._timeout or None)
+        except Exception as error:
+            batch.error = error
+            return
+        if not here:
+            if not self._open:
+                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+            raise WorkerStuck(
+                f"DataLoader timed out after {self._timeout} seconds: shards are still on their way from the object "
+                f"store: {self._staging.missing()}. Raise timeout=, or look at the network"
+            )
         self._submit(batch)
 
     def _resolve(self, batch: NativeBatch) -> None:
@@ -232,6 +280,8 @@ class NativePass(IndexedPass):
     def _finish(self, batch: NativeBatch) -> list[_native.Failure]:
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
         for times in count():
+            if batch.number < 0 and batch.shards is not None:
+                self._wait_for_shards(batch)
             if batch.number < 0:
                 break
             last = self._crew.numbers[-1]
@@ -349,6 +399,10 @@ class NativePass(IndexedPass):
         if not self._put_others(batch, [failure[0] for failure in bad]):
             return False
         self._resolve(batch)
+        if batch.shards is not None:  # the other samples may lie in other shards
+            batch.let_shards_go()
+            batch.shards = self._staging.batch(batch.leaves, batch.local)
+            batch.shards.wait(self._timeout or None)
         return True
 
     def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:

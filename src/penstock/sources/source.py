@@ -28,6 +28,7 @@ from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
 from penstock.sources.premises import Holds
 from penstock.sources.sample_reader import SampleReader
+from penstock.storage.remote_shards import RemoteShards
 
 Rescued = NDArray[np.uint8] | torch.Tensor
 
@@ -104,6 +105,11 @@ class NativeSource:
     None: no sample lies in a file."""
     gone: Callable[[int], Exception | None] | None = None
     """Returns the error of such a sample."""
+
+    remote: RemoteShards | None = None
+    """The shards in an object store that the fillers read once they are here; None: the files are local."""
+    shard_of: Callable[[Indices], Indices] | None = None
+    """Returns the shard of each of these samples."""
 
     def batch(self, fields: list[Any]) -> Any:
         """Return a batch of these fields (and labels), as torch's default_collate gives it."""

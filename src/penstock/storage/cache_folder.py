@@ -333,7 +333,7 @@ class CacheFolder:
 
 
 def _own_file(flags: int, name: str, folder: int) -> int | None:
-    """Open a regular file of this user in a folder; None where it does not exist. Raises UnsafeCache for anything else."""
+    """Open a regular file of this user in a folder; None where it does not exist. Raises UnsafeCache."""
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except FileNotFoundError:

@@ -167,7 +167,8 @@ class Download:
     async def _fetch_part(self, part: HeldFile, info: ObjectInfo, number: int) -> None:
         """Fetch one part; what is cut off goes on where it stopped."""
         at, end = number * PART_BYTES, min((number + 1) * PART_BYTES, info.size)
-        attempts, error = 0, StorageError("")
+        attempts = 0
+        error: StorageError | None = None
         while at < end:
             before = at
             try:

@@ -162,7 +162,7 @@ class ObjectStore:
             self._raise(error, name)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of an object from begin to end - 1. Raises StorageError; ChangedObject where it ends before."""
+        """Return the bytes of an object from begin to end - 1. Raises StorageError, ChangedObject where it is shorter."""
         self._check_process(name)
         if begin == end:
             return b""
@@ -174,7 +174,7 @@ class ObjectStore:
         return found
 
     async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of several ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
+        """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
         self._check_process(name)
         try:
             found = await client().get_ranges_async(
@@ -209,7 +209,7 @@ class ObjectStore:
             raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
 
     def _raise_with_body(self, error: Exception, name: str) -> NoReturn:
-        """Raise the error of a HEAD request, whose answer has no text: that of a GET says whether the bucket is there."""
+        """Raise the error of a HEAD request; a GET, whose answer has a text, says whether the bucket is there."""
         if isinstance(error, FileNotFoundError):
             self.read(name)
         self._raise(error, name)

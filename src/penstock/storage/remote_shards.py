@@ -13,6 +13,7 @@ from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
 from penstock.storage.description import FILE, Column, Shard, Split, parse
 from penstock.storage.download import Download, Traffic
+from penstock.storage.for_children import Counter
 from penstock.storage.objects import ObjectStore
 from penstock.storage.shard_files import ShardFiles
 
@@ -44,6 +45,7 @@ class RemoteShards:
         self.traffic = Traffic()
         self._wanted: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._counter = Counter(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
@@ -91,8 +93,8 @@ class RemoteShards:
         """
         offset, length, expected, _ = member.item()
         held = self.hold(shard)
-        if held is None and self._worth_whole(shard, length):
-            held = self._fetched(shard)
+        if held is None and self._worth_whole(shard, length) and self.fetch(shard):
+            held = self.hold(shard)
         if held is not None:
             try:
                 return self._files.read(shard, member, name, verify=verify)
@@ -104,11 +106,7 @@ class RemoteShards:
                 f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
                 f"{self.shards[shard].bytes:,}: it is the index of another dataset"
             )
-        data = self.store.read_range(self.shards[shard].name, offset, offset + length)
-        with self._lock:
-            self.traffic.requests += 1
-            self.traffic.ranges += 1
-            self.traffic.bytes += length
+        data = self.read_part(shard, offset, offset + length)
         if verify and (found := _native.crc32c(data)) != expected:
             raise ChecksumMismatch(
                 f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
@@ -118,22 +116,36 @@ class RemoteShards:
             )
         return data
 
+    def read_part(self, shard: int, begin: int, end: int) -> bytes:
+        """Return the bytes of a shard from begin to end - 1, from the store. Raises StorageError."""
+        if not self.store.usable:
+            return self._counter.read_part(shard, begin, end)
+        data = self.store.read_range(self.shards[shard].name, begin, end)
+        with self._lock:
+            self.traffic.requests += 1
+            self.traffic.ranges += 1
+            self.traffic.bytes += end - begin
+        return data
+
+    def fetch(self, shard: int) -> bool:
+        """Bring a whole shard into the cache folder; False: there is no space within its limit. Raises StorageError."""
+        if not self.store.usable:
+            return self._counter.fetch(shard)
+
+        async def fetched() -> HeldFile | None:
+            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
+
+        held = run_alone(fetched())
+        if held is not None:
+            held.close()
+        return held is not None
+
     def _worth_whole(self, shard: int, length: int) -> bool:
         with self._lock:
             self._wanted[shard] = self._wanted.get(shard, 0) + length
             return self._wanted[shard] > WORTH_WHOLE * self.shards[shard].bytes
 
-    def _fetched(self, shard: int) -> HeldFile | None:
-        """Return a shard fetched in the calling thread; None where the cache has no space without exceeding its limit."""
-
-        async def fetch() -> HeldFile | None:
-            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
-
-        return run_alone(fetch())
-
-    async def download(
-        self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]
-    ) -> HeldFile | None:
+    async def download(self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]) -> HeldFile | None:
         """Return a shard's local file; see download.Download.run."""
         name, known = self.shards[shard].name, self.cached[shard]
         return await Download(self.store, name, known, self.cache, requests, self.traffic).run(urgent)
@@ -218,5 +230,3 @@ class RemoteDataset:
         """Let the files of the index go."""
         while self._held:
             self._held.pop().close()
-
-

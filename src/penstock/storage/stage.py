@@ -155,6 +155,12 @@ class ShardStage:
                     self._let_go(number, need)
         self._wake()
 
+    def missing(self) -> str:
+        """Return, for messages, the shards that batches wait for; empty where there are none."""
+        with self._condition:
+            urls = [self._shards.cached[number].url for number, need in self._needs.items() if need.urgent]
+        return f"{', '.join(urls[:3])}{' and others' * (len(urls) > 3)}"
+
     def close(self) -> None:
         """End the downloads and the thread. In a forked child they do not exist, and nothing is done."""
         if os.getpid() != self._process:
