@@ -63,7 +63,8 @@ void make_table(PathTable* self, const nb::bytes& root, nb::handle names, const 
 }
 
 void bind_table(nb::module_& m) {
-  nb::class_<PathTable>(m, "PathTable", kTableDoc)
+  nb::class_<FileTable>(m, "FileTable", "A table of files: which bytes belong to a sample, by its index.");
+  nb::class_<PathTable, FileTable>(m, "PathTable", kTableDoc)
       .def("__init__", &make_table, nb::arg("root"), nb::arg("names"), nb::arg("suffix") = nb::bytes("", 0),
            nb::arg("beneath") = false)
       .def("__len__", &PathTable::size)

@@ -56,7 +56,7 @@ class Owning final : public Filler {
   explicit Owning(nb::object array, Arguments&&... arguments)
       : owner_(std::move(array)), reader_(make(owner_, std::forward<Arguments>(arguments)...)) {}
 
-  Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+  Outcome fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                Scratch& scratch) const noexcept override {
     return reader_.fill(key, paths, want, row, got, scratch);
   }
@@ -172,9 +172,9 @@ void bind_fillers(nb::module_& m) {
   nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
       .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
   nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")
-      .def(nb::init<std::shared_ptr<const PathTable>>(), nb::arg("paths"));
+      .def(nb::init<std::shared_ptr<const FileTable>>(), nb::arg("paths"));
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
-      .def(nb::init<std::shared_ptr<const PathTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
+      .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
            nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"));
 }
 

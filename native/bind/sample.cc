@@ -18,6 +18,7 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "files/path_table.h"
 #include "image/image_filler.h"
 #include "tensor/tensor_filler.h"
 

@@ -5,10 +5,16 @@
 #include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +25,7 @@
 #include "bind/gil_released.h"
 #include "files/crc32c.h"
 #include "files/row_file.h"
+#include "files/shard_table.h"
 #include "files/unique_fd.h"
 
 namespace nb = nanobind;
@@ -68,6 +75,25 @@ void read_rows(const RowFile& file, const IndexArray& positions, const RowArray&
   raise_errno(outcome.error);
 }
 
+// Half of the descriptors that this process may have, at the most.
+std::size_t most_open() noexcept {
+  struct rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 64;
+  return std::min<std::size_t>(limit.rlim_cur / 2, 4096);
+}
+
+void make_shard_table(ShardTable* self, std::shared_ptr<const RowFile> rows, const nb::list& shards,
+                      const std::vector<std::uint64_t>& columns, bool verify, std::optional<std::size_t> max_open) {
+  if (columns.size() != 3) throw nb::value_error("columns are those of the shard, the length of the ID and the member");
+  std::vector<ShardTable::Shard> listed;
+  for (nb::handle shard : shards) {
+    const auto path = nb::cast<nb::bytes>(shard[0]);
+    listed.push_back({std::string(path.c_str(), path.size()), nb::cast<std::uint64_t>(shard[1])});
+  }
+  new (self) ShardTable(std::move(rows), std::move(listed), {columns[0], columns[1], columns[2]}, verify,
+                        max_open.value_or(most_open()));
+}
+
 }  // namespace
 
 void bind_shards(nb::module_& m) {
@@ -76,6 +102,11 @@ void bind_shards(nb::module_& m) {
       .def("__init__", &open_rows, nb::arg("descriptor"), nb::arg("start"), nb::arg("row_bytes"), nb::arg("count"))
       .def("__len__", &RowFile::size)
       .def("read", &read_rows, nb::arg("positions"), nb::arg("out"));
+  nb::class_<ShardTable, FileTable>(m, "ShardTable")
+      .def("__init__", &make_shard_table, nb::arg("rows"), nb::arg("shards"), nb::arg("columns"), nb::arg("verify"),
+           nb::arg("max_open") = nb::none())
+      .def("__len__", &ShardTable::size)
+      .def_prop_ro("open_shards", &ShardTable::open_shards);
 }
 
 }  // namespace penstock

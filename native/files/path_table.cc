@@ -316,4 +316,11 @@ Outcome PathTable::open(std::size_t i, UniqueFd& out) const noexcept {
   return Outcome::success();
 }
 
+Outcome PathTable::open(std::size_t i, SampleFile& out) const noexcept {
+  UniqueFd file;
+  const Outcome outcome = open(i, file);
+  if (outcome.ok()) out = SampleFile(std::move(file));
+  return outcome;
+}
+
 }  // namespace penstock

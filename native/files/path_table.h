@@ -16,12 +16,13 @@
 #include <string_view>
 #include <vector>
 
+#include "files/file_table.h"
 #include "files/outcome.h"
 #include "files/unique_fd.h"
 
 namespace penstock {
 
-class PathTable {
+class PathTable final : public FileTable {
  public:
   // `names`: each name followed by one NUL. `suffix` is appended to a name when it is opened.
   // beneath = true: `root` is needed, first_bad_name(names) must find nothing, `suffix` holds no '/',
@@ -30,25 +31,24 @@ class PathTable {
   // or relative to the current folder.
   // A relative root is bound to the current folder of this moment. Throws std::invalid_argument.
   PathTable(std::string root, std::string names, std::string suffix, bool beneath);
-  ~PathTable();
-  PathTable(const PathTable&) = delete;
-  PathTable& operator=(const PathTable&) = delete;
+  ~PathTable() override;
 
-  [[nodiscard]] std::size_t size() const noexcept { return delta_.size(); }
+  [[nodiscard]] std::size_t size() const noexcept override { return delta_.size(); }
 
   // Name i without the suffix, as a view into the table. Needs i < size().
-  [[nodiscard]] std::string_view name(std::size_t i) const noexcept;
+  [[nodiscard]] std::string_view name(std::size_t i) const noexcept override;
 
   // Opens name i for reading (close-on-exec; does not block on a FIFO, does not take a terminal: the
   // reader must check that it got a regular file). An index past the end is io_error(EINVAL).
   [[nodiscard]] Outcome open(std::size_t i, UniqueFd& out) const noexcept;
+  [[nodiscard]] Outcome open(std::size_t i, SampleFile& out) const noexcept override;
 
   // Looks whether `root` names another folder by now (it was deleted and made anew) and opens that one from
   // here on. Costs two system calls; open() itself keeps to the folder that it knows.
   void refresh() const;
 
   // root + '/' + name + suffix, joined as os.path.join does: for messages and for Python. Needs i < size().
-  [[nodiscard]] std::string path(std::size_t i) const;
+  [[nodiscard]] std::string path(std::size_t i) const override;
 
   // The root bound to the current folder of construction: what another process needs.
   [[nodiscard]] const std::string& absolute_root() const noexcept { return absolute_root_; }

@@ -1,11 +1,10 @@
 #include "image/image_filler.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <new>
+#include <span>
 #include <type_traits>
 
 namespace penstock {
@@ -13,23 +12,30 @@ namespace {
 
 // An encoded image larger than this is left to Pillow, which reads it piece by piece.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
+constexpr const char* kTooLarge = "an encoded image of over 1 GiB";
 constexpr std::size_t kFirstRead = 256 * 1024;  // one read suffices for most photos
 
-// Reads all of a file into `bytes`; `size` is set to its length. The vector only grows.
-Outcome read_all(int fd, std::vector<std::uint8_t>& bytes, std::size_t& size) {
-  size = 0;
+// The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows.
+Outcome read_all(const SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole) {
+  if (file.in_memory()) {
+    whole = file.bytes();
+    return whole.size() <= kMaxFileBytes ? Outcome::success() : Outcome::to_python(kTooLarge);
+  }
+  std::size_t size = 0;
   if (bytes.empty()) bytes.resize(kFirstRead);
   while (true) {
     if (size == bytes.size()) {
-      if (bytes.size() >= kMaxFileBytes) return Outcome::to_python("an encoded image of over 1 GiB");
+      if (bytes.size() >= kMaxFileBytes) return Outcome::to_python(kTooLarge);
       bytes.resize(std::min(kMaxFileBytes, bytes.size() * 2));
     }
-    const ssize_t got = pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(size));
-    if (got < 0 && errno == EINTR) continue;
+    const iovec room{bytes.data() + size, bytes.size() - size};
+    const ssize_t got = file.readv({&room, 1}, size);
     if (got < 0) return Outcome::io_error(errno, "pread");
-    if (got == 0) return Outcome::success();
+    if (got == 0) break;
     size += static_cast<std::size_t>(got);
   }
+  whole = {bytes.data(), size};
+  return Outcome::success();
 }
 
 }  // namespace
@@ -50,25 +56,28 @@ void ImageScratch::release() noexcept {
   recipe.release();
 }
 
-// Reads the file into scratch.file and its header into scratch.jpeg.
-Outcome ImageFileFiller::open(const SampleKey& key, const PathTable* paths, ImageScratch& scratch) const {
-  const PathTable* table = table_ ? table_.get() : paths;
-  const std::size_t index = table_ ? key.local : key.place;
-  if (table == nullptr || index >= table->size()) return Outcome::io_error(ERANGE, "index");
-  UniqueFd file;
-  if (const Outcome opened = table->open(index, file); !opened.ok()) return opened;
+// A file while its image is decoded: the bytes lie in the file's own memory, or in that of a scratch.
+struct ImageFileFiller::Encoded {
+  SampleFile file;
+  std::span<const std::uint8_t> bytes;
+};
+
+// Reads the sample's bytes, and the image's header into scratch.jpeg.
+Outcome ImageFileFiller::open(const SampleKey& key, const FileTable* paths, Encoded& encoded, Scratch& all,
+                              ImageScratch& scratch) const {
+  if (const Outcome opened = all.open(locate(key, paths), encoded.file); !opened.ok()) return opened;
   scratch.clock.lap(Stage::open);
-  std::size_t size = 0;
-  if (const Outcome got = read_all(file.get(), scratch.file, size); !got.ok()) return got;
+  if (const Outcome got = read_all(encoded.file, scratch.file, encoded.bytes); !got.ok()) return got;
   scratch.clock.lap(Stage::read);
-  return scratch.jpeg.open(scratch.file.data(), size, max_pixels_);
+  return scratch.jpeg.open(encoded.bytes.data(), encoded.bytes.size(), max_pixels_);
 }
 
-Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
+Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                               TensorSpec& got, Scratch& all) const noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
-    if (const Outcome opened = open(key, paths, scratch); !opened.ok()) return opened;
+    Encoded encoded;
+    if (const Outcome opened = open(key, paths, encoded, all, scratch); !opened.ok()) return opened;
     JpegSource source(scratch.jpeg, scratch.clock);
     const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
@@ -78,11 +87,12 @@ Outcome ImageFileFiller::fill(const SampleKey& key, const PathTable* paths, cons
   }
 }
 
-Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Picture& picture,
+Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Picture& picture,
                               Scratch& all) const noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
-    Outcome outcome = open(key, paths, scratch);
+    Encoded encoded;
+    Outcome outcome = open(key, paths, encoded, all, scratch);
     if (!outcome.ok()) return outcome;
     JpegSource source(scratch.jpeg, scratch.clock);
     if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
@@ -93,7 +103,7 @@ Outcome ImageFileFiller::read(const SampleKey& key, const PathTable* paths, Pict
     std::int64_t bytes = 0;
     if (!checked_bytes(picture.spec, bytes)) return Outcome::to_python("an image too large");
     picture.pixels = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
-    picture.head.assign(reinterpret_cast<const char*>(scratch.file.data()), scratch.jpeg.head());
+    picture.head.assign(reinterpret_cast<const char*>(encoded.bytes.data()), scratch.jpeg.head());
     return scratch.recipe.execute(*recipe_, source, picture.pixels.get());
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
@@ -113,7 +123,7 @@ Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const DecodedIma
   }
 }
 
-Outcome ImageArrayFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& all) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
   ImageScratch* scratch = nullptr;  // a pointer: a jump passes over this frame (guarded.h)

@@ -55,19 +55,23 @@ struct Picture {
 // Encoded images by name; without a table of its own, names come with each batch.
 class ImageFileFiller final : public Filler {
  public:
-  ImageFileFiller(std::shared_ptr<const PathTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels)
+  ImageFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels)
       : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels) {}
-  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   Outcome fill_from_pixels(const SampleKey&, const DecodedImage&, const TensorSpec&, std::uint8_t*, TensorSpec&,
                            Scratch&) const noexcept override;
+  [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept override {
+    return table_ ? FileLocation{table_.get(), key.local} : FileLocation{paths, key.place};
+  }
   // The same sample outside of a batch; `picture` owns its pixels.
-  Outcome read(const SampleKey&, const PathTable*, Picture& picture, Scratch&) const noexcept;
+  Outcome read(const SampleKey&, const FileTable*, Picture& picture, Scratch&) const noexcept;
 
  private:
-  Outcome open(const SampleKey&, const PathTable*, ImageScratch&) const;
+  struct Encoded;
+  Outcome open(const SampleKey&, const FileTable*, Encoded&, Scratch&, ImageScratch&) const;
 
-  std::shared_ptr<const PathTable> table_;
+  std::shared_ptr<const FileTable> table_;
   std::shared_ptr<const Recipe> recipe_;
   std::uint64_t max_pixels_;
 };
@@ -85,7 +89,7 @@ class ImageArrayFiller final : public Filler {
         channels_(channels),
         planar_(planar),
         recipe_(std::move(recipe)) {}
-  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   void prefetch(std::size_t local) const noexcept override;
   [[nodiscard]] std::size_t memory_bytes() const noexcept override;

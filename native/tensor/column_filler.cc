@@ -123,7 +123,7 @@ ColumnFiller::Place ColumnFiller::find(std::size_t local) const noexcept {
   return {&chunks_[number], local - (number == 0 ? 0 : ends_[number - 1])};
 }
 
-Outcome ColumnFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+Outcome ColumnFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                            TensorSpec& got, Scratch& scratch) const noexcept {
   const Place place = find(key.local);
   if (place.chunk == nullptr) return Outcome::io_error(ERANGE, "index");

@@ -36,7 +36,7 @@ class ColumnFiller final : public Filler {
   // Elements of `stored` become those of spec.dtype; bool is stored as a bitmap. Throws std::invalid_argument for types
   // that are not converted here: those where torch's result could be another one.
   ColumnFiller(std::vector<ColumnChunk> chunks, DType stored, TensorSpec spec);
-  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   void prefetch(std::size_t local) const noexcept override;
   [[nodiscard]] std::size_t memory_bytes() const noexcept override;

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "files/file_table.h"
 #include "files/guarded.h"
 #include "files/outcome.h"
-#include "files/path_table.h"
 #include "files/stages.h"
 #include "order/random.h"
 #include "tensor/dtype.h"
@@ -71,6 +71,9 @@ class Scratch {
     return static_cast<Part&>(*parts_.back().second);
   }
 
+  // The file of a sample. No table, or an index past its end, is io_error(ERANGE).
+  [[nodiscard]] Outcome open(const FileLocation& where, SampleFile& file) const noexcept;
+
   // Gives memory back where the parts hold over kKeptBytes, so that one huge image does not cost its memory for the
   // rest of the pass. To be called when no sample is in work.
   void trim() noexcept;
@@ -95,12 +98,19 @@ class Filler {
   // Writes sample `key` into `row`, which holds checked_bytes(want). On Code::mismatch `got` is what the
   // sample would need; the row's content is then undefined, as after every outcome but ok.
   // `paths` is the batch's own table of names, or null. Where memory_bytes() is not 0 the call is one of each_guarded.
-  virtual Outcome fill(const SampleKey& key, const PathTable* paths, const TensorSpec& want, std::uint8_t* row,
+  virtual Outcome fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                        TensorSpec& got, Scratch& scratch) const noexcept = 0;
 
   // The same for a sample of which fill() said Code::python, and which Python has decoded to pixels.
   virtual Outcome fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
                                    std::uint8_t* row, TensorSpec& got, Scratch& scratch) const noexcept;
+
+  // Which file the sample is; none where it lies in memory. `paths` as for fill(). The index may be past the end of the
+  // table, whose open() then fails.
+  [[nodiscard]] virtual FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept {
+    static_cast<void>(key), static_cast<void>(paths);
+    return {};
+  }
 
   // The processor may fetch what fill() will read next; a hint without effect on results.
   virtual void prefetch(std::size_t local) const noexcept { static_cast<void>(local); }

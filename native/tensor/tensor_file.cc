@@ -1,8 +1,6 @@
 #include "tensor/tensor_file.h"
 
-#include <sys/stat.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,9 +24,9 @@ constexpr int kMaxMorePieces = 6;                   // SplitFile holds 8
 
 constexpr const char* kShrunk = "truncated (the file became shorter while it was read)";
 
-Outcome read_exactly(int fd, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
+Outcome read_exactly(const SampleFile& source, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;
-  if (!read_at(fd, to, bytes, offset, done)) return Outcome::io_error(errno, "pread");
+  if (!source.read(to, bytes, offset, done)) return Outcome::io_error(errno, "pread");
   return done == bytes ? Outcome::success() : Outcome::to_python(kShrunk);
 }
 
@@ -60,15 +58,15 @@ TensorReader::TensorReader(StageClock* clock)
       head_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxHead)),
       tail_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxTail + kSlack)) {}
 
-Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
+Outcome TensorReader::read(const SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                            TensorSpec& got) noexcept {
   Prediction& guess = predictions_[name_length % predictions_.size()];
   Outcome outcome;
-  if (guess.head != 0 && guess.name_length == name_length && read_predicted(fd, guess, want, row, got, outcome))
+  if (guess.head != 0 && guess.name_length == name_length && read_predicted(source, guess, want, row, got, outcome))
     return outcome;
 
   Opened opened;
-  outcome = open(fd, opened);
+  outcome = open(source, opened);
   if (outcome.ok()) {
     const TensorLayout& layout = opened.layout;
     got = layout.spec;
@@ -78,7 +76,7 @@ Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& wa
       guess = {name_length, layout.offset, layout.reach, tail};
     else if (guess.name_length == name_length)
       guess = {};
-    outcome = layout.spec == want ? load(fd, opened, row) : Outcome::mismatch(kMismatch);
+    outcome = layout.spec == want ? load(source, opened, row) : Outcome::mismatch(kMismatch);
   }
   trim_scratch();
   return outcome;
@@ -86,16 +84,13 @@ Outcome TensorReader::read(int fd, std::size_t name_length, const TensorSpec& wa
 
 // One call reads the whole file, its elements straight into the row. Head and tail are then parsed as if
 // nothing had been foretold. False when the file turns out otherwise: the careful path is then taken.
-bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorSpec& want, std::uint8_t* row,
+bool TensorReader::read_predicted(const SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row,
                                   TensorSpec& got, Outcome& outcome) noexcept {
   std::int64_t bytes = 0;
   if (!checked_bytes(want, bytes) || static_cast<std::uint64_t>(bytes) != guess.bytes) return false;
   const std::uint64_t tail_room = guess.tail + kSlack;
   const std::array<iovec, 3> parts{{{head_.get(), guess.head}, {row, guess.bytes}, {tail_.get(), tail_room}}};
-  ssize_t n = 0;
-  do {
-    n = ::preadv(fd, parts.data(), static_cast<int>(parts.size()), 0);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = source.readv(parts, 0);
   if (n < 0) return false;  // a folder, a pipe, a disk error: the careful path says which
   // A read that filled all the room leaves the file's size unknown.
   const std::uint64_t size = static_cast<std::uint64_t>(n), elements_end = guess.head + guess.bytes;
@@ -126,30 +121,27 @@ bool TensorReader::read_predicted(int fd, const Prediction& guess, const TensorS
 }
 
 // Reads and parses what tells the layout: all of a small file, else both ends and what the parser asks for.
-Outcome TensorReader::open(int fd, Opened& opened) noexcept {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0) return Outcome::io_error(errno, "fstat");
-  if (S_ISDIR(status.st_mode)) return Outcome::io_error(EISDIR, "pread");
-  if (!S_ISREG(status.st_mode)) return Outcome::to_python("not a regular file");
-  const std::uint64_t size = static_cast<std::uint64_t>(status.st_size);
+Outcome TensorReader::open(const SampleFile& source, Opened& opened) noexcept {
+  std::uint64_t size = 0;
+  if (const Outcome outcome = source.size(size); !outcome.ok()) return outcome;
   if (size == 0) return Outcome::to_python("empty file");
   opened.file = SplitFile(size);
-  if (size > kWholeFile) return read_parts(fd, opened);
+  if (size > kWholeFile) return read_parts(source, opened);
   std::uint8_t* bytes = scratch(size);
   if (!bytes) return Outcome::to_python("not enough memory");
-  if (const Outcome outcome = read_exactly(fd, bytes, size, 0); !outcome.ok()) return outcome;
+  if (const Outcome outcome = read_exactly(source, bytes, size, 0); !outcome.ok()) return outcome;
   opened.file.add(0, {bytes, size});
   opened.whole = true;
   const char* reason = parse_tensor(opened.file, opened.layout);
   return reason ? Outcome::to_python(reason) : Outcome::success();
 }
 
-Outcome TensorReader::read_parts(int fd, Opened& opened) noexcept {
+Outcome TensorReader::read_parts(const SampleFile& source, Opened& opened) noexcept {
   const std::uint64_t size = opened.file.size();
   const std::array<FileRange, 2> ends{{{0, kFirstParts}, {size - kFirstParts, kFirstParts}}};
   const std::array<std::uint8_t*, 2> rooms{head_.get(), tail_.get()};
   for (std::size_t i = 0; i < ends.size(); ++i) {
-    if (const Outcome outcome = read_exactly(fd, rooms[i], kFirstParts, ends[i].offset); !outcome.ok()) return outcome;
+    if (const Outcome outcome = read_exactly(source, rooms[i], kFirstParts, ends[i].offset); !outcome.ok()) return outcome;
     opened.file.add(ends[i].offset, {rooms[i], kFirstParts});
   }
   std::array<std::unique_ptr<std::uint8_t[]>, kMaxMorePieces> pieces;
@@ -165,13 +157,13 @@ Outcome TensorReader::read_parts(int fd, Opened& opened) noexcept {
     const std::uint64_t end = missing.offset + missing.length, bytes = std::min(size - end, kAround) + end - begin;
     pieces[i].reset(new (std::nothrow) std::uint8_t[bytes]);
     if (!pieces[i]) return Outcome::to_python("not enough memory");
-    if (const Outcome outcome = read_exactly(fd, pieces[i].get(), bytes, begin); !outcome.ok()) return outcome;
+    if (const Outcome outcome = read_exactly(source, pieces[i].get(), bytes, begin); !outcome.ok()) return outcome;
     opened.file.add(begin, {pieces[i].get(), bytes});
   }
 }
 
 // Brings the elements into the row.
-Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noexcept {
+Outcome TensorReader::load(const SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept {
   const TensorLayout& layout = opened.layout;
   if (opened.whole) {
     lap(Stage::read);
@@ -187,9 +179,9 @@ Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noex
   }
   std::uint8_t* bytes = layout.contiguous ? row : scratch(layout.reach);
   if (!bytes && layout.reach != 0) return Outcome::to_python("not enough memory");
-  if (const Outcome outcome = read_exactly(fd, bytes, layout.reach, layout.offset); !outcome.ok()) return outcome;
+  if (const Outcome outcome = read_exactly(source, bytes, layout.reach, layout.offset); !outcome.ok()) return outcome;
   lap(Stage::read);
-  if (const Outcome outcome = check(fd, layout, bytes); !outcome.ok()) return outcome;
+  if (const Outcome outcome = check(source, layout, bytes); !outcome.ok()) return outcome;
   if (!layout.contiguous) {
     copy_strided(bytes, layout, row);
     lap(Stage::write);
@@ -199,13 +191,13 @@ Outcome TensorReader::load(int fd, const Opened& opened, std::uint8_t* row) noex
 
 // Compares the CRC-32 of the whole record, of which `elements` holds the span of the tensor, with the file's. What lies
 // around the span is read for it, as torch.load reads it. Overwrites tail_.
-Outcome TensorReader::check(int fd, const TensorLayout& layout, const std::uint8_t* elements) noexcept {
+Outcome TensorReader::check(const SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept {
   if (layout.crc == 0) return Outcome::success();
   std::uint32_t crc = 0;
   const auto add_from_file = [&](std::uint64_t from, std::uint64_t end) {
     for (std::uint64_t bytes = 0; from < end; from += bytes) {
       bytes = std::min(end - from, kMaxTail + kSlack);
-      if (const Outcome outcome = read_exactly(fd, tail_.get(), bytes, from); !outcome.ok()) return outcome;
+      if (const Outcome outcome = read_exactly(source, tail_.get(), bytes, from); !outcome.ok()) return outcome;
       crc = crc32(crc, tail_.get(), bytes);
     }
     return Outcome::success();

@@ -2,7 +2,7 @@
 //
 // Threads: a TensorReader belongs to one thread. Memory: a reader owns its scratch: about 130 KiB from the
 // start, and while it reads a tensor that is not in C order, the bytes that the tensor spans; more than
-// 16 MiB are given back after the file. The descriptor and the row belong to the caller.
+// 16 MiB are given back after the file. The file and the row belong to the caller.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "files/outcome.h"
+#include "files/sample_file.h"
 #include "files/stages.h"
 #include "tensor/dtype.h"
 #include "tensor/tensor_layout.h"
@@ -22,12 +23,12 @@ class TensorReader {
   // `clock`: of the thread that reads, or null; it outlives the reader. Throws std::bad_alloc.
   explicit TensorReader(StageClock* clock = nullptr);
 
-  // Reads the file `fd` (open for reading; its position is neither used nor moved) into `row`, which holds
+  // Reads the tensor of `source` into `row`, which holds
   // checked_bytes(want). `name_length`: of the sample's name; files whose names are equally long tend to
   // have the same layout, as torch.save writes the name into the file. `got` is set when the layout was
   // understood, also on mismatch. After any outcome but ok the row's content is undefined.
   // The elements have the CRC-32 that the file gives for them, where it gives one.
-  [[nodiscard]] Outcome read(int fd, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
+  [[nodiscard]] Outcome read(const SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                              TensorSpec& got) noexcept;
 
   // Whether the strides of the last file that read() understood are those of a tensor made in C order.
@@ -50,12 +51,12 @@ class TensorReader {
     bool whole = false;  // the file lies in scratch_ from its start
   };
 
-  bool read_predicted(int fd, const Prediction& guess, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+  bool read_predicted(const SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                       Outcome& outcome) noexcept;
-  Outcome open(int fd, Opened& opened) noexcept;
-  Outcome read_parts(int fd, Opened& opened) noexcept;
-  Outcome load(int fd, const Opened& opened, std::uint8_t* row) noexcept;
-  Outcome check(int fd, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
+  Outcome open(const SampleFile& source, Opened& opened) noexcept;
+  Outcome read_parts(const SampleFile& source, Opened& opened) noexcept;
+  Outcome load(const SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept;
+  Outcome check(const SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
   std::uint8_t* scratch(std::uint64_t bytes) noexcept;
   void trim_scratch() noexcept;
   void lap(Stage stage) const noexcept {

@@ -11,7 +11,7 @@ GatherFiller::GatherFiller(const std::uint8_t* base, std::size_t count, std::ptr
   if (checked_bytes(spec, bytes)) row_bytes_ = static_cast<std::size_t>(bytes);
 }
 
-Outcome GatherFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+Outcome GatherFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                            TensorSpec& got, Scratch& scratch) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
   if (!(want == spec_)) {
@@ -27,14 +27,13 @@ void GatherFiller::prefetch(std::size_t local) const noexcept {
   if (local < count_) prefetch_bytes(base_ + static_cast<std::ptrdiff_t>(local) * row_stride_, row_bytes_);
 }
 
-Outcome TensorFileFiller::fill(const SampleKey& key, const PathTable*, const TensorSpec& want, std::uint8_t* row,
+Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& scratch) const noexcept {
-  if (key.local >= table_->size()) return Outcome::io_error(ERANGE, "index");
   try {
-    UniqueFd file;
-    if (const Outcome opened = table_->open(key.local, file); !opened.ok()) return opened;
+    SampleFile file;
+    if (const Outcome opened = scratch.open({table_.get(), key.local}, file); !opened.ok()) return opened;
     scratch.clock.lap(Stage::open);
-    return scratch.part<TensorScratch>().reader.read(file.get(), table_->name(key.local).size(), want, row, got);
+    return scratch.part<TensorScratch>().reader.read(file, table_->layout_hint(key.local), want, row, got);
   } catch (const std::bad_alloc&) {
     return Outcome::to_python("out of memory");
   }

@@ -16,7 +16,7 @@ namespace penstock {
 class GatherFiller final : public Filler {
  public:
   GatherFiller(const std::uint8_t* base, std::size_t count, std::ptrdiff_t row_stride, TensorSpec spec);
-  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   void prefetch(std::size_t local) const noexcept override;
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return row_bytes_; }
@@ -41,12 +41,15 @@ struct TensorScratch final : ScratchPart {
 // Tensor files by name (.pt, .npy).
 class TensorFileFiller final : public Filler {
  public:
-  explicit TensorFileFiller(std::shared_ptr<const PathTable> table) : table_(std::move(table)) {}
-  Outcome fill(const SampleKey&, const PathTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+  explicit TensorFileFiller(std::shared_ptr<const FileTable> table) : table_(std::move(table)) {}
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
+  [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable*) const noexcept override {
+    return {table_.get(), key.local};
+  }
 
  private:
-  std::shared_ptr<const PathTable> table_;
+  std::shared_ptr<const FileTable> table_;
 };
 
 }  // namespace penstock

@@ -10,7 +10,9 @@ from penstock.device.feed import Feed
 from penstock.device.feeding import prefetch
 from penstock.device.memory import find_batch_size, run_within_memory
 from penstock.errors import (
+    ChecksumMismatch,
     CorruptSample,
+    CorruptShards,
     DatasetChanged,
     ImageTooLarge,
     InvalidID,
@@ -18,6 +20,7 @@ from penstock.errors import (
     MissingLabel,
     MissingSample,
     OutOfMemory,
+    OutOfSpace,
     OutsideRoot,
     PenstockError,
     SampleError,
@@ -32,7 +35,8 @@ from penstock.frameworks.installing import install, uninstall
 from penstock.loader import DataLoader
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
-from penstock.sources import Arrays, ImageFolder, TensorFolder
+from penstock.packing.pack import Packed, Packing, pack
+from penstock.sources import Arrays, ImageFolder, Shards, TensorFolder
 from penstock.state.quarantine import Replace
 from penstock.stats import Stats
 
@@ -40,7 +44,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arrays",
+    "ChecksumMismatch",
     "CorruptSample",
+    "CorruptShards",
     "DataLoader",
     "DatasetChanged",
     "Feed",
@@ -52,11 +58,15 @@ __all__ = [
     "MissingSample",
     "Mix",
     "OutOfMemory",
+    "OutOfSpace",
     "OutsideRoot",
+    "Packed",
+    "Packing",
     "PenstockError",
     "Replace",
     "SampleError",
     "ShapeMismatch",
+    "Shards",
     "Stats",
     "TensorFolder",
     "TooManyBadSamples",
@@ -66,6 +76,7 @@ __all__ = [
     "WorkerStuck",
     "find_batch_size",
     "install",
+    "pack",
     "prefetch",
     "run_within_memory",
     "uninstall",

@@ -20,7 +20,10 @@ DTYPES: Final[tuple[str, ...]]
 
 # --- files -----------------------------------------------------------------------------------------------------
 
-class PathTable:
+class FileTable:
+    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and tables of packed files."""
+
+class PathTable(FileTable):
     """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""
 
     def __init__(self, root: bytes, names: Buffer, suffix: bytes = b"", beneath: bool = False) -> None: ...
@@ -74,6 +77,29 @@ class RowFile:
 
         Raises IndexError for a row that the file does not have, OSError where it cannot be read or ends before.
         """
+
+class ShardTable(FileTable):
+    """The samples of packed shards: sample i is a part of a shard, which row i of the index names. Immutable.
+
+    Args:
+        rows: of the index.
+        shards: (path, length) of each.
+        columns: where in a row the number of the shard, the length of the ID and the member begin.
+        verify: the CRC-32C of each sample is compared when it is read.
+        max_open: how many shards stay open; None: half of the descriptors that the process may have, 4,096 at the most.
+    """
+
+    def __init__(
+        self,
+        rows: RowFile,
+        shards: list[tuple[bytes, int]],
+        columns: list[int],
+        verify: bool,
+        max_open: int | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def open_shards(self) -> int: ...
 
 # --- images ------------------------------------------------------------------------------------------------------
 
@@ -248,10 +274,10 @@ class ImageArrayFiller(Filler):
     def __init__(self, images: NDArray[np.uint8] | torch.Tensor, recipe: Recipe) -> None: ...
 
 class TensorFileFiller(Filler):
-    def __init__(self, paths: PathTable) -> None: ...
+    def __init__(self, paths: FileTable) -> None: ...
 
 class ImageFileFiller(Filler):
-    def __init__(self, paths: PathTable | None, recipe: Recipe, max_pixels: int) -> None: ...
+    def __init__(self, paths: FileTable | None, recipe: Recipe, max_pixels: int) -> None: ...
 
 def read_image(
     filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int

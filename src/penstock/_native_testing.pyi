@@ -13,6 +13,24 @@ import penstock._native as _native
 def forgo_openat2(table: _native.PathTable) -> None:
     """Make a table that has opened nothing yet open its names as on kernels without openat2."""
 
+class SampleFile:
+    """The bytes of one sample: a file, a part of one, or memory. Reads raise OSError."""
+
+    @staticmethod
+    def whole(path: str) -> SampleFile: ...
+    @staticmethod
+    def part(path: str, offset: int, length: int) -> SampleFile: ...
+    @staticmethod
+    def memory(data: bytes) -> SampleFile: ...
+    def size(self) -> int:
+        """Return the number of bytes. Raises ValueError where the file is no regular one."""
+
+    def readv(self, rooms: list[int], offset: int) -> bytes:
+        """Return what one call read into rooms of these sizes."""
+
+    def read(self, bytes: int, offset: int) -> bytes:
+        """Return so many bytes, or fewer where the sample ends."""
+
 class TensorLayout(TypedDict):
     dtype: str
     shape: tuple[int, ...]

@@ -8,5 +8,6 @@ NB_MODULE(_native_testing, m) {
   nb::module_::import_("penstock._native");  // registers PathTable
   m.def("forgo_openat2", [](penstock::PathTable& table) { table.forgo_openat2(); }, nb::arg("table"));
   penstock::bind_resize(m);
+  penstock::bind_sample_file(m);
   penstock::bind_tensor(m);
 }

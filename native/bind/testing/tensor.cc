@@ -85,13 +85,13 @@ nb::object explain(const Outcome& outcome, const TensorSpec& got) {
   }
 }
 
-UniqueFd open_file(const std::string& path) {
+SampleFile open_file(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) {
     PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
     throw nb::python_error();
   }
-  return fd;
+  return SampleFile(std::move(fd));
 }
 
 nb::object read(TensorReader& reader, const std::string& path, std::size_t name_length, const std::string& dtype,
@@ -99,10 +99,10 @@ nb::object read(TensorReader& reader, const std::string& path, std::size_t name_
   const TensorSpec want = make_spec(dtype, shape);
   std::int64_t size = 0;
   if (!checked_bytes(want, size)) throw nb::value_error("shape is negative or too large");
-  const UniqueFd fd = open_file(path);
+  const SampleFile file = open_file(path);
   std::vector<std::uint8_t> row(static_cast<std::size_t>(size));
   TensorSpec got;
-  const Outcome outcome = reader.read(fd.get(), name_length, want, row.data(), got);
+  const Outcome outcome = reader.read(file, name_length, want, row.data(), got);
   if (!outcome.ok()) return explain(outcome, got);
   if (got != want) throw std::runtime_error("got is not what was wanted");
   return nb::bytes(row.data(), row.size());
@@ -110,11 +110,11 @@ nb::object read(TensorReader& reader, const std::string& path, std::size_t name_
 
 // What a file holds, by a reader that has seen no other.
 nb::object probe(const std::string& path) {
-  const UniqueFd fd = open_file(path);
+  const SampleFile file = open_file(path);
   TensorReader reader;
   std::uint8_t row = 0;  // of the tensor that is asked for, a single byte; others do not match and are not loaded
   TensorSpec got;
-  const Outcome outcome = reader.read(fd.get(), 0, TensorSpec{}, &row, got);
+  const Outcome outcome = reader.read(file, 0, TensorSpec{}, &row, got);
   return outcome.ok() || outcome.code == Code::mismatch ? spec_tuple(got) : explain(outcome, got);
 }
 

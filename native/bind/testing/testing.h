@@ -9,6 +9,7 @@
 namespace penstock {
 
 void bind_resize(nanobind::module_& m);
+void bind_sample_file(nanobind::module_& m);
 void bind_tensor(nanobind::module_& m);
 
 }  // namespace penstock

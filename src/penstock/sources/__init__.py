@@ -2,6 +2,7 @@
 
 from penstock.sources.arrays import Arrays
 from penstock.sources.image_folder import ImageFolder
+from penstock.sources.shards import Shards
 from penstock.sources.tensor_folder import TensorFolder
 
-__all__ = ["Arrays", "ImageFolder", "TensorFolder"]
+__all__ = ["Arrays", "ImageFolder", "Shards", "TensorFolder"]

@@ -24,7 +24,7 @@ from penstock.sources.source import Field, NativeSource, label_step
 from penstock.system.words import counted
 
 
-def native_images(dataset: Any, raw: bool, files: _native.PathTable | None, **own: Any) -> NativeSource | Refusal:
+def native_images(dataset: Any, raw: bool, files: _native.FileTable | None, **own: Any) -> NativeSource | Refusal:
     """Return how the native core reads a folder of images, or why it cannot.
 
     Args:
@@ -55,7 +55,7 @@ class ImageReader(FolderReader):
         paths: the table of the folder's files; None: the dataset's `samples` name them.
     """
 
-    def __init__(self, dataset: Any, paths: _native.PathTable | None) -> None:
+    def __init__(self, dataset: Any, paths: _native.FileTable | None) -> None:
         state = TransformState(dataset.transform)
         super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader"), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")

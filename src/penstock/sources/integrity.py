@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickletools
@@ -29,6 +30,11 @@ _ITEMS = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4
 _ITEMS |= {"Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8, "Untyped": 1}
 #: Bytes at the start of a file that are searched for its data.pkl.
 _HEAD = 2 << 20
+
+
+def length_of(file: BinaryIO) -> int:
+    """Return how many bytes an open file has, or a file object over memory."""
+    return len(file.getbuffer()) if isinstance(file, io.BytesIO) else os.fstat(file.fileno()).st_size
 
 
 def changed(file: BinaryIO) -> str | None:
@@ -92,7 +98,7 @@ def truncated(file: BinaryIO, error: Exception) -> str | None:
 
     error: what torch.load or numpy.load raised, which decides for a file whose length is not known.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = length_of(file)
     file.seek(0)
     head = file.read(_HEAD)
     if not head:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -23,7 +24,7 @@ from penstock.errors import (
     like,
 )
 from penstock.sources.arrays import tensor_of
-from penstock.sources.integrity import changed, foreign, truncated
+from penstock.sources.integrity import changed, foreign, length_of, truncated
 
 # Escape sequences that make a terminal write in bold, which torch puts into messages.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -85,14 +86,14 @@ def open_path(path: str) -> BinaryIO:
 
 
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
-    """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
+    """Read the tensor of an open .pt or .npy file, or of its bytes in an io.BytesIO, by torch.load(weights_only=True) or numpy.load, and close the file.
 
     The tensor is on the CPU, detached and strided; the CRC-32 of each record of a .pt file is compared.
     Raises CorruptSample, UnreadableSample.
     """
     with file:
         try:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UnreadableSample(
                     f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
                     sample_id=sample_id,
@@ -137,7 +138,7 @@ def _unreadable(sample_id: str, path: str, why: str) -> str:
 
 def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> CorruptSample:
     """Return the error for a file that torch.load or numpy.load did not read."""
-    if os.fstat(file.fileno()).st_size == 0:
+    if length_of(file) == 0:
         message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
     else:
         why = (

@@ -220,7 +220,7 @@ class TensorFolderSource(Source):
                 "a function on tensors is Python's",
                 "the function applied to the batch instead",
             )
-        if (refusal := _replaced_reading()) is not None:
+        if (refusal := replaced_tensor_reading()) is not None:
             return refusal
         dataset.paths.refresh()
         held = dataset.labels
@@ -245,20 +245,26 @@ class TensorFolderSource(Source):
         )
 
     def sample_reader(self) -> SampleReader:
-        if _replaced_reading() is not None:
+        if replaced_tensor_reading() is not None:
             return SampleReader(self.dataset)
         self.dataset.paths.refresh()
-        return _TensorReader(self.dataset)
+        return TensorReader(self.dataset, self.dataset.paths, _read_step(self.dataset))
 
 
-class _TensorReader(FolderReader):
-    """Reads single tensors, and calls the user's transform with them."""
+class TensorReader(FolderReader):
+    """Reads single tensors, and calls the user's transform with them.
 
-    def __init__(self, dataset: TensorFolder) -> None:
+    Args:
+        dataset: makes samples of tensors by its `_sample`.
+        files: the table of its files.
+        step: what explain() says of reading.
+    """
+
+    def __init__(self, dataset: Any, files: _native.FileTable, step: Step) -> None:
         super().__init__(dataset, same_attributes(dataset, "transform"))
-        self._filler = _native.TensorFileFiller(dataset.paths)
+        self._filler = _native.TensorFileFiller(files)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
-        steps = [_read_step(dataset)]
+        steps = [step]
         if dataset.transform is not None:
             steps.append(Step(f"call    {function_name(dataset.transform)}, on each tensor", "Python"))
         self.steps = (*steps, *target_steps(dataset.target_transform))
@@ -291,6 +297,6 @@ def _read_step(dataset: TensorFolder) -> Step:
     return Step(f"read    {files} *{dataset.suffix} in {dataset.root}, one preadv each", "native")
 
 
-def _replaced_reading() -> Refusal | None:
+def replaced_tensor_reading() -> Refusal | None:
     """Return which function that reads the files was replaced, or None."""
     return replaced_in("torch", "load") or replaced_in("numpy", "load")

@@ -48,7 +48,7 @@ class Part:
     """A field of the samples: a file of each of them."""
 
     name: str
-    """Of the field: a key where samples are dictionaries."""
+    """Of the field."""
     suffixes: tuple[str, ...]
     """What follows the ID in the name of the member; a sample's row says which."""
 
@@ -68,9 +68,7 @@ class Split:
     label_suffix: str | None
     """Of the members that hold labels for other programs; None: there are none."""
     pair: bool
-    """Whether a sample of one field and no label is the field, not a tuple of it, is False then."""
-    keys: bool
-    """Whether a sample is a dictionary of its fields."""
+    """True: a sample is a tuple of its fields and its label. False: it is its only field."""
     classes: tuple[str, ...] | None
     shards: tuple[Shard, ...]
     index: Column

@@ -1,0 +1,73 @@
+// The bytes of one sample, wherever they lie: an open file, a part of one, or memory that somebody has read them into.
+//
+// Threads: a SampleFile belongs to one thread at a time; several that borrow one descriptor may read at once, because
+// the position of the descriptor is neither used nor moved.
+// Memory: it owns or borrows its descriptor, and owns or borrows its memory; who lends either keeps it for longer. No
+// operation allocates.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "files/outcome.h"
+#include "files/unique_fd.h"
+
+namespace penstock {
+
+class SampleFile {
+ public:
+  // No bytes: every read fails with EBADF.
+  SampleFile() noexcept = default;
+
+  // All of a file that is open for reading.
+  explicit SampleFile(UniqueFd file) noexcept : owned_(std::move(file)), fd_(owned_.get()) {}
+
+  // The `length` bytes from `offset` on of a file that somebody else keeps open. A file that ends before is truncated
+  // to whoever reads it.
+  static SampleFile part(int fd, std::uint64_t offset, std::uint64_t length) noexcept;
+  // The same of a file that it owns.
+  static SampleFile part(UniqueFd file, std::uint64_t offset, std::uint64_t length) noexcept;
+
+  // Bytes in memory that somebody else keeps, or that it owns.
+  static SampleFile memory(std::span<const std::uint8_t> bytes) noexcept;
+  static SampleFile memory(std::unique_ptr<std::uint8_t[]> bytes, std::size_t size) noexcept;
+
+  SampleFile(SampleFile&&) noexcept = default;
+  SampleFile& operator=(SampleFile&&) noexcept = default;
+
+  // The number of its bytes. Fails as a read of a folder does; Code::python where it is no regular file.
+  [[nodiscard]] Outcome size(std::uint64_t& bytes) const noexcept;
+
+  // As preadv(2), with offsets from the first byte of the sample: the number of bytes read, fewer than asked for only
+  // where the sample or the file ends, or as preadv() may; -1 on an error, which errno then names. Goes on after EINTR.
+  // At most kMaxRooms rooms.
+  [[nodiscard]] ssize_t readv(std::span<const iovec> rooms, std::uint64_t offset) const noexcept;
+  static constexpr std::size_t kMaxRooms = 4;
+
+  // Reads `bytes` from `offset` on unless the sample ends before; `done` of them. False on an error, which errno names.
+  [[nodiscard]] bool read(std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset, std::uint64_t& done) const noexcept;
+
+  // Whether all bytes lie in memory, and these bytes.
+  [[nodiscard]] bool in_memory() const noexcept { return memory_; }
+  [[nodiscard]] std::span<const std::uint8_t> bytes() const noexcept { return bytes_; }
+
+ private:
+  [[nodiscard]] ssize_t copy(std::span<const iovec> rooms, std::uint64_t offset) const noexcept;
+
+  UniqueFd owned_;
+  int fd_ = -1;
+  bool memory_ = false;
+  bool part_ = false;
+  std::uint64_t offset_ = 0;  // of a part, in the file
+  std::uint64_t length_ = 0;  // of a part
+  std::unique_ptr<std::uint8_t[]> memory_owned_;
+  std::span<const std::uint8_t> bytes_;
+};
+
+}  // namespace penstock

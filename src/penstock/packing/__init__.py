@@ -1,0 +1,1 @@
+"""Datasets become packed shards, and shards files."""

@@ -1,0 +1,149 @@
+"""The last step of a packing: the rows of all shards become the index, and dataset.json speaks of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+import penstock._native as _native
+from penstock.errors import CorruptShards
+from penstock.storage.description import FILE, Column, Shard, Split, as_json, load
+from penstock.storage.durable import write_durably
+from penstock.storage.index import ABSENT, ENDS, MEMBER, row_dtype
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What is kept of a finished shard until all are: a JSON text and the rows, in one file."""
+
+    shard: Shard
+    suffixes: list[list[str]]
+    rows: NDArray[Any]
+    labelled: bool = False
+    """Whether each sample has a file that holds a class number; asked only of samples that are files of any suffix."""
+
+    def write(self, file: BinaryIO) -> None:
+        """Write the record to a file."""
+        held = {
+            "shard": [self.shard.name, self.shard.bytes, self.shard.crc32c, self.shard.samples],
+            "suffixes": self.suffixes,
+            "labelled": self.labelled,
+        }
+        file.write(json.dumps(held).encode() + b"\n")
+        np.save(file, self.rows, allow_pickle=False)
+
+    @classmethod
+    def read(cls, path: str) -> ShardRecord | None:
+        """Return the record in a file, None where there is none or it is damaged."""
+        try:
+            with open(path, "rb") as file:
+                held = json.loads(file.readline())
+                return cls(Shard(*held["shard"]), held["suffixes"], np.load(file, allow_pickle=False), held["labelled"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+def widened(rows: NDArray[Any], fields: int, places: Sequence[Sequence[int]]) -> NDArray[Any]:
+    """Return rows with so many fields, their suffixes renumbered."""
+    label = rows.dtype["label"].str if "label" in (rows.dtype.names or ()) else None
+    wide = np.zeros(len(rows), row_dtype(fields, label))
+    for name in wide.dtype.names or ():
+        if name != "members":
+            wide[name] = rows[name]
+    old, new = rows["members"], wide["members"]
+    new["suffix"] = ABSENT
+    if not places:
+        return wide
+    new[:, : old.shape[1]] = old
+    for place, numbers in enumerate(places):
+        column = old["suffix"][:, place]
+        table = np.array([*numbers, ABSENT], np.uint32)
+        new["suffix"][:, place] = table[np.minimum(column, len(numbers))]
+    return wide
+
+
+def npy_head(dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the header of an .npy file, version 1.0, of a 1-d array."""
+    file = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count,)})
+    return file.getvalue()
+
+
+def write_column(path: str, temporary: str, pieces: Iterable[bytes], digest: Any) -> Column:
+    """Write a file of the index from its pieces, and add it to a digest. Raises OSError."""
+    crc = size = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal crc, size
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            crc = _native.crc32c(piece, crc)
+            size += len(piece)
+
+    write_durably(path, temporary, write)
+    with open(path, "rb") as file:
+        first = _native.crc32c(os.pread(file.fileno(), ENDS, 0))
+        ends = _native.crc32c(os.pread(file.fileno(), ENDS, max(0, size - ENDS)), first)
+    return Column(os.path.basename(path), size, crc, ends)
+
+
+def write_index(
+    out: str, name: str, temporary: str, records: Sequence[ShardRecord], ids: Sequence[bytes], texts: Sequence[str] | None
+) -> tuple[Column, Column, list[list[str]], str]:
+    """Write the index and the IDs of a split; return them, the suffixes of each field and the fingerprint."""
+    suffixes, places = joined_suffixes(records)
+    fields = len(suffixes)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([suffixes, texts]).encode())
+    count = sum(record.shard.samples for record in records)
+    first = widened(records[0].rows[:0], fields, places[0]).dtype
+    assert first["members"].base == MEMBER
+
+    def rows() -> Iterable[bytes]:
+        yield npy_head(first, count)
+        for record, numbers in zip(records, places, strict=True):
+            yield widened(record.rows, fields, numbers).tobytes()
+
+    def texts_of_ids() -> Iterable[bytes]:
+        yield npy_head(np.dtype("u1"), sum(map(len, ids)) + len(ids))
+        for begin in range(0, len(ids), 1 << 16):
+            yield b"\0".join(ids[begin : begin + (1 << 16)]) + b"\0"
+
+    index = write_column(os.path.join(out, f"{name}.index.npy"), temporary, rows(), digest)
+    names = write_column(os.path.join(out, f"{name}.ids.npy"), temporary, texts_of_ids(), digest)
+    return index, names, suffixes, digest.hexdigest()
+
+
+def joined_suffixes(records: Sequence[ShardRecord]) -> tuple[list[list[str]], list[list[list[int]]]]:
+    """Return the suffixes of each field of all shards, and the new number of each old one, by shard and field."""
+    fields: list[list[str]] = []
+    places: list[list[list[int]]] = []
+    for record in records:
+        numbers = []
+        for place, known in enumerate(record.suffixes):
+            while len(fields) <= place:
+                fields.append([])
+            fields[place].extend(suffix for suffix in known if suffix not in fields[place])
+            numbers.append([fields[place].index(suffix) for suffix in known])
+        places.append(numbers)
+    return fields, places
+
+
+def write_description(out: str, temporary: str, name: str, split: Split) -> None:
+    """Add a split to dataset.json, or exchange it there. Raises CorruptShards, OSError."""
+    path = os.path.join(out, FILE)
+    splits = load(out) if os.path.lexists(path) else {}
+    if os.path.islink(path):
+        raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
+    text = as_json({**splits, name: split})
+    write_durably(path, temporary, lambda file: file.write(text))

@@ -1,0 +1,426 @@
+"""penstock.pack(): a dataset becomes packed shards, in parallel, so that a crash at any moment loses no finished shard."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+
+from penstock.errors import CorruptShards, InvalidOption
+from penstock.packing import plan as planning
+from penstock.packing.contents import Contents, Encoded, contents_of
+from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
+from penstock.packing.file_rows import by_suffix, classified
+from penstock.packing.finishing import ShardRecord, write_description, write_index
+from penstock.packing.plan import Plan
+from penstock.packing.shard_writer import label_file, write_shard
+from penstock.storage import description
+from penstock.storage.description import Part, Split
+from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
+from penstock.storage.shard_files import ShardFiles
+from penstock.system.cpus import usable_cpus
+from penstock.system.words import bytes_in, counted
+
+SHARD_SIZE = "256MiB"
+SPLIT = "data"
+
+_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How far a packing is."""
+
+    samples: int
+    of: int
+    bytes: int
+    """Of the shards that are written, whole and in part."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What pack() made."""
+
+    out: str
+    split: str
+    samples: int
+    shards: int
+    bytes: int
+    """Of all shards."""
+    kept: int
+    """Shards that were finished before, and not written again."""
+
+
+def pack(
+    dataset: Any,
+    out: str | os.PathLike[str],
+    *,
+    split: str = SPLIT,
+    shard_size: int | str = SHARD_SIZE,
+    max_side: int | None = None,
+    quality: int | None = None,
+    decoded: bool = False,
+    to_bytes: Callable[[Any], Any] | None = None,
+    workers: int | None = None,
+    restart: bool = False,
+    on_measured: Callable[[Measured], None] | None = None,
+    on_progress: Callable[[Packing], None] | None = None,
+) -> Packed:
+    """Pack a map-style dataset into tar shards, with an index beside them, for penstock.Shards.
+
+    The same call after a crash goes on where it stopped, and gives the same bytes. docs/shards.md describes the files.
+
+    Args:
+        dataset: a dataset that Penstock knows (penstock.ImageFolder, TensorFolder and Arrays, torchvision's ImageFolder,
+            CIFAR and MNIST, TensorDataset; Subset and ConcatDataset of one kind), whose transforms are not applied; or
+            any map-style dataset, with to_bytes.
+        out: the folder, which is made; it is empty, or holds other splits.
+        split: the name of the split, which the files begin with.
+        shard_size: bytes of a shard at the most, as a number or a text such as "256MiB".
+        max_side: JPEGs with a longer side are resized, so that it has so many pixels.
+        quality: Pillow's, of these JPEGs (90).
+        decoded: images become arrays of uint8, which take more bytes and no decoding.
+        to_bytes: called with a sample; returns bytes, or a dict from the suffix of a file ("jpg") to its bytes.
+        workers: threads; None: one a core, or a single one where the dataset is not Penstock's.
+        restart: remove the files of an unfinished packing of this split first.
+        on_measured: called before the first shard with what max_side and decoded cost and save.
+        on_progress: called after each sample, by any thread, one at a time.
+
+    Raises:
+        InvalidOption: an option out of range; a dataset of an unknown class; a folder that holds something else.
+        DatasetChanged: the source changed since an unfinished packing of it began, or while it is read.
+        OutOfSpace: the disk is full; finished shards are kept.
+        SampleError: a file of the source cannot be read.
+    """
+    encoding = _encoding(max_side, quality, decoded)
+    size = _shard_size(shard_size)
+    if not _SPLIT.fullmatch(split):
+        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+    if workers is not None and workers < 1:
+        raise InvalidOption(f"workers must be at least 1, not {workers}")
+    contents = contents_of(dataset, to_bytes)
+    if encoding.changes and contents.first.kind != "images":
+        raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
+    folder = os.path.abspath(out)
+    os.makedirs(folder, exist_ok=True)
+    with _alone(folder):
+        job = _Job(folder, split, contents, encoding, restart)
+        return job.run(size, workers, on_measured, on_progress)
+
+
+def _encoding(max_side: int | None, quality: int | None, decoded: bool) -> Encoding:
+    if quality is not None and max_side is None:
+        raise InvalidOption("quality is that of JPEGs which max_side makes smaller: give max_side too")
+    return Encoding(max_side, QUALITY if quality is None else quality, decoded)
+
+
+def _shard_size(given: int | str) -> int:
+    try:
+        size = bytes_in(given)
+    except ValueError as error:
+        raise InvalidOption(f"shard_size: {error}") from None
+    if size < 1:
+        raise InvalidOption(f"shard_size must be at least 1 byte, not {given!r}")
+    return size
+
+
+@contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Hold the lock of a folder, which ends with the process. Raises InvalidOption where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidOption(f"another process packs into {folder} now: wait for it, or give another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+class _Job:
+    """One packing of one split."""
+
+    def __init__(self, out: str, split: str, contents: Contents, encoding: Encoding, restart: bool) -> None:
+        self._out, self._split, self._contents, self._encoding = out, split, contents, encoding
+        self._folder = os.path.join(out, planning.FOLDER.format(split))
+        self._restart = restart
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._samples = self._bytes = 0
+
+    def run(
+        self,
+        size: int,
+        workers: int | None,
+        on_measured: Callable[[Measured], None] | None,
+        on_progress: Callable[[Packing], None] | None,
+    ) -> Packed:
+        """Pack what is not packed yet."""
+        stored = planning.load(Path(self._folder, planning.FILE))
+        splits = self._check_out(stored)
+        if self._restart and self._split not in splits:
+            self._remove_unfinished(stored)
+            stored = None
+        plan = self._plan(size, splits.get(self._split), on_measured)
+        if self._split in splits:
+            return self._finished(splits[self._split], plan)
+        if stored is None:
+            os.makedirs(self._folder, exist_ok=True)
+            self._put(planning.FILE, lambda file: file.write(plan.as_json()))
+        else:
+            planning.check_same(stored, plan, self._out)
+        if self._contents.labels is not None and not plan.labelled:
+            warnings.warn(
+                "some names have the same part before their first dot, which WebDataset takes for one sample: members "
+                "with labels are left out. penstock.Shards reads all of it right",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return self._write_all(plan, workers, on_progress)
+
+    # --- before the first shard
+
+    def _check_out(self, stored: Plan | None) -> dict[str, Split]:
+        """Return the splits in the folder. Raises InvalidOption where it holds anything else."""
+        found = set(os.listdir(self._out))
+        splits = description.load(self._out) if description.FILE in found else {}
+        known = {description.FILE}
+        for split in splits.values():
+            known |= {*(shard.name for shard in split.shards), split.index.name, split.ids.name}
+        for name in found:
+            if re.fullmatch(r"\..+\.packing", name) and os.path.isdir(os.path.join(self._out, name)):
+                known.add(name)
+                other = planning.load(Path(self._out, name, planning.FILE))
+                if other is not None:
+                    known |= set(_names(name[1 : -len(".packing")], other))
+        if found - known:
+            raise InvalidOption(
+                f"{self._out} holds {min(found - known)!r}, which Penstock did not write: give an empty folder, or a new "
+                "name. Nothing was changed"
+            )
+        return splits
+
+    def _plan(self, size: int, done: Split | None, on_measured: Callable[[Measured], None] | None) -> Plan:
+        contents, encoding = self._contents, self._encoding
+        share = 1.0
+        stamps = np.array([contents.stamp(index) for index in range(contents.size)], np.int64).reshape(-1, 2)
+        if encoding.changes or contents.first.kind == "files":
+            measured = measure(contents, self._encode, encoding)
+            share = measured.share
+            if contents.first.kind == "files":
+                stamps[:, 0] = measured.bytes[1] // measured.samples
+                share = 1.0
+            elif on_measured is not None and done is None:
+                on_measured(measured)
+        options: dict[str, Any] = {"shard_size": size, "kind": contents.first.kind}
+        if encoding.changes:
+            options |= {"max_side": encoding.max_side, "quality": encoding.quality, "decoded": encoding.decoded}
+            options["pillow"] = PIL.__version__
+        return planning.make(contents, options, size, share, stamps)
+
+    def _finished(self, split: Split, plan: Plan) -> Packed:
+        """Return what was made by the same call before. Raises InvalidOption where it was another one."""
+        if split.source != plan.source or dict(split.options) != dict(plan.options):
+            raise InvalidOption(
+                f"{self._out} holds the split {self._split!r} already, of another source or with other options: give "
+                "another folder or another split=. Nothing was changed"
+            )
+        ShardFiles(self._out, split.shards).check()
+        self._remove_folder()
+        shards = len(split.shards)
+        return Packed(self._out, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
+
+    def _remove_unfinished(self, stored: Plan | None) -> None:
+        for name in () if stored is None else _names(self._split, stored):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._out, name))
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        """Remove the files of an unfinished packing, the plan last: without it nothing says whose the others are."""
+        with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self._folder), key=lambda name: name == planning.FILE):
+                if re.fullmatch(r"\d{6,}\.(tar|rows)(\.partial)?|.*\.partial|plan\.json", name):
+                    os.unlink(os.path.join(self._folder, name))
+            os.rmdir(self._folder)
+            sync_folder(self._out)
+
+    # --- shards
+
+    def _encode(self, index: int) -> Encoded:
+        files = self._contents.read(index)
+        return self._encoding(files, os.fsdecode(self._contents.ids[index])) if self._encoding.changes else files
+
+    def _write_all(
+        self, plan: Plan, workers: int | None, on_progress: Callable[[Packing], None] | None
+    ) -> Packed:
+        contents = self._contents
+        count = len(plan.ends)
+        records = [self._kept(shard, plan) for shard in range(count)]
+        kept = sum(record is not None for record in records)
+        for record in records:
+            self._samples += 0 if record is None else record.shard.samples
+            self._bytes += 0 if record is None else record.shard.bytes
+        self._check_space(plan)
+        lengths = np.fromiter(map(len, contents.ids), np.int64, contents.size) + 1
+        id_offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+        def write(shard: int) -> ShardRecord:
+            return self._write(shard, plan, int(id_offsets[plan.begins[shard]]), on_progress)
+
+        threads = workers or (usable_cpus() if all(leaf.safe for leaf in contents.leaves) else 1)
+        missing = [shard for shard in range(count) if records[shard] is None]
+        with ThreadPoolExecutor(min(threads, max(1, len(missing))), "penstock-pack") as pool:
+            running = {shard: pool.submit(write, shard) for shard in missing}
+            try:
+                wait(running.values(), return_when=FIRST_EXCEPTION)
+                self._raise_first(list(running.values()))
+                records = [running[shard].result() if record is None else record for shard, record in enumerate(records)]
+            finally:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+        return self._finish(plan, [record for record in records if record is not None], kept)
+
+    @staticmethod
+    def _raise_first(futures: list[Future[ShardRecord]]) -> None:
+        """Raise the error that made the others stop."""
+        for future in futures:
+            if future.done() and not future.cancelled() and (error := future.exception()) is not None:
+                if not isinstance(error, _Stopped):
+                    raise error
+
+    def _check_space(self, plan: Plan) -> None:
+        if plan.bytes is not None and (needed := plan.bytes - self._bytes) > free_bytes(self._out):
+            raise out_of_space(self._out, needed)
+
+    def _kept(self, shard: int, plan: Plan) -> ShardRecord | None:
+        """Return what is kept of a shard that was finished before, None where it was not."""
+        record = ShardRecord.read(self._part(f"{shard:06d}.rows"))
+        path = os.path.join(self._out, _shard_name(self._split, shard))
+        try:
+            size = os.stat(path, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return None
+        whole = record is not None and record.shard.bytes == size and not os.path.islink(path)
+        return record if whole and record and record.shard.samples == plan.ends[shard] - plan.begins[shard] else None
+
+    def _write(
+        self, shard: int, plan: Plan, id_offset: int, on_progress: Callable[[Packing], None] | None
+    ) -> ShardRecord:
+        """Write a shard and its rows; the rows get their final name first."""
+        name = _shard_name(self._split, shard)
+        temporary = self._part(f"{shard:06d}.tar.partial")
+        samples = range(plan.begins[shard], plan.ends[shard])
+
+        def after(added: int) -> None:
+            if self._stop.is_set():
+                raise _Stopped
+            with self._lock:
+                self._samples += 1
+                self._bytes += added
+                if on_progress is not None:
+                    on_progress(Packing(self._samples, self._contents.size, self._bytes))
+
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                record = write_shard(
+                    descriptor, name, self._contents, self._encode, samples, shard, id_offset=id_offset,
+                    labelled=plan.labelled, after=after,
+                )  # fmt: skip
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._put(f"{shard:06d}.rows", record.write)
+            os.rename(temporary, os.path.join(self._out, name))
+            sync_folder(self._out)
+        except BaseException as error:
+            self._stop.set()
+            with suppress(OSError):
+                os.unlink(temporary)
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise self._full(plan) from error
+            raise
+        return record
+
+    def _full(self, plan: Plan) -> Exception:
+        """Return the error of a full disk, with what is yet to be written."""
+        finished = [shard for shard in range(len(plan.ends)) if self._kept(shard, plan) is not None]
+        done = sum(os.stat(os.path.join(self._out, _shard_name(self._split, shard))).st_size for shard in finished)
+        if plan.bytes is not None:
+            return out_of_space(self._out, plan.bytes - done)
+        share = self._bytes / max(1, self._samples)
+        rest = self._contents.size - sum(plan.ends[shard] - plan.begins[shard] for shard in finished)
+        return out_of_space(self._out, int(share * rest), about="by the samples so far about ")
+
+    # --- after the last shard
+
+    def _finish(self, plan: Plan, records: list[ShardRecord], kept: int) -> Packed:
+        contents, first = self._contents, self._contents.first
+        kind, label = first.kind, first.label
+        if kind == "files":
+            kind, labelled, records = classified(by_suffix(records))
+            label = "int" if labelled else None
+        elif self._encoding.decoded:
+            kind = "pixels"
+        partial = self._part("index.partial")
+        try:
+            index, ids, suffixes, fingerprint = write_index(
+                self._out, self._split, partial, records, contents.ids, contents.texts
+            )
+            parts = tuple(
+                Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
+                for place, known in enumerate(suffixes)
+            )
+            shards = tuple(record.shard for record in records)
+            split = Split(
+                kind, contents.size, parts, label, contents.texts,
+                label_file(contents, 0)[0] if plan.labelled else None,
+                pair=first.pair if first.kind != "files" else label is not None,
+                classes=first.classes, shards=shards, index=index, ids=ids, fingerprint=fingerprint,
+                source=plan.source, options=plan.options,
+            )  # fmt: skip
+            write_description(self._out, partial, self._split, split)
+        except OSError as error:
+            if error.errno in FULL:
+                raise out_of_space(self._out, 2 * sum(record.rows.nbytes for record in records)) from error
+            raise
+        self._remove_folder()
+        return Packed(self._out, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
+
+    def _put(self, name: str, write: Callable[[Any], object]) -> None:
+        write_durably(self._part(name), self._part(f"{name}.partial"), write)
+
+    def _part(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+
+class _Stopped(Exception):
+    """Another thread failed: this one stops."""
+
+
+def _shard_name(split: str, shard: int) -> str:
+    return f"{split}-{shard:06d}.tar"
+
+
+def _names(split: str, plan: Plan) -> Iterator[str]:
+    """Yield the files that a packing writes to its folder."""
+    yield from (_shard_name(split, shard) for shard in range(len(plan.ends)))
+    yield f"{split}.index.npy"
+    yield f"{split}.ids.npy"

@@ -1,0 +1,144 @@
+"""The plan of a packing: which samples go into which shard. It is stored before the first shard is written.
+
+A shard is a function of the samples in it and the options. The plan holds a digest of the samples of each shard (IDs,
+labels, sizes and times of files), so that a source that changes while it is packed is noticed, whatever stops the
+packing in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DatasetChanged, InvalidOption
+from penstock.packing.contents import Contents
+from penstock.storage.tar import member_bytes
+
+#: What an unfinished packing keeps its files in, below OUT; {} is the split.
+FOLDER = ".{}.packing"
+FILE = "plan.json"
+VERSION = 1
+
+_DIGEST = 16
+_KEY = re.compile(rb"((?:.*/)?[^/.]+)\.[^/]*")  # as webdataset.tariterators.base_plus_ext takes a name apart
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which samples go into which shard."""
+
+    options: Mapping[str, Any]
+    ends: tuple[int, ...]
+    """The number of the sample after the last one, of each shard."""
+    digests: tuple[str, ...]
+    """Of the samples of each shard."""
+    source: str
+    """A digest of the IDs, labels and sizes of all samples, without times."""
+    bytes: int | None
+    """Of all shards together; None where only packing tells."""
+    labelled: bool
+    """Whether the members that hold labels for WebDataset are written."""
+    version: int = VERSION
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The number of the first sample of each shard."""
+        return (0, *self.ends[:-1])
+
+    def as_json(self) -> bytes:
+        """Return the plan as it is stored."""
+        return json.dumps(asdict(self)).encode()
+
+
+def load(path: Path) -> Plan | None:
+    """Return a plan that was stored, None where there is none or it is damaged: nothing was written by it then."""
+    try:
+        held = json.loads(path.read_bytes())
+        held["ends"], held["digests"] = tuple(held["ends"]), tuple(held["digests"])
+        return Plan(**held)
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        return None
+
+
+def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share: float, stamps: NDArray[Any]) -> Plan:
+    """Return the plan of a packing.
+
+    Args:
+        contents: the samples.
+        options: what a shard depends on, besides the samples.
+        shard_size: the most bytes of a shard, unless one sample alone has more.
+        share: how many bytes are packed for each byte of a file; 1: all of them as they are.
+        stamps: int64, shape (samples, 2): size and time of each sample's file.
+    """
+    keys = list(map(webdataset_key, contents.ids)) if contents.first.kind != "files" else []
+    labelled = contents.labels is not None and None not in keys and len(set(keys)) == len(keys)
+    suffixes = [suffix for suffix, _ in contents.read(0)]
+    sizes = _tar_bytes(contents, stamps[:, 0], share, suffixes, labelled)
+    ends, held = [], 0
+    for number, size in enumerate(sizes):
+        if held and held + size > shard_size:
+            ends.append(number)
+            held = 0
+        held += size
+    ends.append(len(sizes))
+    texts = None if contents.labels is None else contents.labels
+    digests = []
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        digests.append(_digest(contents.ids[begin:end], stamps[begin:end], None if texts is None else texts[begin:end]))
+    source = _digest(contents.ids, stamps[:, :1], texts)
+    exact = share == 1 and contents.first.kind in ("images", "tensors") and bool(stamps[:, 1].all())
+    total = sum(sizes) + 1024 * len(ends) if exact else None
+    return Plan(options, tuple(ends), tuple(digests), source, total, labelled)
+
+
+def _tar_bytes(contents: Contents, sizes: NDArray[Any], share: float, suffixes: list[str], labelled: bool) -> list[int]:
+    """Return how many bytes each sample takes in a shard, as far as that is known before."""
+    others = 1024 * labelled + 512 * (len(suffixes) - 1)
+    names = (name.decode("utf-8", "surrogateescape") + suffixes[0] for name in contents.ids)
+    return [others + member_bytes(name, int(size * share)) for name, size in zip(names, sizes.tolist(), strict=True)]
+
+
+def _digest(ids: list[bytes], stamps: NDArray[Any], labels: NDArray[Any] | None) -> str:
+    found = hashlib.blake2b(digest_size=_DIGEST)
+    found.update(b"\0".join(ids))
+    found.update(np.ascontiguousarray(stamps).tobytes())
+    if labels is not None:
+        found.update(labels.tobytes())
+    return found.hexdigest()
+
+
+def webdataset_key(name: bytes) -> bytes | None:
+    """Return what WebDataset takes for the key of a member: the name up to the first dot of its last part."""
+    found = _KEY.fullmatch(name if b"." in name.rpartition(b"/")[2] else name + b".x")
+    return None if found is None else found[1]
+
+
+def check_same(stored: Plan, fresh: Plan, out: str) -> None:
+    """Raise InvalidOption or DatasetChanged where a stored plan is not the one that would be made now."""
+    if dict(stored.options) != dict(fresh.options) or stored.version != fresh.version:
+        names = {**stored.options, **fresh.options}
+        wrong = [name for name in names if stored.options.get(name) != fresh.options.get(name)] or ["version"]
+        raise InvalidOption(
+            f"{out} holds an unfinished packing with other options ({', '.join(wrong)}): give the same ones to go on "
+            "with it, or restart (restart=True, --restart) to remove its files and begin anew"
+        )
+    if stored.ends == fresh.ends and stored.digests == fresh.digests:
+        return
+    for number, (one, two) in enumerate(zip(stored.digests, fresh.digests, strict=False)):
+        if one != two:
+            where = f"first among samples {stored.begins[number]:,} to {stored.ends[number] - 1:,} (shard {number:,})"
+            break
+    else:
+        where = f"it has {fresh.ends[-1]:,} samples, and had {stored.ends[-1]:,}"
+    raise DatasetChanged(
+        f"the source has changed since this packing to {out} began ({where}: names, labels, sizes or times of files): "
+        "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin anew"
+    )

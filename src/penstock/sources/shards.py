@@ -1,0 +1,381 @@
+"""Packed shards as a dataset: tar archives that `penstock pack` wrote, or `penstock index` indexed; and its adapter."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import Dataset
+
+import penstock._native as _native
+from penstock.errors import CorruptSample, CorruptShards, DatasetChanged
+from penstock.order.permutations import Indices
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
+from penstock.sources.image_folder import IMG_EXTENSIONS
+from penstock.sources.labels import LabelColumn, transformed
+from penstock.sources.listing import label_values
+from penstock.sources.premises import same_attributes
+from penstock.sources.reading import read_image, read_tensor
+from penstock.sources.sample_reader import SampleReader
+from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
+from penstock.storage import description
+from penstock.storage.index import ABSENT, Index
+from penstock.storage.shard_files import ShardFiles
+from penstock.system.words import counted, there_are
+
+_TENSORS = (".pt", ".pth", ".npy")
+
+
+class ShardLabels(Sequence[Any]):
+    """The labels of packed samples, read from the index when they are taken."""
+
+    def __init__(self, index: Index, split: description.Split) -> None:
+        self._index = index
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, range):
+            return [self.of(row) for row in self._index.rows(np.arange(len(self))[index])]
+        return self.of(self._index.rows([chosen])[0])
+
+    def of(self, row: Any) -> Any:
+        """Return the label in a row of the index, as the Python object that was packed."""
+        value = row["label"]
+        if self._split.label == "text":
+            return self._text(int(value))
+        return torch.tensor(value) if self._split.label == "tensor" else value.item()
+
+    def take(self, positions: Indices) -> LabelColumn:
+        """Return the labels at these positions: an array where they are numbers."""
+        values: NDArray[Any] = np.ascontiguousarray(self._index.rows(positions)["label"])
+        return list(map(self._text, values.tolist())) if self._split.label == "text" else values
+
+    def _text(self, number: int) -> str:
+        texts = self._split.texts or ()
+        if not 0 <= number < len(texts):
+            raise CorruptShards(f"{self._index.path} has a label {number}, and dataset.json {there_are(len(texts), 'text')}")
+        return texts[number]
+
+
+class Shards(Dataset[Any]):
+    """A dataset that was packed into tar shards by `penstock pack`, or tar shards that `penstock index` indexed.
+
+    A sample is what the packed dataset gave: (image, label) of an image folder, a tensor or (tensor, label) of a folder
+    of tensors, the tuple of its rows of arrays. Of samples that are several files it is a dictionary from suffix
+    ("jpg", "json") to what the file holds: a PIL image, a tensor, an int (cls), a text (txt), what JSON says, or bytes.
+    Opening takes the same time however many samples there are.
+
+    Args:
+        path: the folder.
+        split: the name of the split; None where the folder holds only one.
+        transform: called with the image or tensor, with the first of several tensors, or with the dictionary.
+        target_transform: called with the label.
+        verify: the CRC-32C of each file is compared as it is read.
+
+    Attributes:
+        root: the folder.
+        split: the name of the split.
+        classes: the names of classes, where the packed dataset had them; else None.
+        labels: the labels, a sequence that reads them when they are taken; None without labels.
+
+    Raises:
+        FileNotFoundError: path is no folder of packed shards.
+        CorruptShards: the index or a shard is not what dataset.json says.
+        InvalidOption: there is no such split, or several and none is named.
+        ChecksumMismatch: of a sample, when it is read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        verify: bool = True,
+    ) -> None:
+        self.root = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+        self.transform = transform
+        self.target_transform = target_transform
+        self.verify = verify
+        self._open(split)
+
+    def _open(self, split: str | None) -> None:
+        if not os.path.lexists(os.path.join(self.root, description.FILE)):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a dataset, and "
+                "`penstock index` indexes tar files in WebDataset's naming",
+                self.root,
+            )
+        splits = description.load(self.root)
+        self.split = description.chosen(splits, split, self.root)
+        self.description = splits[self.split]
+        self.classes = None if self.description.classes is None else list(self.description.classes)
+        self.index = Index(self.root, self.description)
+        self.files = ShardFiles(self.root, self.description.shards)
+        self.files.check()
+        self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
+
+    @cached_property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class index by class name."""
+        return {name: number for number, name in enumerate(self.classes or ())}
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """The label of each sample, a list made at its first use."""
+        return [] if self.labels is None else self.labels[:]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: int) -> Any:
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}")
+        position %= len(self)
+        return self._sample(position, self.read(position))
+
+    def _sample(self, position: int, value: Any) -> Any:
+        """Return the sample at a position from what its files hold."""
+        several = isinstance(value, tuple)
+        if self.transform is not None:
+            value = (self.transform(value[0]), *value[1:]) if several else self.transform(value)
+        if self.labels is None:
+            return (value,) if self.description.pair and not several else value
+        label = self.label(position)
+        return (*value, label) if several else (value, label)
+
+    def label(self, position: int) -> Any:
+        """Return the label of the sample at a position, target_transform applied."""
+        assert self.labels is not None
+        label = self.labels[position]
+        return label if self.target_transform is None else self.target_transform(label)
+
+    def name(self, position: int) -> str:
+        """Return the ID of the sample at a position."""
+        return os.fsdecode(self.index.id(self.index.rows([position])[0]))
+
+    def path(self, position: int) -> str:
+        """Return the shard of the sample at a position."""
+        return self.files.path(self._shard(self.index.rows([position])[0]))
+
+    def read(self, position: int) -> Any:
+        """Return what the files of the sample at a position hold, untransformed. Raises SampleError."""
+        row = self.index.rows([position])[0]
+        files = self._files(row)
+        name, path = os.fsdecode(self.index.id(row)), self.files.path(self._shard(row))
+        if self.description.kind == "files":
+            return {suffix.removeprefix("."): _decoded(suffix, data, name, path) for suffix, data in files}
+        decode = _DECODERS[self.description.kind]
+        values = tuple(decode(data, name, path) for _, data in files)
+        return values[0] if len(self.description.parts) == 1 else values
+
+    def read_bytes(self, position: int) -> dict[str, bytes]:
+        """Return the files of the sample at a position, by the names of the members. Raises SampleError."""
+        row = self.index.rows([position])[0]
+        name = os.fsdecode(self.index.id(row))
+        return {name + suffix: data for suffix, data in self._files(row)}
+
+    def _files(self, row: Any) -> list[tuple[str, bytes]]:
+        """Return the suffix and the bytes of each file of a row's sample."""
+        name, shard, files = os.fsdecode(self.index.id(row)), self._shard(row), []
+        for part, member in zip(self.description.parts, row["members"], strict=True):
+            number = int(member["suffix"])
+            if number == ABSENT:
+                continue
+            if number >= len(part.suffixes):
+                raise CorruptShards(f"{self.index.path} is damaged: sample {name!r} has an unknown suffix")
+            files.append((part.suffixes[number], self.files.read(shard, member, name, verify=self.verify)))
+        return files
+
+    def _shard(self, row: Any) -> int:
+        shard = int(row["shard"])
+        if shard >= len(self.files.shards):
+            raise CorruptShards(f"{self.index.path} is damaged: it speaks of shard {shard:,}, which dataset.json lacks")
+        return shard
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("index", "files", "labels", "description", "classes", "class_to_idx", "targets")
+        state = {name: value for name, value in self.__dict__.items() if name not in derived}
+        return {**state, "fingerprint": self.description.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fingerprint = state.pop("fingerprint")
+        self.__dict__.update(state)
+        self._open(self.split)
+        if self.description.fingerprint != fingerprint:
+            raise DatasetChanged(f"{self.root} was packed again since this dataset was made: make the dataset anew")
+
+    def __repr__(self) -> str:
+        shards = counted(len(self.files.shards), "shard")
+        return f"Shards({self.root!r}, split={self.split!r}: {counted(len(self), 'sample')} in {shards})"
+
+
+# --- what files hold --------------------------------------------------------------------------------------------------
+
+
+def _image(data: bytes, name: str, path: str) -> Image.Image:
+    return read_image(io.BytesIO(data), f"{path}:{name}")
+
+
+def _tensor(data: bytes, name: str, path: str) -> torch.Tensor:
+    return read_tensor(io.BytesIO(data), name, path)
+
+
+def _pixels(data: bytes, name: str, path: str) -> Image.Image:
+    array = _tensor(data, name, path).numpy()
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise CorruptSample(
+            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the dataset again",
+            sample_id=name,
+            path=path,
+        )
+    return Image.fromarray(array)
+
+
+_DECODERS: dict[str, Callable[[bytes, str, str], Any]] = {"images": _image, "pixels": _pixels, "tensors": _tensor}
+
+
+def _decoded(suffix: str, data: bytes, name: str, path: str) -> Any:
+    """Return what a file holds, by the end of its suffix."""
+    ending = "." + suffix.lower().rpartition(".")[2]
+    if ending in IMG_EXTENSIONS:
+        return _image(data, name, path)
+    if ending in _TENSORS:
+        return _tensor(data, name, path)
+    try:
+        if ending == ".cls":
+            return int(data)
+        if ending == ".json":
+            return json.loads(data)
+        if ending in (".txt", ".text"):
+            return data.decode()
+    except ValueError as error:
+        message = f"file {suffix!r} of sample {name!r} ({path}) does not hold what its suffix says: {error}"
+        raise CorruptSample(message, sample_id=name, path=path) from error
+    return data
+
+
+# --- the adapter ------------------------------------------------------------------------------------------------------
+
+
+class ShardsSource(Source):
+    """Shards' adapter: the index tells the native core where each sample lies."""
+
+    dataset: Shards
+    classes = (Shards,)
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        dataset = self.dataset
+        return dataset.name(index % len(dataset)), dataset.path(index % len(dataset))
+
+    def id(self, index: int) -> str:
+        return self.name(index)[0]
+
+    def ids(self) -> bytes | None:
+        return self.dataset.index.ids()
+
+    def labels(self) -> NDArray[Any] | None:
+        dataset = self.dataset
+        return None if dataset.labels is None else label_values(dataset.labels.take(np.arange(len(dataset))))
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset, kind = self.dataset, self.dataset.description.kind
+        if kind == "files" or len(dataset.description.parts) > 1:
+            return Refusal("Shards", "a sample is made of several files", "shards with one file and a label a sample")
+        if kind == "images":
+            return self._images(raw)
+        if kind == "pixels":
+            return Refusal("Shards", "decoded images are Python's", "shards of JPEG files")
+        return self._tensors()
+
+    def _images(self, raw: bool) -> NativeSource | Refusal:
+        dataset = self.dataset
+        if (refusal := foreign_decoder()) is not None:
+            return refusal
+        native = native_images(
+            dataset,
+            raw,
+            self._table(),
+            size=len(dataset),
+            identify=self.name,
+            rescue=lambda position: np.asarray(dataset.read(position)),
+            labels=self._label_column(),
+            pair=dataset.description.pair,
+            still=transformed_as_now(dataset, "index", "files", "verify"),
+        )
+        if isinstance(native, Refusal):
+            return native
+        steps = (self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"), *native.steps[1:])
+        if dataset.labels is not None:
+            return replace(native, steps=steps)
+        return replace(native, steps=steps[:-1], apply=dataset.__getitem__)
+
+    def _tensors(self) -> NativeSource | Refusal:
+        dataset = self.dataset
+        if dataset.transform is not None:
+            why = "a function on tensors is Python's"
+            return Refusal("Shards.transform", why, "the function applied to the batch instead")
+        if (refusal := replaced_tensor_reading()) is not None:
+            return refusal
+        labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
+        return NativeSource(
+            size=len(dataset),
+            fields=(Field(_native.TensorFileFiller(self._table()), None),),
+            steps=(self._read_step(""), *labelled),
+            identify=self.name,
+            rescue=dataset.read,
+            apply=dataset.read,
+            pair=dataset.description.pair,
+            labels=self._label_column(),
+            still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        dataset = self.dataset
+        kind, one = dataset.description.kind, len(dataset.description.parts) == 1
+        if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
+            return ImageReader(dataset, self._table())
+        if kind == "tensors" and one and replaced_tensor_reading() is None:
+            return TensorReader(dataset, self._table(), self._read_step(""))
+        return SampleReader(dataset)
+
+    def _label_column(self) -> Callable[[Indices], LabelColumn] | None:
+        labels, transform = self.dataset.labels, self.dataset.target_transform
+        return None if labels is None else lambda positions: transformed(labels.take(positions), transform)
+
+    def _table(self) -> _native.ShardTable:
+        dataset = self.dataset
+        files, row = dataset.files, dataset.index.dtype
+        assert row.fields is not None
+        columns = [row.fields[name][1] for name in ("shard", "id_length", "members")]
+        shards = [(os.fsencode(files.path(number)), shard.bytes) for number, shard in enumerate(files.shards)]
+        return _native.ShardTable(dataset.index.native, shards, columns, dataset.verify)
+
+    def _read_step(self, more: str) -> Step:
+        dataset = self.dataset
+        checked = "CRC-32C compared" if dataset.verify else "checksums not compared (verify=False)"
+        shards = counted(len(dataset.files.shards), "shard")
+        return Step(f"read    {counted(len(dataset), 'sample')} in {shards} of {dataset.root}, {checked}{more}", "native")

@@ -1,0 +1,72 @@
+"""The bytes of one sample: a file, a part of a file and memory are read alike."""
+
+import errno
+import os
+
+import pytest
+
+from tests.native_testing import SampleFile
+
+pytestmark = pytest.mark.native
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture(params=["whole", "part", "memory"])
+def sample(request, tmp_path):
+    """Return CONTENT as a SampleFile of each kind."""
+    path = tmp_path / "file"
+    if request.param == "memory":
+        return SampleFile.memory(CONTENT)
+    if request.param == "whole":
+        path.write_bytes(CONTENT)
+        return SampleFile.whole(str(path))
+    path.write_bytes(b"x" * 1000 + CONTENT + b"y" * 1000)
+    return SampleFile.part(str(path), 1000, len(CONTENT))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 255, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 1, 2**62])
+@pytest.mark.parametrize("rooms", [[0], [10], [1, 2, 3], [100, 0, 10_000], [2_000, 2_000, 2_000, 50_000]])
+def test_a_read_gives_what_lies_there_and_ends_with_the_sample(sample, rooms, offset):
+    assert sample.readv(rooms, offset) == CONTENT[offset : offset + sum(rooms)]
+
+
+@pytest.mark.parametrize("bytes", [0, 1, len(CONTENT), len(CONTENT) + 1, 100_000])
+def test_a_long_read_ends_with_the_sample(sample, bytes):
+    assert sample.read(bytes, 0) == CONTENT[:bytes]
+    assert sample.size() == len(CONTENT)
+
+
+def test_a_part_past_the_end_of_its_file_is_short(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    assert SampleFile.part(str(path), 5, 100).read(100, 0) == b"56789"
+    assert SampleFile.part(str(path), 5, 100).size() == 100  # whoever reads it finds it truncated
+    assert SampleFile.part(str(path), 2**63, 2**63).read(10, 0) == b""
+    assert SampleFile.part(str(path), 0, 2**64 - 1).read(100, 2**63 + 5) == b""
+
+
+def test_what_is_no_regular_file(tmp_path):
+    folder = SampleFile.whole(str(tmp_path))
+    with pytest.raises(IsADirectoryError):
+        folder.size()
+    with pytest.raises(IsADirectoryError):
+        folder.read(1, 0)
+    os.mkfifo(tmp_path / "pipe")
+    pipe = SampleFile.whole(str(tmp_path / "pipe"))
+    with pytest.raises(ValueError, match="not a regular file"):
+        pipe.size()
+    with pytest.raises(OSError) as caught:
+        pipe.read(1, 0)
+    assert caught.value.errno == errno.ESPIPE
+
+
+def test_an_empty_sample(tmp_path):
+    (tmp_path / "empty").touch()
+    for sample in (
+        SampleFile.memory(b""),
+        SampleFile.whole(str(tmp_path / "empty")),
+        SampleFile.part(str(tmp_path / "empty"), 0, 0),
+    ):
+        assert sample.size() == 0
+        assert sample.readv([5, 5], 0) == b""
