@@ -54,6 +54,8 @@ class PassInput:
     """The repr of that dataset."""
     coming: Callable[[], Iterator[Indices]] | None = None
     """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
+    samples: int = 0
+    """Of the pass on all ranks, where they are known."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class NativePass(IndexedPass):
     def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._fetch: Fetch | None = None  # reads the rest of the pass
-        self._coming = pass_input.coming
+        self._coming, self._samples = pass_input.coming, pass_input.samples
         self._adopt(plan)
         self._table = plan.table
         self._start(pass_input, eager=eager)
@@ -117,7 +117,7 @@ class NativePass(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._staging = Staging(plan, self._coming)
+        self._staging = Staging(plan, self._coming, self._samples)
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
         self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
         self._pool = self._crew.pool

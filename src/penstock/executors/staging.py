@@ -9,8 +9,13 @@ import numpy as np
 
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
+from penstock.sources.source import RemoteSamples
 from penstock.sources.tree import LeafNumbers
+from penstock.storage.remote_shards import WORTH_WHOLE, Range
 from penstock.storage.stage import ShardStage, Ticket
+
+#: Samples of a short pass whose shards are counted before its first batch, at the most.
+_COUNTED = 1 << 20
 
 
 class BatchShards:
@@ -36,57 +41,91 @@ class BatchShards:
 class Staging:
     """The shards of one pass, brought here ahead of need; nothing for a plan whose sources are all local.
 
+    Of a shard of which the pass needs few samples only these are read, each by its range.
+
     Args:
         plan: of the pass.
         coming: called for each source, returns the indices of each batch of the pass from its first on; None: they are
             not known before a batch is begun.
+        samples: of the pass, where they are known.
     """
 
-    def __init__(self, plan: NativePlan, coming: Callable[[], Iterator[Indices]] | None) -> None:
-        self._stages: dict[int, tuple[ShardStage, Callable[[Indices], Indices]]] = {}
-        for number, leaf in enumerate(plan.leaves):
-            if leaf.remote is not None and leaf.shard_of is not None:
-                ahead = None if coming is None else _coming_shards(plan, number, leaf.shard_of, coming)
-                self._stages[number] = ShardStage(leaf.remote, ahead), leaf.shard_of
+    def __init__(self, plan: NativePlan, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
+        self._leaves = [
+            _Leaf(plan, number, leaf.remote, coming, samples)
+            for number, leaf in enumerate(plan.leaves)
+            if leaf.remote is not None
+        ]
 
     def __bool__(self) -> bool:
-        return bool(self._stages)
+        return bool(self._leaves)
 
     def batch(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
         """Return the shards of the next batch, which are fetched where they are not here."""
-        return BatchShards(
-            [
-                stage.ticket(_shards(number, shard_of, leaves, local))
-                for number, (stage, shard_of) in self._stages.items()
-            ]
-        )
+        return BatchShards([leaf.ticket(leaves, local) for leaf in self._leaves])
 
     def missing(self) -> str:
         """Return, for messages, which shards batches wait for."""
-        return "; ".join(text for stage, _ in self._stages.values() if (text := stage.missing()))
-
-    @property
-    def waited(self) -> float:
-        """Return the seconds that batches have waited for shards."""
-        return sum(stage.waited for stage, _ in self._stages.values())
+        return "; ".join(text for leaf in self._leaves if (text := leaf.stage.missing()))
 
     def close(self) -> None:
         """End the downloads."""
-        for stage, _ in self._stages.values():
-            stage.close()
+        for leaf in self._leaves:
+            leaf.stage.close()
 
 
-def _coming_shards(
-    plan: NativePlan, number: int, shard_of: Callable[[Indices], Indices], coming: Callable[[], Iterator[Indices]]
-) -> Iterator[tuple[int, ...]]:
-    for indices in coming():
-        leaves, local = plan.root.resolve(indices)
-        yield _shards(number, shard_of, leaves, local)
+class _Leaf:
+    """The shards of one source of a plan."""
 
+    def __init__(
+        self,
+        plan: NativePlan,
+        number: int,
+        remote: RemoteSamples,
+        coming: Callable[[], Iterator[Indices]] | None,
+        samples: int,
+    ) -> None:
+        self._plan, self._number, self._remote, self._coming, self._samples = plan, number, remote, coming, samples
+        self._few: set[int] | None = None
+        """Shards of which a pass in a known order needs few samples; None: they were not counted yet."""
+        self.stage = ShardStage(remote.shards, None if coming is None else self._ahead(coming))
 
-def _shards(
-    number: int, shard_of: Callable[[Indices], Indices], leaves: LeafNumbers | None, local: Indices
-) -> tuple[int, ...]:
-    """Return the shards of the samples of one leaf in a batch."""
-    own: Any = local if leaves is None else local[leaves == number]
-    return tuple(np.unique(shard_of(own)).tolist()) if len(own) else ()
+    def ticket(self, leaves: LeafNumbers | None, local: Indices) -> Ticket:
+        """Return the ticket of the next batch."""
+        own = self._own(leaves, local)
+        of_sample = self._remote.shard_of(own)
+        shards, counts = np.unique(of_sample, return_counts=True)
+        whole = [
+            shard for shard, count in zip(shards.tolist(), counts.tolist(), strict=True) if self._is_whole(shard, count)
+        ]
+        ranges: list[Range] = []
+        alone = own[~np.isin(of_sample, whole)]
+        if len(alone):
+            ranges = self._remote.ranges_of(alone)
+        return self.stage.ticket(whole, ranges)
+
+    def _is_whole(self, shard: int, count: int) -> bool:
+        if self._coming is None:
+            return self._remote.shards.wants_whole(shard, count)
+        if self._few is None:  # the first batch of the pass has drawn the seed of the order by now
+            self._few = self._count()
+        return shard not in self._few
+
+    def _count(self) -> set[int]:
+        shards = self._remote.shards.shards
+        everything = sum(leaf.size for leaf in self._plan.leaves)
+        if self._coming is None or self._samples > min(WORTH_WHOLE * everything, _COUNTED):
+            return set()
+        wanted = np.zeros(len(shards), dtype=np.int64)
+        for indices in self._coming():
+            of_sample = self._remote.shard_of(self._own(*self._plan.root.resolve(indices)))
+            wanted += np.bincount(of_sample, minlength=len(shards))[: len(shards)]
+        return {number for number, shard in enumerate(shards) if wanted[number] <= WORTH_WHOLE * shard.samples}
+
+    def _own(self, leaves: LeafNumbers | None, local: Indices) -> Any:
+        return local if leaves is None else local[leaves == self._number]
+
+    def _ahead(self, coming: Callable[[], Iterator[Indices]]) -> Iterator[tuple[int, ...]]:
+        for indices in coming():
+            of_sample = np.unique(self._remote.shard_of(self._own(*self._plan.root.resolve(indices))))
+            yield tuple(shard for shard in of_sample.tolist() if shard not in (self._few or ()))

@@ -19,6 +19,9 @@ from penstock.storage.shard_files import ShardFiles
 
 T = TypeVar("T")
 
+#: A shard, and where a part of it begins and ends, in bytes.
+Range = tuple[int, int, int]
+
 #: Requests of one process that are under way at once, at the most.
 REQUESTS = 16
 #: A shard is fetched whole once this share of its bytes was wanted: by ranges it would soon cost as much.
@@ -46,6 +49,7 @@ class RemoteShards:
         self._wanted: dict[int, int] = {}
         self._lock = threading.Lock()
         self._counter = Counter(self)
+        self._brought: dict[Range, bytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
@@ -63,6 +67,10 @@ class RemoteShards:
     def path(self, shard: int) -> str:
         """Return the local file of a shard, which is there while somebody holds it."""
         return self._files.path(shard)
+
+    def place(self, shard: int) -> str:
+        """Return where a shard lies, for messages."""
+        return self.cached[shard].url
 
     def hold(self, shard: int) -> HeldFile | None:
         """Return a shard's local file, locked; None: it is not here. Raises CorruptShards for a number that is none."""
@@ -92,6 +100,9 @@ class RemoteShards:
             CorruptSample, ChecksumMismatch: as ShardFiles.read.
         """
         offset, length, expected, _ = member.item()
+        brought = self._brought.get((shard, offset, offset + length))
+        if brought is not None:
+            return self._checked(brought, shard, expected, name, verify=verify)
         held = self.hold(shard)
         if held is None and self._worth_whole(shard, length) and self.fetch(shard):
             held = self.hold(shard)
@@ -100,13 +111,18 @@ class RemoteShards:
                 return self._files.read(shard, member, name, verify=verify)
             finally:
                 held.close()
-        url = self.store.url_of(self.shards[shard].name)
+        url = self.place(shard)
         if offset + length > self.shards[shard].bytes:
             raise CorruptShards(
                 f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
                 f"{self.shards[shard].bytes:,}: it is the index of another dataset"
             )
         data = self.read_part(shard, offset, offset + length)
+        return self._checked(data, shard, expected, name, verify=verify)
+
+    def _checked(self, data: bytes, shard: int, expected: int, name: str, *, verify: bool) -> bytes:
+        """Return the bytes of a member that came from the store. Raises ChecksumMismatch."""
+        url = self.place(shard)
         if verify and (found := _native.crc32c(data)) != expected:
             raise ChecksumMismatch(
                 f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
@@ -115,6 +131,29 @@ class RemoteShards:
                 path=url,
             )
         return data
+
+    async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
+        """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
+        for shard in {shard for shard, _, _ in ranges}:
+            asked = [(begin, end) for number, begin, end in ranges if number == shard and begin < end]
+            if not asked or max(end for _, end in asked) > self.shards[shard].bytes:
+                continue  # `read` says what is wrong
+            async with requests:
+                found = await self.store.read_ranges(self.shards[shard].name, asked)
+            self.traffic.requests += 1
+            self.traffic.ranges += len(asked)
+            self.traffic.bytes += sum(map(len, found))
+            self._brought.update(((shard, begin, end), data) for (begin, end), data in zip(asked, found, strict=True))
+
+    def forget(self, ranges: Sequence[Range]) -> None:
+        """Drop parts of shards from memory."""
+        for one in ranges:
+            self._brought.pop(one, None)
+
+    def wants_whole(self, shard: int, samples: int) -> bool:
+        """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""
+        described = self.shards[shard]
+        return self._worth_whole(shard, samples * described.bytes // max(1, described.samples))
 
     def read_part(self, shard: int, begin: int, end: int) -> bytes:
         """Return the bytes of a shard from begin to end - 1, from the store. Raises StorageError."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.storage.cache_folder import HeldFile
-from penstock.storage.remote_shards import REQUESTS, RemoteShards
+from penstock.storage.remote_shards import REQUESTS, Range, RemoteShards
 
 #: Shards that are fetched at once, at the most.
 AT_ONCE = 4
@@ -51,22 +51,27 @@ class _Need:
 class Ticket:
     """The shards of one batch."""
 
-    def __init__(self, stage: ShardStage, numbers: tuple[int, ...]) -> None:
+    def __init__(self, stage: ShardStage, numbers: tuple[int, ...], ranges: tuple[Range, ...]) -> None:
         self._stage = stage
         self.numbers = numbers
+        self.ranges = ranges
+        self.ranges_here = not ranges
+        """The ranges are in memory, or could not be read: whoever reads the samples says why."""
+        self.released = False
 
     def ready(self) -> bool:
         """Return whether all shards are here. Raises what went wrong with one of them."""
-        return self._stage.ready(self.numbers)
+        return self._stage.ready(self)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until all shards are here; False: they were not within so many seconds. Raises as `ready`."""
-        return self._stage.wait(self.numbers, seconds)
+        return self._stage.wait(self, seconds)
 
     def release(self) -> None:
         """Let the shards go. A second call does nothing."""
-        numbers, self.numbers = self.numbers, ()
-        self._stage.release(numbers)
+        if not self.released:
+            self.released = True
+            self._stage.release(self)
 
 
 class ShardStage:
@@ -83,6 +88,7 @@ class ShardStage:
         self._coming = coming
         self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
         self._early = 0  # tickets that were taken before the thread came to their batches
+        self._ranged: deque[Ticket] = deque()  # whose ranges nobody reads yet
         self._needs: dict[int, _Need] = {}  # in the order in which they came up
         self._condition = threading.Condition()
         self._process = os.getpid()
@@ -100,9 +106,10 @@ class ShardStage:
         with self._condition:
             self._start()
 
-    def ticket(self, numbers: Iterable[int]) -> Ticket:
-        """Return a ticket for the next batch, whose shards these are."""
+    def ticket(self, numbers: Iterable[int], ranges: Iterable[Range] = ()) -> Ticket:
+        """Return a ticket for the next batch, whose shards these are; ranges: parts of others, which come alone."""
         wanted = tuple(numbers)
+        ticket = Ticket(self, wanted, tuple(ranges))
         with self._condition:
             for number in wanted:
                 need = self._need(number)
@@ -114,28 +121,30 @@ class ShardStage:
                 self._passed(self._ahead.popleft())
             elif self._coming is not None:
                 self._early += 1
+            if not ticket.ranges_here:
+                self._ranged.append(ticket)
             self._start()
         self._wake()
-        return Ticket(self, wanted)
+        return ticket
 
-    def ready(self, numbers: tuple[int, ...]) -> bool:
-        """Return whether these shards are here, for which a ticket is held. Raises what went wrong with one."""
+    def ready(self, ticket: Ticket) -> bool:
+        """Return whether what a ticket is for is here. Raises what went wrong with a shard."""
         with self._condition:
-            return self._ready(numbers)
+            return self._ready(ticket)
 
-    def _ready(self, numbers: tuple[int, ...]) -> bool:
-        needs = [self._needs.get(number) for number in numbers]
+    def _ready(self, ticket: Ticket) -> bool:
+        needs = [self._needs.get(number) for number in ticket.numbers]
         for need in needs:
             if need is not None and need.error is not None:
                 raise need.error
-        return all(need is not None and need.held is not None for need in needs)
+        return ticket.ranges_here and all(need is not None and need.held is not None for need in needs)
 
-    def wait(self, numbers: tuple[int, ...], seconds: float | None) -> bool:
-        """Wait for these shards, in slices in which Ctrl-C is seen; False: they were not here in time."""
+    def wait(self, ticket: Ticket, seconds: float | None) -> bool:
+        """Wait for what a ticket is for, in slices in which Ctrl-C is seen; False: it was not here in time."""
         begun = time.monotonic()
         with self._condition:
             try:
-                while not self._ready(numbers):
+                while not self._ready(ticket):
                     if self._closing or (seconds is not None and time.monotonic() - begun > seconds):
                         return False
                     self._condition.wait(0.05)
@@ -143,12 +152,13 @@ class ShardStage:
             finally:
                 self.waited += time.monotonic() - begun
 
-    def release(self, numbers: tuple[int, ...]) -> None:
-        """Give a ticket back."""
+    def release(self, ticket: Ticket) -> None:
+        """Take a ticket back."""
         if os.getpid() != self._process:
             return
+        self._shards.forget(ticket.ranges)
         with self._condition:
-            for number in numbers:
+            for number in ticket.numbers:
                 need = self._needs.get(number)
                 if need is not None:
                     need.tickets -= 1
@@ -224,9 +234,13 @@ class ShardStage:
         self._loop, self._work = asyncio.get_running_loop(), asyncio.Event()
         requests = asyncio.Semaphore(REQUESTS)
         running: dict[int, asyncio.Task[None]] = {}
+        reading: set[asyncio.Task[None]] = set()
         try:
             while not self._closing:
                 self._work.clear()
+                while self._ranged:
+                    reading.add(task := asyncio.create_task(self._bring_ranges(self._ranged.popleft(), requests)))
+                    task.add_done_callback(reading.discard)
                 running = {number: task for number, task in running.items() if not task.done()}
                 self._look_ahead()
                 pause = None
@@ -240,9 +254,10 @@ class ShardStage:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), pause)
         finally:
-            for task in running.values():
+            left = [*running.values(), *reading]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*running.values(), return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     def _wanted(self) -> list[tuple[int, _Need]]:
         """Return the shards to fetch: first those that a batch waits for, then in the order of need."""
@@ -290,6 +305,16 @@ class ShardStage:
             self._condition.notify_all()
         assert self._work is not None
         self._work.set()
+
+    async def _bring_ranges(self, ticket: Ticket, requests: asyncio.Semaphore) -> None:
+        """Read the ranges of a ticket into memory."""
+        with contextlib.suppress(Exception):  # each sample is read alone then, and its error is raised
+            await self._shards.bring(ticket.ranges, requests)
+        with self._condition:
+            ticket.ranges_here = True
+            if ticket.released:
+                self._shards.forget(ticket.ranges)
+            self._condition.notify_all()
 
     def _drop_farthest(self, wanted: int) -> None:
         """Let the shard go that is needed last, where a batch waits for another one and there is no space."""
