@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -160,14 +161,16 @@ class CacheFolder:
     def hold(self, shard: CachedShard) -> HeldFile | None:
         """Return the file of a shard, locked against being deleted; None: the shard is not here."""
         name = f"{shard.file}.shard"
-        descriptor = _own_file(os.O_RDONLY, name, self._folder)
-        if descriptor is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being deleted
-            os.close(descriptor)
-            return None
+        while True:
+            descriptor = _own_file(os.O_RDONLY, name, self._folder)
+            if descriptor is None:
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # it is being given its name, or deleted: a matter of moments
+                os.close(descriptor)
+                time.sleep(0.001)
         held = HeldFile(descriptor)
         if os.fstat(descriptor).st_size != shard.size or not self._is(descriptor, name):
             held.close()

@@ -35,17 +35,14 @@ class _Need:
 
     tickets: int = 0
     """Of batches that are in flight."""
+    pins: int = 0
+    """Tickets among them whose shards were all here: they are being read."""
     coming: int = 0
     """Batches that are yet to come."""
     held: HeldFile | None = None
     error: BaseException | None = None
     not_before: float = 0.0
     """When space for it is looked for, by time.monotonic()."""
-
-    @property
-    def urgent(self) -> bool:
-        """Whether a batch waits for it."""
-        return self.tickets > 0 and self.held is None
 
 
 class Ticket:
@@ -57,6 +54,8 @@ class Ticket:
         self.ranges = ranges
         self.ranges_here = not ranges
         """The ranges are in memory, or could not be read: whoever reads the samples says why."""
+        self.pinned = False
+        """All shards were here, and stay."""
         self.released = False
 
     def ready(self) -> bool:
@@ -88,6 +87,7 @@ class ShardStage:
         self._coming = coming
         self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
         self._early = 0  # tickets that were taken before the thread came to their batches
+        self._waiting: deque[Ticket] = deque()  # whose shards were not all here
         self._ranged: deque[Ticket] = deque()  # whose ranges nobody reads yet
         self._needs: dict[int, _Need] = {}  # in the order in which they came up
         self._condition = threading.Condition()
@@ -121,6 +121,7 @@ class ShardStage:
                 self._passed(self._ahead.popleft())
             elif self._coming is not None:
                 self._early += 1
+            self._waiting.append(ticket)
             if not ticket.ranges_here:
                 self._ranged.append(ticket)
             self._start()
@@ -133,11 +134,19 @@ class ShardStage:
             return self._ready(ticket)
 
     def _ready(self, ticket: Ticket) -> bool:
+        if ticket.pinned:
+            return True
         needs = [self._needs.get(number) for number in ticket.numbers]
         for need in needs:
             if need is not None and need.error is not None:
                 raise need.error
-        return ticket.ranges_here and all(need is not None and need.held is not None for need in needs)
+        here = [need for need in needs if need is not None and need.held is not None]
+        ticket.pinned = ticket.ranges_here and len(here) == len(needs) and not ticket.released
+        if ticket.pinned:
+            self._waiting.remove(ticket)
+            for need in here:
+                need.pins += 1
+        return ticket.pinned
 
     def wait(self, ticket: Ticket, seconds: float | None) -> bool:
         """Wait for what a ticket is for, in slices in which Ctrl-C is seen; False: it was not here in time."""
@@ -158,17 +167,24 @@ class ShardStage:
             return
         self._shards.forget(ticket.ranges)
         with self._condition:
+            if not ticket.pinned and ticket in self._waiting:
+                self._waiting.remove(ticket)
             for number in ticket.numbers:
                 need = self._needs.get(number)
                 if need is not None:
                     need.tickets -= 1
+                    need.pins -= ticket.pinned
                     self._let_go(number, need)
         self._wake()
 
     def missing(self) -> str:
         """Return, for messages, the shards that batches wait for; empty where there are none."""
         with self._condition:
-            urls = [self._shards.cached[number].url for number, need in self._needs.items() if need.urgent]
+            urls = [
+                self._shards.cached[number].url
+                for number, need in self._needs.items()
+                if need.tickets and not need.held
+            ]
         return f"{', '.join(urls[:3])}{' and others' * (len(urls) > 3)}"
 
     def close(self) -> None:
@@ -188,6 +204,7 @@ class ShardStage:
                     need.held.close()
             self._needs.clear()
             self._ahead.clear()
+            self._waiting.clear()
 
     # --- both sides, with the lock held -----------------------------------------------------------------------------
 
@@ -245,7 +262,7 @@ class ShardStage:
                 self._look_ahead()
                 pause = None
                 for number, need in self._wanted():
-                    if number in running or (len(running) >= AT_ONCE and not need.urgent):
+                    if number in running or (len(running) >= AT_ONCE and not self._is_urgent(number)):
                         continue
                     if (left := need.not_before - time.monotonic()) > 0:
                         pause = left if pause is None else min(pause, left)
@@ -263,7 +280,12 @@ class ShardStage:
         """Return the shards to fetch: first those that a batch waits for, then in the order of need."""
         with self._condition:
             wanted = [item for item in self._needs.items() if item[1].held is None and item[1].error is None]
-        return sorted(wanted, key=lambda item: not item[1].urgent)
+        return sorted(wanted, key=lambda item: (not self._is_urgent(item[0]), item[1].tickets == 0))
+
+    def _is_urgent(self, number: int) -> bool:
+        """Return whether the oldest batch that is not complete waits for a shard."""
+        with self._condition:
+            return bool(self._waiting) and number in self._waiting[0].numbers
 
     def _look_ahead(self) -> None:
         """Look up the shards of coming batches, as far as the cache has space for them."""
@@ -289,14 +311,13 @@ class ShardStage:
         """Bring one shard into the cache and hold it."""
         held, error = None, None
         try:
-            held = await self._shards.download(number, requests, lambda: need.urgent)
+            held = await self._shards.download(number, requests, lambda: self._exceeds(number))
         except Exception as failed:
             error = failed
         with self._condition:
             if held is None and error is None:
-                need.not_before = time.monotonic() + _NO_ROOM_PAUSE
-                if need.urgent:
-                    self._drop_farthest(number)
+                pause = 0.0 if self._is_urgent(number) else _NO_ROOM_PAUSE
+                need.not_before = time.monotonic() + pause
             elif self._needs.get(number) is not need or self._closing:
                 if held is not None:
                     held.close()
@@ -316,13 +337,23 @@ class ShardStage:
                 self._shards.forget(ticket.ranges)
             self._condition.notify_all()
 
-    def _drop_farthest(self, wanted: int) -> None:
-        """Let the shard go that is needed last, where a batch waits for another one and there is no space."""
-        for number, need in reversed(self._needs.items()):
-            if number != wanted and need.held is not None and need.tickets <= 0:
-                need.held.close()
-                need.held = None
-                return
+    def _exceeds(self, number: int) -> bool:
+        """Return whether a shard for which there is no space may exceed the limit of the cache.
+
+        The oldest batch that is not complete may not wait for ever: shards that later ones need go for its own, and
+        where all others are being read the limit is exceeded.
+        """
+        if not self._is_urgent(number):
+            return False
+        with self._condition:
+            oldest = self._waiting[0].numbers if self._waiting else ()
+            for other, need in reversed(self._needs.items()):
+                if other not in oldest and need.held is not None and need.pins <= 0:
+                    need.held.close()
+                    need.held = None
+                    need.not_before = time.monotonic() + _NO_ROOM_PAUSE
+                    return False
+        return True
 
     def __repr__(self) -> str:
         with self._condition:
