@@ -21,7 +21,7 @@ import penstock._native as _native
 import penstock.storage.download as download
 from penstock.errors import (
     AccessRefused,
-    CacheFull,
+    OutOfSpace,
     ChangedObject,
     ChecksumMismatch,
     CorruptDownload,
@@ -298,7 +298,7 @@ def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: p
     part = cache.begin(CachedShard("s3://bucket/1.tar", 900, 1))
     assert part is not None
     assert not cache.reserve(part, 900), "ahead of need: what is there serves on"
-    with pytest.raises(CacheFull, match=r"a shard of 0.0 MiB is needed now, and at least .* more are missing"):
+    with pytest.raises(OutOfSpace, match=r"a shard of 0.0 MiB is needed now, and at least .* more are missing"):
         cache.reserve(part, 900, beyond=True)
     part.close()
 

@@ -451,4 +451,6 @@ class ShardsSource(Source):
         dataset = self.dataset
         checked = "CRC-32C compared" if dataset.verify else "checksums not compared (verify=False)"
         shards = counted(len(dataset.files.shards), "shard")
-        return Step(f"read    {counted(len(dataset), 'sample')} in {shards} of {dataset.root}, {checked}{more}", "native")
+        kept = dataset.files.describe() if isinstance(dataset.files, RemoteShards) else ""
+        where = f"{counted(len(dataset), 'sample')} in {shards} of {dataset.root}"
+        return Step(f"read    {where}{kept}, {checked}{more}", "native")

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import CacheFull, InvalidOption, UnsafeCache
+from penstock.errors import OutOfSpace, InvalidOption, UnsafeCache
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.words import size_of
@@ -244,7 +244,7 @@ class CacheFolder:
             beyond: the file is needed at once: where everything else is held, the limit is exceeded.
 
         Raises:
-            CacheFull: the disk is full.
+            OutOfSpace: the disk is full.
         """
         with self._locked():
             missing = size - os.fstat(part.descriptor).st_size
@@ -268,11 +268,10 @@ class CacheFolder:
                         return False
                     free = os.fstatvfs(part.descriptor)
                     lacks = missing - free.f_bavail * free.f_frsize
-                    raise CacheFull(
+                    raise OutOfSpace(
                         f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
                         f"and at least {size_of(max(lacks, 1))} more are missing; all other shards in the folder are "
-                        "in use. Free space, or give a cache_folder= on another disk",
-                        url=str(self.path),
+                        "in use. Free space, or give a cache_folder= on another disk"
                     ) from error
 
     def held_bytes(self) -> int:

@@ -16,6 +16,7 @@ from penstock.storage.download import Download, Traffic
 from penstock.storage.for_children import Counter
 from penstock.storage.objects import ObjectStore
 from penstock.storage.shard_files import ShardFiles
+from penstock.system.words import counted, size_of
 
 T = TypeVar("T")
 
@@ -188,6 +189,17 @@ class RemoteShards:
         """Return a shard's local file; see download.Download.run."""
         name, known = self.shards[shard].name, self.cached[shard]
         return await Download(self.store, name, known, self.cache, requests, self.traffic).run(urgent)
+
+    def describe(self) -> str:
+        """Return, for explain(), where shards are kept and what was fetched so far."""
+        kept = f", kept in {self.cache.path} (at most {size_of(self.cache.limit)})"
+        came = self.traffic
+        if not came.requests:
+            return kept
+        alone = f" and {counted(came.ranges, 'sample')} alone" * bool(came.ranges)
+        repeated = f", {came.retries:,} more after one that failed" * bool(came.retries)
+        shards, requests = counted(came.shards, "shard"), counted(came.requests - came.retries, "request")
+        return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}{repeated}"
 
     def __repr__(self) -> str:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
