@@ -14,7 +14,8 @@ from benchmarks.process import ROOT
 from benchmarks.question import Options
 
 QUESTIONS = (
-    "tensor_files", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state", "remote",
+    "tensor_files", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
+    "remote",
 )  # fmt: skip
 
 

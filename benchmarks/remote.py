@@ -86,9 +86,7 @@ def penstock_remote(setup: Setup, **options: Any) -> Running:
 
     configured(setup)
     limit = max(cache_bytes(setup), 10 * (SHARD_BYTES + (1 << 20)))
-    dataset = penstock.Shards(
-        f"s3://{BUCKET}/penstock", cache_folder=cache_folder("own"), cache_limit=limit, **options
-    )
+    dataset = penstock.Shards(f"s3://{BUCKET}/penstock", cache_folder=cache_folder("own"), cache_limit=limit, **options)
     return over(penstock_loader(setup, dataset, seed=0))
 
 
@@ -124,9 +122,7 @@ def litdata(setup: Setup) -> Running:
         storage_options={"endpoint_url": endpoint},
     )
     return over(
-        ld.StreamingDataLoader(
-            dataset, batch_size=setup.batch, num_workers=setup.workers, persistent_workers=True
-        )
+        ld.StreamingDataLoader(dataset, batch_size=setup.batch, num_workers=setup.workers, persistent_workers=True)
     )
 
 
@@ -137,5 +133,5 @@ CONTESTANTS = (
     Contestant("LitData", Role.PEER, litdata, peers=("litdata",)),
 )
 TARGETS = (Target("penstock", 1, "MosaicML Streaming"), Target("penstock", 1, "LitData"))
-TITLE = "3x64x64 float32 in shards of 4 MiB from S3 on loopback, cache of a quarter, batch 64, shuffled, 2 workers or threads"
+TITLE = "3x64x64 float32, 4 MiB shards from S3 on loopback, a quarter cached, batch 64, shuffled, 2 workers or threads"
 QUESTION = Question("remote", "Shards in an object store", (Table("s3", TITLE, CONTESTANTS, TARGETS),), prepare)

@@ -186,6 +186,8 @@ step_peers() {
     peer setuptools wheel tqdm numba
     peer grain
     peer torchdata
+    peer mosaicml-streaming
+    peer litdata
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
     peer nvidia-dali-cuda130
     # FFCV is built from source with OpenCV's and TurboJPEG's headers; it names versions that no longer install.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Buffer = bytes | memoryview | NDArray[Any]
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 MAX_DIMS: Final[int]
 """Dimensions of a sample that the native core takes at the most."""
@@ -21,7 +21,8 @@ DTYPES: Final[tuple[str, ...]]
 # --- files -----------------------------------------------------------------------------------------------------
 
 class FileTable:
-    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and tables of packed files."""
+    """A table of files: which bytes belong to a sample, by its index. Its kinds are PathTable and "
+    "tables of packed files."""
 
 class PathTable(FileTable):
     """The files of a source: a root folder and a compact table of names inside it. Immutable; picklable."""

@@ -185,8 +185,8 @@ class Explained:
             return
         found = quality(blocks, blocks.order(settings.seed or 0, 0), settings.batch_size or 1)
         yield (
-            f"shuffle  samples that follow each other lie {found.distance:.0%} as far apart in the dataset as in a full "
-            f"shuffle; two samples of a batch are of one of {len(blocks.sizes):,} shards with a chance of "
+            f"shuffle  samples that follow each other lie {found.distance:.0%} as far apart in the dataset as in a "
+            f"full shuffle; two samples of a batch are of one of {len(blocks.sizes):,} shards with a chance of "
             f"{found.sharing:.1%}, in a full shuffle {found.full_sharing:.1%}"
         )
 

@@ -65,7 +65,7 @@ def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
     second = loader(batch_size=5)
     second.load_state_dict(state)
     assert begun + numbers(second) == epoch
-    with pytest.raises(penstock.InvalidOption, match="windows of 3 .* cannot go on shuffled in windows of 4"):
+    with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot go on shuffled in windows of 4"):
         loader(InShards(4)).load_state_dict(state)
     with pytest.raises(penstock.InvalidOption, match="cannot go on shuffled"):
         loader(InShards(SHARDS)).load_state_dict(state)

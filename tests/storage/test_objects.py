@@ -63,7 +63,7 @@ def test_objects_and_ranges_of_s3(bucket: str) -> None:
 
 def test_what_s3_lacks(bucket: str) -> None:
     for ask in (ObjectStore(bucket).read, ObjectStore(bucket).info):
-        with pytest.raises(MissingObject, match="s3://pictures/folder/y.bin: there is no such object"):
+        with pytest.raises(MissingObject, match=r"s3://pictures/folder/y.bin: there is no such object"):
             ask("y.bin")
     for ask in (ObjectStore("s3://no-such-bucket/folder").read, ObjectStore("s3://no-such-bucket/folder").info):
         with pytest.raises(MissingBucket, match=r"s3://no-such-bucket/folder/y.bin: the bucket does not exist"):
@@ -97,7 +97,7 @@ def test_a_store_that_refuses(status: str) -> None:
     ],
 )
 def test_credentials_that_are_missing(said: str, tmp_path: Path) -> None:
-    with pytest.raises(MissingCredentials, match="file:///.*/x: no credentials were found; set those of the store"):
+    with pytest.raises(MissingCredentials, match=r"file:///.*/x: no credentials were found; set those of the store"):
         ObjectStore(tmp_path.as_uri())._raise(RuntimeError(said), "x")
 
 

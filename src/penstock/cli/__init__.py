@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import ledger, quarantine
+from penstock.cli import ledger, quarantine, shards
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
     ledger.add_parser(verbs)
     quarantine.add_parser(verbs)
+    shards.add_parsers(verbs)
     return top
 
 

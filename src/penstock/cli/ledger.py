@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cli.terminal import counted, shown, write_lines
+from penstock.cli.terminal import shown, write_lines
 from penstock.cli.verbs import add_verb
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
+from penstock.system.words import counted
 
 
 def add_parser(verbs: Any) -> None:

@@ -11,12 +11,13 @@ import stat
 import warnings
 from typing import Any
 
-from penstock.cli.terminal import counted, progress, raw, say, shown, width, write, write_lines
+from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
 from penstock.cli.verbs import add_verb
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
 from penstock.state.manifest import BadSample, Manifest
+from penstock.system.words import counted
 
 _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save

@@ -24,11 +24,6 @@ def shown(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things: 1 step, 2 steps."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def raw(text: str) -> bytes:
     """Return text as the file system has it: bytes that are no UTF-8 as they are."""
     if text.isascii():

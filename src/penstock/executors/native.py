@@ -202,43 +202,12 @@ class NativePass(IndexedPass):
             self._submit(batch)
             return
         batch.number, batch.retired = -1, []
-        batch.let_shards_go()
-        batch.shards = self._staging.batch(batch.leaves, batch.local)
+        self._staging.stage(batch)
 
     def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
         super()._refill(queue, done=done)
         if self._staging:
-            self._submit_staged(queue)
-
-    def _submit_staged(self, queue: deque[NativeBatch]) -> None:
-        """Submit the batches whose shards are here, in order."""
-        for batch in queue:
-            if batch.number >= 0 or batch.shards is None or batch.error is not None:
-                continue
-            try:
-                if not batch.shards.ready():
-                    return
-            except Exception as error:
-                batch.error = error
-                continue
-            self._submit(batch)
-
-    def _wait_for_shards(self, batch: NativeBatch) -> None:
-        """Wait until the shards of the oldest batch are here, and submit it. Raises WorkerStuck."""
-        assert batch.shards is not None
-        try:
-            here = batch.shards.wait(self._timeout or None)
-        except Exception as error:
-            batch.error = error
-            return
-        if not here:
-            if not self._open:
-                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
-            raise WorkerStuck(
-                f"DataLoader timed out after {self._timeout} seconds: shards are still on their way from the object "
-                f"store: {self._staging.missing()}. Raise timeout=, or look at the network"
-            )
-        self._submit(batch)
+            self._staging.submit_ready(queue, self._submit)
 
     def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
@@ -281,7 +250,7 @@ class NativePass(IndexedPass):
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
         for times in count():
             if batch.number < 0 and batch.shards is not None:
-                self._wait_for_shards(batch)
+                self._staging.wait_and_submit(batch, self._timeout, self._submit)
             if batch.number < 0:
                 break
             last = self._crew.numbers[-1]
@@ -400,8 +369,7 @@ class NativePass(IndexedPass):
             return False
         self._resolve(batch)
         if batch.shards is not None:  # the other samples may lie in other shards
-            batch.let_shards_go()
-            batch.shards = self._staging.batch(batch.leaves, batch.local)
+            self._staging.stage(batch)
             batch.shards.wait(self._timeout or None)
         return True
 

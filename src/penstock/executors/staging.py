@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from penstock.errors import WorkerStuck
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
 from penstock.sources.source import RemoteSamples
@@ -38,6 +39,22 @@ class BatchShards:
             ticket.release()
 
 
+class Staged(Protocol):
+    """A batch that needs shards: executors.workers.native.NativeBatch."""
+
+    number: int
+    leaves: LeafNumbers | None
+    local: Indices
+    shards: BatchShards | None
+    error: BaseException | None
+
+    def let_shards_go(self) -> None:
+        """Let the shards of the batch be deleted."""
+
+
+S = TypeVar("S", bound=Staged)
+
+
 class Staging:
     """The shards of one pass, brought here ahead of need; nothing for a plan whose sources are all local.
 
@@ -51,6 +68,7 @@ class Staging:
     """
 
     def __init__(self, plan: NativePlan, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
+        self._closed = False
         self._leaves = [
             _Leaf(plan, number, leaf.remote, coming, samples)
             for number, leaf in enumerate(plan.leaves)
@@ -60,16 +78,46 @@ class Staging:
     def __bool__(self) -> bool:
         return bool(self._leaves)
 
-    def batch(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
-        """Return the shards of the next batch, which are fetched where they are not here."""
-        return BatchShards([leaf.ticket(leaves, local) for leaf in self._leaves])
+    def stage(self, batch: Staged) -> None:
+        """Let the shards of the next batch be fetched where they are not here, and kept; those that it had may go."""
+        batch.let_shards_go()
+        batch.shards = BatchShards([leaf.ticket(batch.leaves, batch.local) for leaf in self._leaves])
 
-    def missing(self) -> str:
-        """Return, for messages, which shards batches wait for."""
-        return "; ".join(text for leaf in self._leaves if (text := leaf.stage.missing()))
+    def submit_ready(self, queue: Iterable[S], submit: Callable[[S], None]) -> None:
+        """Submit the batches in a queue whose shards are here, in order."""
+        for batch in queue:
+            if batch.number >= 0 or batch.shards is None or batch.error is not None:
+                continue
+            try:
+                if not batch.shards.ready():
+                    return
+            except Exception as error:
+                batch.error = error
+                continue
+            submit(batch)
+
+    def wait_and_submit(self, batch: S, seconds: float, submit: Callable[[S], None]) -> None:
+        """Wait for the shards of the oldest batch, and submit it; 0 seconds: for ever. Raises WorkerStuck."""
+        assert batch.shards is not None
+        try:
+            here = batch.shards.wait(seconds or None)
+        except Exception as error:
+            batch.error = error
+            return
+        if here:
+            submit(batch)
+        elif self._closed:
+            raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+        else:
+            missing = "; ".join(text for leaf in self._leaves if (text := leaf.stage.missing()))
+            raise WorkerStuck(
+                f"DataLoader timed out after {seconds} seconds: shards are still on their way from the object store: "
+                f"{missing}. Raise timeout=, or look at the network"
+            )
 
     def close(self) -> None:
         """End the downloads."""
+        self._closed = True
         for leaf in self._leaves:
             leaf.stage.close()
 

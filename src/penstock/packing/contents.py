@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,11 +75,13 @@ class Contents:
 
     def read(self, index: int) -> Encoded:
         """Return the files of a sample."""
-        return self.leaves[self.leaf[index]].read(int(self.local[index]))
+        leaf: Leaf = self.leaves[int(self.leaf[index])]
+        return leaf.read(int(self.local[index]))
 
     def stamp(self, index: int) -> Stamp:
         """Return the stamp of a sample."""
-        return self.leaves[self.leaf[index]].stamp(int(self.local[index]))
+        leaf: Leaf = self.leaves[int(self.leaf[index])]
+        return leaf.stamp(int(self.local[index]))
 
 
 def contents_of(dataset: Any, to_bytes: Callable[[Any], Any] | None) -> Contents:
@@ -108,9 +111,7 @@ def contents_of(dataset: Any, to_bytes: Callable[[Any], Any] | None) -> Contents
     return _contents(made, numbers, local, ids)
 
 
-def _contents(
-    leaves: list[Leaf], numbers: NDArray[np.int32], local: NDArray[np.int64], ids: list[str]
-) -> Contents:
+def _contents(leaves: list[Leaf], numbers: NDArray[np.int32], local: NDArray[np.int64], ids: list[str]) -> Contents:
     first = leaves[0]
     for other in leaves[1:]:
         if (other.kind, other.label, other.fields, other.pair) != (first.kind, first.label, first.fields, first.pair):
@@ -122,7 +123,7 @@ def _contents(
     _check_names(names)
     labels, texts = None, None
     if first.label is not None:
-        values = [leaves[leaf].labels[at] for leaf, at in zip(numbers.tolist(), local.tolist(), strict=True)]  # type: ignore[index]
+        values = [leaves[leaf].labels[at] for leaf, at in zip(numbers.tolist(), local.tolist(), strict=True)]
         labels, texts = _column(values, first.label)
     return Contents(first, len(ids), tuple(leaves), numbers, local, names, labels, texts)
 
@@ -133,8 +134,7 @@ def _check_names(names: list[bytes]) -> None:
         if bad is not None:
             wrong, why = names[bad], "is no name inside a folder"
         else:
-            seen: set[bytes] = set()
-            wrong = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            wrong = Counter(names).most_common(1)[0][0]
             why = "belongs to two samples"
         raise InvalidOption(
             f"ID {os.fsdecode(wrong)!r} {why}, and each sample is packed under its ID: give a dataset whose IDs are "
@@ -188,7 +188,8 @@ def _known(source: Source) -> Leaf:
         if type(dataset) is Arrays or name == "TensorDataset":
             return _rows(dataset)
     raise InvalidOption(
-        f"{name} is no dataset that Penstock can take apart: give to_bytes=, a function that makes bytes, or a dict from "
+        f"{name} is no dataset that Penstock can take apart: give to_bytes=, a function that makes bytes, or "
+        f"a dict from "
         "file suffix to bytes, of a sample; or pack an image folder, a folder of tensors or arrays"
     )
 
@@ -196,10 +197,12 @@ def _known(source: Source) -> Leaf:
 def _files(
     table: _native.PathTable, suffix: bytes, kind: str, labels: Any, label: str | None, classes: tuple[str, ...] | None
 ) -> Leaf:
+    ending = os.fsdecode(suffix)
+
     def read(index: int) -> Encoded:
         name = os.fsdecode(table.name(index))
         with open_sample(table, index, name) as file:
-            return ((os.fsdecode(suffix), read_whole(file.fileno(), name)),)
+            return ((ending, read_whole(file.fileno(), name)),)
 
     return Leaf(
         kind,

@@ -53,7 +53,7 @@ class Encoding:
             data = self._smaller(data, name)
         if not self.decoded:
             return ((suffix, data),)
-        return ((".npy", npy_bytes(np.asarray(read_image(io.BytesIO(data), name)))),)  # type: ignore[arg-type]
+        return ((".npy", npy_bytes(np.asarray(read_image(io.BytesIO(data), name)))),)
 
     def _smaller(self, data: bytes, name: str) -> bytes:
         width, height = image_size(data)
@@ -72,15 +72,15 @@ def _opened(data: bytes, name: str) -> Image.Image:
         try:
             image.load()
         except Exception:
-            read_image(io.BytesIO(data), name)  # type: ignore[arg-type]  # raises the error that names the sample
+            read_image(io.BytesIO(data), name)  # raises the error that names the sample
             raise
         return image
 
 
 def _resized(image: Image.Image, side: int) -> Image.Image:
     scale = side / max(image.size)
-    size = tuple(max(1, round(extent * scale)) for extent in image.size)
-    return image.resize(size, Image.Resampling.LANCZOS)  # type: ignore[arg-type]
+    width, height = (max(1, round(extent * scale)) for extent in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ class Measured:
         ]
         if self.psnr is not None:
             mean, least = self.psnr
-            lines.append(f"PSNR    {mean:.1f} dB of the new JPEGs against the resized pixels, {least:.1f} dB at the least")
+            lines.append(
+                f"PSNR    {mean:.1f} dB of the new JPEGs against the resized pixels, {least:.1f} dB at the least"
+            )
         return lines
 
 

@@ -98,7 +98,12 @@ def write_column(path: str, temporary: str, pieces: Iterable[bytes], digest: Any
 
 
 def write_index(
-    out: str, name: str, temporary: str, records: Sequence[ShardRecord], ids: Sequence[bytes], texts: Sequence[str] | None
+    out: str,
+    name: str,
+    temporary: str,
+    records: Sequence[ShardRecord],
+    ids: Sequence[bytes],
+    texts: Sequence[str] | None,
 ) -> tuple[Column, Column, list[list[str]], str]:
     """Write the index and the IDs of a split; return them, the suffixes of each field and the fingerprint."""
     suffixes, places = joined_suffixes(records)

@@ -1,4 +1,4 @@
-"""penstock.pack(): a dataset becomes packed shards, in parallel, so that a crash at any moment loses no finished shard."""
+"""penstock.pack(): a dataset becomes packed shards, in parallel; a crash at any moment loses no finished shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import PIL
 
-from penstock.errors import CorruptShards, InvalidOption
+from penstock.errors import InvalidOption
 from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, Encoded, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
@@ -30,7 +30,7 @@ from penstock.storage.description import Part, Split
 from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
 from penstock.storage.shard_files import ShardFiles
 from penstock.system.cpus import usable_cpus
-from penstock.system.words import bytes_in, counted
+from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"
 SPLIT = "data"
@@ -82,9 +82,9 @@ def pack(
     The same call after a crash goes on where it stopped, and gives the same bytes. docs/shards.md describes the files.
 
     Args:
-        dataset: a dataset that Penstock knows (penstock.ImageFolder, TensorFolder and Arrays, torchvision's ImageFolder,
-            CIFAR and MNIST, TensorDataset; Subset and ConcatDataset of one kind), whose transforms are not applied; or
-            any map-style dataset, with to_bytes.
+        dataset: a dataset that Penstock knows (penstock.ImageFolder, TensorFolder and Arrays, torchvision's
+            ImageFolder, CIFAR and MNIST, TensorDataset; Subset and ConcatDataset of one kind), whose transforms are not
+            applied; or any map-style dataset, with to_bytes.
         out: the folder, which is made; it is empty, or holds other splits.
         split: the name of the split, which the files begin with.
         shard_size: bytes of a shard at the most, as a number or a text such as "256MiB".
@@ -105,8 +105,7 @@ def pack(
     """
     encoding = _encoding(max_side, quality, decoded)
     size = _shard_size(shard_size)
-    if not _SPLIT.fullmatch(split):
-        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+    check_split(split)
     if workers is not None and workers < 1:
         raise InvalidOption(f"workers must be at least 1, not {workers}")
     contents = contents_of(dataset, to_bytes)
@@ -114,7 +113,7 @@ def pack(
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
     folder = os.path.abspath(out)
     os.makedirs(folder, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         job = _Job(folder, split, contents, encoding, restart)
         return job.run(size, workers, on_measured, on_progress)
 
@@ -135,15 +134,23 @@ def _shard_size(given: int | str) -> int:
     return size
 
 
+def check_split(split: str) -> None:
+    """Raise InvalidOption for the name of a split that no file can begin with."""
+    if not _SPLIT.fullmatch(split):
+        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+
+
 @contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def alone(folder: str) -> Iterator[None]:
     """Hold the lock of a folder, which ends with the process. Raises InvalidOption where another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidOption(f"another process packs into {folder} now: wait for it, or give another folder") from None
+            raise InvalidOption(
+                f"another process packs into {folder} now: wait for it, or give another folder"
+            ) from None
         except OSError:  # a file system without locks
             pass
         yield
@@ -181,6 +188,7 @@ class _Job:
         if self._split in splits:
             return self._finished(splits[self._split], plan)
         if stored is None:
+            self._check_space(plan)
             os.makedirs(self._folder, exist_ok=True)
             self._put(planning.FILE, lambda file: file.write(plan.as_json()))
         else:
@@ -211,7 +219,8 @@ class _Job:
                     known |= set(_names(name[1 : -len(".packing")], other))
         if found - known:
             raise InvalidOption(
-                f"{self._out} holds {min(found - known)!r}, which Penstock did not write: give an empty folder, or a new "
+                f"{self._out} holds {min(found - known)!r}, which Penstock did not write: give an empty folder, or a "
+                f"new "
                 "name. Nothing was changed"
             )
         return splits
@@ -267,9 +276,7 @@ class _Job:
         files = self._contents.read(index)
         return self._encoding(files, os.fsdecode(self._contents.ids[index])) if self._encoding.changes else files
 
-    def _write_all(
-        self, plan: Plan, workers: int | None, on_progress: Callable[[Packing], None] | None
-    ) -> Packed:
+    def _write_all(self, plan: Plan, workers: int | None, on_progress: Callable[[Packing], None] | None) -> Packed:
         contents = self._contents
         count = len(plan.ends)
         records = [self._kept(shard, plan) for shard in range(count)]
@@ -291,22 +298,22 @@ class _Job:
             try:
                 wait(running.values(), return_when=FIRST_EXCEPTION)
                 self._raise_first(list(running.values()))
-                records = [running[shard].result() if record is None else record for shard, record in enumerate(records)]
+                done = [running[n].result() if record is None else record for n, record in enumerate(records)]
             finally:
                 self._stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-        return self._finish(plan, [record for record in records if record is not None], kept)
+        return self._finish(plan, done, kept)
 
     @staticmethod
     def _raise_first(futures: list[Future[ShardRecord]]) -> None:
         """Raise the error that made the others stop."""
         for future in futures:
-            if future.done() and not future.cancelled() and (error := future.exception()) is not None:
-                if not isinstance(error, _Stopped):
-                    raise error
+            error = future.exception() if future.done() and not future.cancelled() else None
+            if error is not None and not isinstance(error, _Stopped):
+                raise error
 
     def _check_space(self, plan: Plan) -> None:
-        if plan.bytes is not None and (needed := plan.bytes - self._bytes) > free_bytes(self._out):
+        if plan.total is not None and (needed := plan.total - self._bytes) > free_bytes(self._out):
             raise out_of_space(self._out, needed)
 
     def _kept(self, shard: int, plan: Plan) -> ShardRecord | None:
@@ -363,8 +370,8 @@ class _Job:
         """Return the error of a full disk, with what is yet to be written."""
         finished = [shard for shard in range(len(plan.ends)) if self._kept(shard, plan) is not None]
         done = sum(os.stat(os.path.join(self._out, _shard_name(self._split, shard))).st_size for shard in finished)
-        if plan.bytes is not None:
-            return out_of_space(self._out, plan.bytes - done)
+        if plan.total is not None:
+            return out_of_space(self._out, plan.total - done)
         share = self._bytes / max(1, self._samples)
         rest = self._contents.size - sum(plan.ends[shard] - plan.begins[shard] for shard in finished)
         return out_of_space(self._out, int(share * rest), about="by the samples so far about ")

@@ -42,8 +42,8 @@ class Plan:
     """Of the samples of each shard."""
     source: str
     """A digest of the IDs, labels and sizes of all samples, without times."""
-    bytes: int | None
-    """Of all shards together; None where only packing tells."""
+    total: int | None
+    """Bytes of all shards together; None where only packing tells."""
     labelled: bool
     """Whether the members that hold labels for WebDataset are written."""
     version: int = VERSION

@@ -1,4 +1,4 @@
-"""One shard: a tar archive of some samples and their rows of the index, written at once and renamed when it is whole."""
+"""One shard: a tar archive of some samples, and their rows of the index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -169,4 +168,3 @@ def size_of_image(data: bytes) -> tuple[int, int]:
         return image_size(data)
     found = _SHAPE.search(data[:256])
     return (int(found[2]), int(found[1])) if found is not None else (0, 0)
-

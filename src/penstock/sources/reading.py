@@ -86,8 +86,9 @@ def open_path(path: str) -> BinaryIO:
 
 
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
-    """Read the tensor of an open .pt or .npy file, or of its bytes in an io.BytesIO, by torch.load(weights_only=True) or numpy.load, and close the file.
+    """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
 
+    file: may be an io.BytesIO.
     The tensor is on the CPU, detached and strided; the CRC-32 of each record of a .pt file is compared.
     Raises CorruptSample, UnreadableSample.
     """

@@ -29,8 +29,8 @@ from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.listing import label_values
 from penstock.sources.premises import same_attributes
 from penstock.sources.reading import read_image, read_tensor
-from penstock.sources.sample_reader import SampleReader
 from penstock.sources.remote import blocks_of_shards, check_window, checked_limit
+from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
 from penstock.storage import description
@@ -79,7 +79,9 @@ class ShardLabels(Sequence[Any]):
     def _text(self, number: int) -> str:
         texts = self._split.texts or ()
         if not 0 <= number < len(texts):
-            raise CorruptShards(f"{self._index.path} has a label {number}, and dataset.json {there_are(len(texts), 'text')}")
+            raise CorruptShards(
+                f"{self._index.path} has a label {number}, and dataset.json {there_are(len(texts), 'text')}"
+            )
         return texts[number]
 
 
@@ -92,8 +94,8 @@ class Shards(Dataset[Any]):
     Opening takes the same time however many samples there are.
 
     Shards in an object store come into a cache folder on this machine as they are needed, whole and ahead of need in
-    a loader's pass; of a shard of which few samples are wanted these are read alone. `shuffle=True` shuffles them within
-    a window of shards.
+    a loader's pass; of a shard of which few samples are wanted these are read alone. `shuffle=True` shuffles within a
+    window of shards.
 
     Args:
         path: the folder, or its URL in an object store: s3://bucket/folder, gs://, az://, https:// or file://.
@@ -134,7 +136,7 @@ class Shards(Dataset[Any]):
         cache_folder: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
     ) -> None:
-        self.root = path if is_url(path) else os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+        self.root: str = path if is_url(path) else os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         self.window = None if window is None else checked_window(window)
         self.cache_folder, self.cache_limit = cache_folder, checked_limit(cache_limit)
         self.transform = transform
@@ -164,7 +166,8 @@ class Shards(Dataset[Any]):
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a dataset, and "
+                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a "
+                f"dataset, and "
                 "`penstock index` indexes tar files in WebDataset's naming",
                 self.root,
             )
@@ -292,7 +295,8 @@ def _pixels(data: bytes, name: str, path: str) -> Image.Image:
     array = _tensor(data, name, path).numpy()
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise CorruptSample(
-            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the dataset again",
+            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the "
+            f"dataset again",
             sample_id=name,
             path=path,
         )
@@ -372,7 +376,10 @@ class ShardsSource(Source):
         )
         if isinstance(native, Refusal):
             return native
-        steps = (self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"), *native.steps[1:])
+        steps = (
+            self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"),
+            *native.steps[1:],
+        )
         if dataset.labels is not None:
             return replace(native, steps=steps, remote=self._remote())
         return replace(native, steps=steps[:-1], apply=dataset.__getitem__, remote=self._remote())

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import OutOfSpace, InvalidOption, UnsafeCache
+from penstock.errors import InvalidOption, OutOfSpace, UnsafeCache
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.words import size_of
@@ -267,11 +267,12 @@ class CacheFolder:
                     if not beyond:
                         return False
                     free = os.fstatvfs(part.descriptor)
-                    lacks = missing - free.f_bavail * free.f_frsize
+                    lacks = max(0, missing - free.f_bavail * free.f_frsize)
                     raise OutOfSpace(
-                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
-                        f"and at least {size_of(max(lacks, 1))} more are missing; all other shards in the folder are "
-                        "in use. Free space, or give a cache_folder= on another disk"
+                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now"
+                        f"{f', and {size_of(lacks)} more are missing' * bool(lacks)}; all other shards in the folder "
+                        "are in use. Free space, or give a cache_folder= on another disk",
+                        missing=lacks or missing,
                     ) from error
 
     def held_bytes(self) -> int:

@@ -88,7 +88,8 @@ def load(folder: str) -> dict[str, Split]:
     except FileNotFoundError as error:
         why = "there is no such folder" if not os.path.isdir(folder) else f"it has no {FILE}"
         raise CorruptShards(
-            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock index` of "
+            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock "
+            f"index` of "
             "tar files in WebDataset's naming"
         ) from error
     return parse(text, path)

@@ -55,7 +55,8 @@ def out_of_space(folder: str, needed: int, *, about: str = "") -> OutOfSpace:
     free = free_bytes(folder)
     missing = max(1, needed - free)
     return OutOfSpace(
-        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} are "
+        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, "
+        f"{free:,} are "
         f"free, so {missing:,} more are needed. Free them, or give another folder, and run the same again: finished "
         "shards are kept",
         missing=missing,

@@ -41,7 +41,7 @@ def row_dtype(fields: int, label: str | None) -> np.dtype[Any]:
     """
     labels = [] if label is None else [("label", label)]
     head = [("id_offset", "<u8"), ("id_length", "<u4"), ("shard", "<u4"), ("width", "<u4"), ("height", "<u4")]
-    return np.dtype([*head, *labels, ("members", MEMBER, (fields,))])  # type: ignore[list-item]
+    return np.dtype([*head, *labels, ("members", MEMBER, (fields,))])
 
 
 class Index:
@@ -72,13 +72,16 @@ class Index:
         count, start, dtype = npy_header(file, path)
         label = dtype["label"].str if dtype.names is not None and "label" in dtype.names else None
         fixed = LABELS.get(split.label or "")
-        if dtype != row_dtype(len(split.parts), label) or (split.label is None) != (label is None) or (
-            fixed is not None and label != fixed
+        if (
+            dtype != row_dtype(len(split.parts), label)
+            or (split.label is None) != (label is None)
+            or (fixed is not None and label != fixed)
         ):
             raise CorruptShards(f"{path} holds rows {dtype}, other than dataset.json says. Pack the dataset again")
         if count != split.samples or start + count * dtype.itemsize != split.index.bytes:
             raise CorruptShards(
-                f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index of "
+                f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index "
+                f"of "
                 "another dataset. Pack the dataset again"
             )
         return dtype, start
@@ -121,7 +124,9 @@ class Index:
         return np.concatenate(parts) if parts else np.empty(0, self.dtype[name])
 
     def _foreign_id(self) -> CorruptShards:
-        return CorruptShards(f"{self._ids_path} does not hold the IDs that {self.path} speaks of. Pack the dataset again")
+        return CorruptShards(
+            f"{self._ids_path} does not hold the IDs that {self.path} speaks of. Pack the dataset again"
+        )
 
     def close(self) -> None:
         """Close the file of IDs; rows are closed with the object."""
@@ -153,7 +158,8 @@ def _opened(path: str, column: Column) -> BinaryIO:
     if size != column.bytes or ends_crc32c(file, size) != column.ends_crc32c:
         file.close()
         raise CorruptShards(
-            f"{path} is not the file that dataset.json speaks of: it is cut off, damaged, or of another dataset. Copy the "
+            f"{path} is not the file that dataset.json speaks of: it is cut off, damaged, or of another dataset. "
+            f"Copy the "
             "whole folder again, or pack the dataset again"
         )
     return file
@@ -169,7 +175,8 @@ def open_regular(path: str) -> BinaryIO:
         if error.errno != errno.ELOOP:
             raise
         raise CorruptShards(
-            f"{path} is a symbolic link, and files of packed shards are not read through links: put the file in its place"
+            f"{path} is a symbolic link, and files of packed shards are not read through links: put the file in "
+            f"its place"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from penstock.errors import (
     AccessRefused,
@@ -67,7 +67,7 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
 )
 
 
-def is_url(path: object) -> bool:
+def is_url(path: object) -> TypeGuard[str]:
     """Return whether a path is the URL of an object store."""
     return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
 
@@ -162,7 +162,7 @@ class ObjectStore:
             self._raise(error, name)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of an object from begin to end - 1. Raises StorageError, ChangedObject where it is shorter."""
+        """Return the bytes of an object from begin to end - 1. Raises StorageError."""
         self._check_process(name)
         if begin == end:
             return b""

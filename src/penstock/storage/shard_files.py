@@ -42,7 +42,8 @@ class ShardFiles:
                 raise CorruptShards(f"{self.path(number)} is missing: copy the whole folder again")
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
                 raise CorruptShards(
-                    f"{self.path(number)} is a symbolic link or no regular file, and shards are not read through links: "
+                    f"{self.path(number)} is a symbolic link or no regular file, and no shard is read through links: "
+                    f""
                     "put the file in its place"
                 )
             if (size := entry.stat(follow_symlinks=False).st_size) != shard.bytes:
@@ -75,7 +76,8 @@ class ShardFiles:
         if verify and (found := _native.crc32c(data)) != expected:
             raise ChecksumMismatch(
                 f"sample {name!r} in shard {path} is damaged: its CRC-32C is {found:#010x}, and the index says "
-                f"{expected:#010x}. Copy the shard again, or pack the dataset again; `penstock verify` lists all damage",
+                f"{expected:#010x}. Copy the shard again, or pack the dataset again; `penstock verify` lists all "
+                f"damage",
                 sample_id=name,
                 path=path,
             )
@@ -84,9 +86,13 @@ class ShardFiles:
     def _check_extent(self, size: int, shard: int, offset: int, length: int, name: str) -> None:
         path, expected = self.path(shard), self.shards[shard].bytes
         if size != expected:
-            why = f"the shard has {size:,} bytes now, and dataset.json says {expected:,}: it is cut off, or another file"
+            why = (
+                f"the shard has {size:,} bytes now, and dataset.json says {expected:,}: it is cut off, or another file"
+            )
         elif offset > size or length > size - offset:
-            why = f"the index places it at bytes {offset:,} to {offset + length:,} of {size:,}: it is of another dataset"
+            why = (
+                f"the index places it at bytes {offset:,} to {offset + length:,} of {size:,}: it is of another dataset"
+            )
         else:
             return
         message = f"sample {name!r} in shard {path} cannot be read: {why}. Copy the shard again"
@@ -95,7 +101,9 @@ class ShardFiles:
     def _unreadable(self, error: OSError, name: str, path: str) -> UnreadableSample | MissingSample:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or errno.EIO)
-        message = f"sample {name!r} cannot be read from shard {path}: {why}. Put the shard back, or leave the sample out"
+        message = (
+            f"sample {name!r} cannot be read from shard {path}: {why}. Put the shard back, or leave the sample out"
+        )
         kind: Any = MissingSample if missing else UnreadableSample
         made: UnreadableSample | MissingSample = kind(message, sample_id=name, path=path)
         made.errno = error.errno

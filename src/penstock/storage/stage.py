@@ -23,8 +23,8 @@ from penstock.storage.remote_shards import REQUESTS, Range, RemoteShards
 AT_ONCE = 4
 #: Batches whose shards are looked up ahead, at the most: with few shards all of them may be here.
 _BATCHES_AHEAD = 4096
-#: Pause before space for a shard is looked for after there was none, in seconds.
-_NO_ROOM_PAUSE = 0.1
+#: Pauses before space for a shard is looked for after there was none, in seconds; short where a batch waits for it.
+_NO_ROOM_PAUSE, _SHORT_PAUSE = 0.1, 0.005
 #: How long the end of a pass waits for its thread, in seconds.
 _JOIN_SECONDS = 5.0
 
@@ -271,10 +271,10 @@ class ShardStage:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), pause)
         finally:
-            left = [*running.values(), *reading]
-            for task in left:
+            unfinished = [*running.values(), *reading]
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     def _wanted(self) -> list[tuple[int, _Need]]:
         """Return the shards to fetch: first those that a batch waits for, then in the order of need."""
@@ -316,8 +316,7 @@ class ShardStage:
             error = failed
         with self._condition:
             if held is None and error is None:
-                pause = 0.0 if self._is_urgent(number) else _NO_ROOM_PAUSE
-                need.not_before = time.monotonic() + pause
+                need.not_before = time.monotonic() + (_SHORT_PAUSE if self._is_urgent(number) else _NO_ROOM_PAUSE)
             elif self._needs.get(number) is not need or self._closing:
                 if held is not None:
                     held.close()
@@ -340,8 +339,8 @@ class ShardStage:
     def _exceeds(self, number: int) -> bool:
         """Return whether a shard for which there is no space may exceed the limit of the cache.
 
-        The oldest batch that is not complete may not wait for ever: shards that later ones need go for its own, and
-        where all others are being read the limit is exceeded.
+        The oldest batch that is not complete may not wait for ever: shards that later ones need go for its own. Where
+        there are none, and no batch before it is left whose shards go when it is handed out, the limit is exceeded.
         """
         if not self._is_urgent(number):
             return False
@@ -353,7 +352,7 @@ class ShardStage:
                     need.held = None
                     need.not_before = time.monotonic() + _NO_ROOM_PAUSE
                     return False
-        return True
+            return not any(need.pins > 0 for need in self._needs.values())
 
     def __repr__(self) -> str:
         with self._condition:

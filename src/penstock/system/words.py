@@ -11,9 +11,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def size_of(size: int) -> str:
-    """Return a number of bytes with a unit: "1.5 GiB", "64 MiB", "3.2 MiB"."""
+    """Return a number of bytes with a unit: "1.5 GiB", "64 MiB", "3.2 MiB", "12 KiB"."""
     if size >= 1 << 30:
         return f"{size / (1 << 30):.1f} GiB"
+    if size < 1 << 20:
+        return f"{size / (1 << 10):.{0 if size >= 10 << 10 else 1}f} KiB"
     return f"{size / (1 << 20):.{0 if size >= 10 << 20 else 1}f} MiB"
 
 

@@ -1,0 +1,172 @@
+"""``penstock pack|index|info|verify|unpack``: datasets become packed shards, and what is done with these."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from penstock.cli.progress import Bar
+from penstock.cli.terminal import say, shown, write_lines
+from penstock.errors import InvalidOption
+from penstock.packing.encoding import QUALITY, Measured
+from penstock.packing.foreign import index
+from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, Packing, pack
+from penstock.packing.unpack import unpack, verify
+from penstock.sources.image_folder import ImageFolder
+from penstock.sources.tensor_folder import TensorFolder
+from penstock.storage import description
+from penstock.system.words import counted, size_of
+
+_TENSORS = (".pt", ".pth", ".npy")
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add these verbs to the command line."""
+    packing = _verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
+    packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
+    packing.add_argument("out", metavar="OUT", help="the folder of the shards; the same command goes on after a crash")
+    packing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
+    packing.add_argument("--shard-size", default=SHARD_SIZE, metavar="BYTES", help=f"default: {SHARD_SIZE}")
+    packing.add_argument("--max-side", type=int, metavar="N", help="resize JPEGs whose longer side has more pixels")
+    packing.add_argument("--quality", type=int, metavar="Q", help=f"of these JPEGs, 1 to 100 (default: {QUALITY})")
+    packing.add_argument("--decoded", action="store_true", help="store pixels: more bytes, and no decoding")
+    packing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
+    packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
+    indexing = _verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
+    indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
+    indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
+    indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
+    showing = _verb(verbs, "info", _info, "print what a folder of shards holds", "")
+    checking = _verb(verbs, "verify", _verify, "compare shards with their checksums", _VERIFY)
+    checking.add_argument("--decode", action="store_true", help="decode every sample too")
+    unpacking = _verb(verbs, "unpack", _unpack, "write the packed files to a folder", _UNPACK)
+    for parser in (showing, checking, unpacking):
+        parser.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
+    for parser in (checking, unpacking):
+        parser.add_argument("--split", metavar="NAME", help="the split, where the folder holds several")
+    unpacking.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
+
+
+_PACK = (
+    " OUT then holds tar files in WebDataset's naming, an index and dataset.json, and "
+    "penstock.Shards(OUT) gives the same "
+    "samples as SOURCE."
+)
+_INDEX = " The tar files are not changed; penstock.Shards reads them then."
+_VERIFY = " Exit code 1: something is damaged."
+_UNPACK = " Each file is compared with its checksum before it is written."
+
+
+def _verb(
+    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], words: str, more: str
+) -> argparse.ArgumentParser:
+    text = f"{words[0].upper()}{words[1:]}.{more}"
+    added: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=text, allow_abbrev=False)
+    added.set_defaults(run=run)
+    return added
+
+
+def _source(path: str) -> Any:
+    """Return the dataset that a folder is: of tensors where such files lie in it, else of images."""
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            suffixes = {os.path.splitext(entry.name)[1] for entry in entries if not entry.is_dir()}
+        found = sorted(suffixes.intersection(_TENSORS))
+        if len(found) > 1:
+            raise InvalidOption(
+                f"{path} holds files {' and '.join(found)}: pack each kind from Python, as in "
+                f"penstock.pack(penstock.TensorFolder({path!r}, suffix={found[0]!r}), out)"
+            )
+        if found:
+            return TensorFolder(path, suffix=found[0])
+    return ImageFolder(path)
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    given = arguments
+
+    def measured(found: Measured) -> None:
+        for line in found.lines():
+            say(line)
+
+    with Bar("packing") as bar:
+        made = pack(
+            _source(given.source),
+            given.out,
+            split=given.split,
+            shard_size=given.shard_size,
+            max_side=given.max_side,
+            quality=given.quality,
+            decoded=given.decoded,
+            workers=given.workers,
+            restart=given.restart,
+            on_measured=measured,
+            on_progress=lambda now: _update(bar, now),
+        )
+    kept = f" ({counted(made.kept, 'shard')} finished before)" if made.kept else ""
+    write_lines([_made(made) + kept])
+    return 0
+
+
+def _update(bar: Bar, now: Packing) -> None:
+    bar.update(now.samples, now.of, now.bytes)
+
+
+def _made(made: Packed) -> str:
+    what = f"{counted(made.samples, 'sample')} in {counted(made.shards, 'shard')} of {size_of(made.bytes)}"
+    return f"{shown(made.out)}: split {made.split!r}, {what}"
+
+
+def _index(arguments: argparse.Namespace) -> int:
+    tars = arguments.tars
+    one = tars[0] if len(tars) == 1 else tars
+    write_lines([_made(index(one, split=arguments.split, workers=arguments.workers))])
+    return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    splits = description.load(os.path.abspath(arguments.shards))
+    lines = []
+    for name, split in splits.items():
+        files = ", ".join("/".join(suffix or "as it was" for suffix in part.suffixes) for part in split.parts)
+        labels = "none" if split.label is None else split.label
+        if split.classes is not None:
+            labels += f", {counted(len(split.classes), 'class', 'classes')}"
+        rows = [
+            ("split", name),
+            ("kind", split.kind),
+            ("samples", f"{split.samples:,}"),
+            ("shards", f"{len(split.shards):,} of {size_of(sum(shard.bytes for shard in split.shards))} together"),
+            ("index", size_of(split.index.bytes + split.ids.bytes)),
+            ("suffixes", files),
+            ("labels", labels),
+            ("options", ", ".join(f"{key} {value}" for key, value in split.options.items())),
+            ("fingerprint", split.fingerprint),
+        ]
+        lines += [f"{head:<11}  {shown(text)}" for head, text in rows] + [""]
+    write_lines(lines[:-1] if lines else [f"{shown(arguments.shards)} holds no split"])
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    splits = description.load(os.path.abspath(arguments.shards))
+    names = list(splits) if arguments.split is None else [arguments.split]
+    wrong = 0
+    for name in names:
+        with Bar("verifying") as bar:
+            for error in verify(arguments.shards, split=name, decode=arguments.decode, on_progress=bar.update):
+                wrong += 1
+                write_lines([shown(f"{type(error).__name__}: {error}")])
+    samples = counted(sum(splits[name].samples for name in names if name in splits), "sample")
+    how = "decoded and compared" if arguments.decode else "compared"
+    write_lines([f"{samples} {how}: {counted(wrong, 'fault') if wrong else 'no fault'}"])
+    return 1 if wrong else 0
+
+
+def _unpack(arguments: argparse.Namespace) -> int:
+    with Bar("unpacking") as bar:
+        files = unpack(arguments.shards, arguments.folder, split=arguments.split, on_progress=bar.update)
+    write_lines([f"{counted(files, 'file')} written to {shown(arguments.folder)}"])
+    return 0

@@ -1,0 +1,186 @@
+"""`penstock index`: tar files in WebDataset's naming get an index and a dataset.json, once; they are not changed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import penstock._native as _native
+from penstock.errors import CorruptShards, InvalidOption
+from penstock.packing.encoding import image_size
+from penstock.packing.file_rows import LABEL, FileRows, by_suffix, classified
+from penstock.packing.finishing import ShardRecord, write_description, write_index
+from penstock.packing.pack import SPLIT, Packed, Packing, alone, check_split
+from penstock.sources.image_folder import IMG_EXTENSIONS
+from penstock.storage import description
+from penstock.storage.description import Part, Shard, Split
+from penstock.storage.index import open_regular
+from penstock.storage.tar import TarMember, members
+from penstock.system.cpus import usable_cpus
+
+# WebDataset's base_plus_ext: the key ends at the first dot of the last part of the name.
+_NAME = re.compile(r"((?:.*/)?[^/.]+)(\.[^/]*)")
+_CHUNK = 1 << 24
+_HEAD = 1 << 16  # bytes of an image that are looked at for its size
+
+
+def index(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    split: str = SPLIT,
+    workers: int | None = None,
+    on_progress: Callable[[Packing], None] | None = None,
+) -> Packed:
+    """Write an index and a dataset.json beside tar files in WebDataset's naming, for penstock.Shards.
+
+    Members that follow each other and share the part of their names before the first dot of the last part are one
+    sample. Samples of one image each, or one tensor each, and of a class number (.cls) or none, are pairs of image or
+    tensor and label, as an image folder gives them; all others are dictionaries by suffix.
+
+    Args:
+        path: a folder, of which all files *.tar are taken in order of their names; or such files of one folder.
+        split: the name of the split.
+        workers: threads; None: one a core.
+        on_progress: called after each sample, by any thread.
+
+    Raises:
+        InvalidOption: no tar file; files of several folders; a split of that name is there.
+        CorruptShards: a file is compressed, cut off or no tar archive; two samples have the same key.
+        OutsideRoot: a member is a link or a device, or leads out of the folder that it is unpacked to.
+    """
+    check_split(split)
+    folder, names = _tars(path)
+    with alone(folder):
+        splits = description.load(folder) if os.path.lexists(os.path.join(folder, description.FILE)) else {}
+        if split in splits:
+            raise InvalidOption(
+                f"{folder} holds the split {split!r} already: give another split=, or remove it from "
+                f"{description.FILE} first"
+            )
+        with ThreadPoolExecutor(workers or usable_cpus(), "penstock-index") as pool:
+            found = list(pool.map(lambda one: _indexed(folder, *one), enumerate(names)))
+        return _write(folder, split, found, on_progress)
+
+
+class _Indexed(NamedTuple):
+    """One tar file: its record, with offsets of IDs that begin at 0, and its keys."""
+
+    record: ShardRecord
+    keys: list[bytes]
+
+
+def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, list[str]]:
+    """Return the folder and the names of the tar files in it."""
+    if isinstance(path, str | os.PathLike):
+        given = os.path.abspath(os.fspath(path))
+        if os.path.isdir(given):
+            names = sorted(name for name in os.listdir(given) if name.endswith(".tar") and not name.startswith("."))
+            if not names:
+                packed = any(re.search(r"\.(tar\.\w+|tgz)$", name) for name in os.listdir(given))
+                hint = "; of compressed ones no sample can be read without all before it" if packed else ""
+                raise InvalidOption(f"{given} holds no file *.tar{hint}")
+            return given, names
+        paths = [given]
+    else:
+        paths = [os.path.abspath(os.fspath(one)) for one in path]
+    folders = {os.path.dirname(one) for one in paths}
+    if len(folders) != 1:
+        raise InvalidOption(f"tar files of one folder can be indexed together, not of {len(folders)}")
+    return folders.pop(), [os.path.basename(one) for one in paths]
+
+
+def _indexed(folder: str, shard: int, name: str) -> _Indexed:
+    path = os.path.join(folder, name)
+    rows, keys, at = FileRows(), [], 0
+    with open_regular(path) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        for key, found in _samples(path):
+            files, label, extent = {}, None, (0, 0)
+            for suffix, member in found.items():
+                data = os.pread(descriptor, min(member.length, _CHUNK), member.offset)
+                files[suffix] = (member.offset, member.length, _crc32c(descriptor, member, data))
+                if suffix == LABEL:
+                    label = data
+                elif suffix.lower() in IMG_EXTENSIONS and extent == (0, 0):
+                    extent = image_size(data[:_HEAD]) if data.startswith(b"\xff\xd8") else image_size(data)
+            text = os.fsencode(key)
+            rows.add((at, len(text), shard, *extent), files, label)
+            keys.append(text)
+            at += len(text) + 1
+        crc = _crc32c(descriptor, TarMember("", 0, size), b"")
+    written = Shard(name, size, crc, len(keys))
+    return _Indexed(ShardRecord(written, [[s] for s in rows.suffixes], rows.array(), rows.labelled), keys)
+
+
+def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
+    """Return the samples of a tar file: the key and the members by suffix. Raises CorruptShards, OutsideRoot."""
+    samples: list[tuple[str, dict[str, TarMember]]] = []
+    for member in members(path):
+        found = _NAME.fullmatch(member.name)
+        if found is None:  # WebDataset passes over names without a suffix
+            continue
+        key, suffix = found[1], found[2]
+        if not samples or samples[-1][0] != key:
+            samples.append((key, {}))
+        if suffix in samples[-1][1]:
+            raise CorruptShards(f"{path} holds {member.name!r} twice in one sample: make the archive anew")
+        samples[-1][1][suffix] = member
+    return samples
+
+
+def _crc32c(descriptor: int, member: TarMember, data: bytes) -> int:
+    """Return the CRC-32C of a member of which the first bytes are read."""
+    crc, done = _native.crc32c(data), len(data)
+    while done < member.length:
+        data = os.pread(descriptor, min(_CHUNK, member.length - done), member.offset + done)
+        if not data:
+            raise CorruptShards(f"member {member.name!r} was cut off while it was read")
+        crc, done = _native.crc32c(data, crc), done + len(data)
+    return crc
+
+
+def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable[[Packing], None] | None) -> Packed:
+    keys = [key for one in found for key in one.keys]
+    if not keys:
+        raise InvalidOption(f"the tar files of {folder} hold no file with a suffix: there is no sample in them")
+    if len(set(keys)) != len(keys):
+        twice = next(key for key, after in zip(sorted(keys), sorted(keys)[1:], strict=False) if key == after)
+        raise CorruptShards(
+            f"key {os.fsdecode(twice)!r} belongs to two samples of {folder}: WebDataset gives each sample a key of its "
+            "own, and its files follow each other"
+        )
+    records, at = [], 0
+    for one in found:
+        rows = one.record.rows
+        rows["id_offset"] += at
+        at += sum(map(len, one.keys)) + len(one.keys)
+        records.append(replace(one.record, rows=rows))
+    kind, labelled, records = classified(by_suffix(records))
+    temporary = os.path.join(folder, f".{split}.index.partial")
+    columns = write_index(folder, split, temporary, records, keys, None)
+    made = Split(
+        kind=kind,
+        samples=len(keys),
+        parts=tuple(Part(known[0].removeprefix("."), tuple(known)) for known in columns[2]),
+        label="int" if labelled else None,
+        texts=None,
+        label_suffix=None,
+        pair=labelled,
+        classes=None,
+        shards=tuple(record.shard for record in records),
+        index=columns[0],
+        ids=columns[1],
+        fingerprint=columns[3],
+        source="",
+        options={"indexed": True},
+    )
+    write_description(folder, temporary, split, made)
+    total = sum(shard.bytes for shard in made.shards)
+    if on_progress is not None:
+        on_progress(Packing(len(keys), len(keys), total))
+    return Packed(folder, split, len(keys), len(made.shards), total, 0)

@@ -1,0 +1,144 @@
+"""`penstock unpack` and `penstock verify`: shards become files again, and are compared with their checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+
+import penstock._native as _native
+from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
+from penstock.sources.shards import Shards
+from penstock.storage.durable import FULL, out_of_space
+from penstock.storage.index import open_regular
+
+_CHUNK = 1 << 24
+
+
+def unpack(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write the files of packed samples to a folder, under the names that they had; return how many.
+
+    Each is compared with its CRC-32C before it is written. The members with labels, which are for WebDataset, are left
+    out.
+
+    Args:
+        path: the folder of the shards.
+        folder: a folder that does not exist yet, or is empty.
+        split: the name of the split.
+        on_progress: called with the number of samples that are done, and of all.
+
+    Raises:
+        InvalidOption: the folder holds something.
+        OutsideRoot: a name leads out of the folder.
+        SampleError: a sample cannot be read or is damaged.
+        OutOfSpace: the disk is full.
+    """
+    dataset = Shards(path, split)
+    target = os.path.abspath(folder)
+    os.makedirs(target, exist_ok=True)
+    if os.listdir(target):
+        raise InvalidOption(f"{target} holds files: give an empty folder, or a new name. Nothing was written")
+    written = 0
+    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    made: set[str] = set()
+    try:
+        for position in range(len(dataset)):
+            for name, data in dataset.read_bytes(position).items():
+                _write(root, target, name, data, made, dataset)
+                written += 1
+            if on_progress is not None:
+                on_progress(position + 1, len(dataset))
+    finally:
+        os.close(root)
+    return written
+
+
+def _write(root: int, target: str, name: str, data: bytes, made: set[str], dataset: Shards) -> None:
+    """Write one file beneath a folder that this process made; names were checked, and no link can lie on the way."""
+    if _native.first_bad_name(os.fsencode(name) + b"\0") is not None:
+        raise _outside(name, dataset)
+    parent = os.path.dirname(name)
+    if parent not in made:
+        os.makedirs(os.path.join(target, parent), exist_ok=True)
+        made.add(parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(name, flags, 0o666, dir_fd=root)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=root)
+        if error.errno in FULL:
+            total = sum(shard.bytes for shard in dataset.description.shards)
+            raise out_of_space(target, min(total, len(data)), about="for this file alone ") from error
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _outside(name: str, dataset: Shards) -> Exception:
+    return OutsideRoot(
+        f"member {name!r} of {dataset.root} is refused: its name leads out of the folder that it is unpacked to. Make "
+        "the shards anew, from a source that you trust",
+        sample_id=name,
+        path=dataset.root,
+    )
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    decode: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Exception]:
+    """Compare everything that has a checksum with it, and yield what is wrong.
+
+    Args:
+        path: the folder of the shards.
+        split: the name of the split.
+        decode: each sample is decoded too.
+        on_progress: called with the number of samples that are done, and of all.
+
+    Raises:
+        CorruptShards: the shards cannot be opened at all.
+    """
+    dataset = Shards(path, split)
+    for column in (dataset.description.index, dataset.description.ids):
+        if _crc32c(os.path.join(dataset.root, column.name)) != column.crc32c:
+            file = os.path.join(dataset.root, column.name)
+            yield CorruptShards(
+                f"{file} is damaged: its CRC-32C is not the one in dataset.json. Pack the dataset again"
+            )
+            return
+    for number, shard in enumerate(dataset.files.shards):
+        if _crc32c(dataset.files.path(number)) != shard.crc32c:
+            yield CorruptShards(
+                f"{dataset.files.path(number)} is damaged: its CRC-32C is not the one in dataset.json. Copy it again"
+            )
+    rows = dataset.index.column("shard")
+    for position in np.argsort(rows, kind="stable").tolist():
+        try:
+            dataset.read(position) if decode else dataset.read_bytes(position)
+        except (SampleError, CorruptShards) as error:
+            yield error
+        if on_progress is not None:
+            on_progress(position + 1, len(dataset))
+
+
+def _crc32c(path: str) -> int:
+    crc = 0
+    with open_regular(path) as file:
+        while data := file.read(_CHUNK):
+            crc = _native.crc32c(data, crc)
+    return crc

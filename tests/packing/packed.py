@@ -1,0 +1,57 @@
+"""Datasets that the tests pack, and what is done to shards in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+def write_photos(folder: Path, *, count: int = 12, png: bool = True) -> Path:
+    """Write an image folder of two classes, of JPEGs and one PNG a class; return it."""
+    random = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (folder / kind / "deep").mkdir(parents=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (6, 8, 3), np.uint8)
+            image = Image.fromarray(pixels).resize((80 + number, 60), Image.Resampling.BICUBIC)
+            image.save(folder / kind / (f"deep/{number}.jpg" if number % 5 == 0 else f"{number}.jpg"), quality=80)
+        if png:
+            image.save(folder / kind / "picture.png")
+    return folder
+
+
+def write_tensors(folder: Path, *, count: int = 30, suffix: str = ".pt") -> Path:
+    """Write a folder of tensors (3, 5) of float32, ID.pt or ID.npy; return it."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        tensor = torch.arange(15, dtype=torch.float32).reshape(3, 5) + number
+        if suffix == ".npy":
+            np.save(folder / f"id-{number}.npy", tensor.numpy())
+        else:
+            torch.save(tensor, folder / f"id-{number}{suffix}")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder and what they hold, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def flip_bit(path: Path, at: int) -> None:
+    """Change one bit of a file, in place."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def plain(sample: Any) -> Any:
+    """Return a sample in which images are arrays with their mode."""
+    if isinstance(sample, Image.Image):
+        return sample.mode, np.asarray(sample)
+    return tuple(map(plain, sample)) if isinstance(sample, tuple) else sample
