@@ -208,7 +208,8 @@ class CacheFolder:
     def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
         """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
         os.fsync(part.descriptor)
-        os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with self._locked():  # whoever counts the bytes in the folder sees one of the names
+            os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
         part.close()
         return self.hold(shard)  # flock() does not change a lock in one step either
