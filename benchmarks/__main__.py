@@ -15,7 +15,7 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
-    "remote",
+    "shards", "pack", "remote",
 )  # fmt: skip
 
 

@@ -67,7 +67,8 @@ def configured(setup: Setup) -> str:
     """The server's URL, with what the clients need in the environment."""
     endpoint = str(setup.facts["endpoint"])
     region = {"AWS_DEFAULT_REGION": ACCESS["AWS_REGION"], "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    os.environ.update({**ACCESS, **region, "AWS_ENDPOINT_URL": endpoint, "S3_ENDPOINT_URL": endpoint})
+    of_peers = {"S3_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    os.environ.update({**ACCESS, **region, **of_peers, "AWS_ENDPOINT_URL": endpoint})
     return endpoint
 
 
@@ -91,7 +92,8 @@ def penstock_remote(setup: Setup, **options: Any) -> Running:
 
 
 def mosaic(setup: Setup) -> Running:
-    """MosaicML's StreamingDataset, shuffled with its defaults, in torch's DataLoader with 2 persistent workers."""
+    """MosaicML's StreamingDataset, shuffled in blocks of 8 shards, as Penstock's window is (its default block is larger
+    than the cache, and each shard would be fetched many times), in torch's DataLoader with 2 persistent workers."""
     from streaming import StreamingDataset
 
     configured(setup)
@@ -102,6 +104,7 @@ def mosaic(setup: Setup) -> Running:
         batch_size=setup.batch,
         cache_limit=max(cache_bytes(setup), 10 * (SHARD_BYTES + (1 << 20))),
         num_canonical_nodes=1,
+        shuffle_block_size=8 * SHARD_BYTES // SAMPLE_BYTES,
     )
     loader: Any = torch.utils.data.DataLoader(
         dataset, batch_size=setup.batch, num_workers=setup.workers, persistent_workers=True
@@ -112,7 +115,9 @@ def mosaic(setup: Setup) -> Running:
 def litdata(setup: Setup) -> Running:
     """LitData's StreamingDataset, shuffled with its defaults, in its StreamingDataLoader with 2 persistent workers."""
     import litdata as ld
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the server on loopback has no certificate
     endpoint = configured(setup)
     dataset = ld.StreamingDataset(
         f"s3://{BUCKET}/litdata",

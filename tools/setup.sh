@@ -186,6 +186,7 @@ step_peers() {
     peer setuptools wheel tqdm numba
     peer grain
     peer torchdata
+    peer webdataset
     peer mosaicml-streaming
     peer litdata
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used

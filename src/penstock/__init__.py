@@ -44,7 +44,7 @@ from penstock.frameworks.installing import install, uninstall
 from penstock.loader import DataLoader
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
-from penstock.packing.pack import Packed, Packing, pack
+from penstock.packing.pack import pack
 from penstock.sources import Arrays, ImageFolder, Shards, TensorFolder
 from penstock.state.quarantine import Replace
 from penstock.stats import Stats
@@ -75,8 +75,6 @@ __all__ = [
     "OutOfMemory",
     "OutOfSpace",
     "OutsideRoot",
-    "Packed",
-    "Packing",
     "PenstockError",
     "Replace",
     "SampleError",

@@ -20,6 +20,7 @@ import torchvision
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
+import penstock._native as _native
 from penstock.packing import pack as packing
 from penstock.packing.unpack import unpack
 from tests.packing.packed import contents, plain, write_photos, write_tensors
@@ -88,7 +89,7 @@ def test_subsets_and_concatenations(tmp_path: Path) -> None:
     chosen = Subset(folder, [7, 3, 20])
     penstock.pack(chosen, tmp_path / "subset")
     equal(penstock.Shards(tmp_path / "subset"), chosen)
-    both = ConcatDataset([folder, chosen])
+    both: Any = ConcatDataset([folder, chosen])
     penstock.pack(both, tmp_path / "both")
     equal(penstock.Shards(tmp_path / "both"), both)
     with pytest.raises(penstock.InvalidOption, match="belongs to two samples"):
@@ -264,16 +265,21 @@ class Stop(BaseException):
     """Ends a packing at one system call, as the end of the process would."""
 
 
-@pytest.mark.parametrize("call", ["rename", "fsync", "open", "writev"])
-def test_ended_at_each_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"decoded": True}])
+@pytest.mark.parametrize("call", ["rename", "fsync", "open", "write"])
+def test_ended_at_each_system_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, options: dict[str, Any]
+) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos", count=4))
 
     def packed(out: Path) -> None:
-        penstock.pack(folder, out, shard_size=6000, workers=1)
+        penstock.pack(folder, out, shard_size=6000, workers=1, **options)
 
     packed(tmp_path / "whole")
     reference = contents(tmp_path / "whole")
-    real, out = getattr(os, call), tmp_path / "out"
+    owner: Any = _native if call == "write" and not options else os
+    name = call if call != "write" else "writev" if options else "pack_files"
+    real, out = getattr(owner, name), tmp_path / "out"
     for number in range(100):
         left = [number]
 
@@ -285,7 +291,7 @@ def test_ended_at_each_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return real(*given, **named)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, stopping)
+            patch.setattr(owner, name, stopping)
             try:
                 packed(out)
             except Stop:
@@ -294,11 +300,36 @@ def test_ended_at_each_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert contents(out) == reference and number > 3
 
 
+@pytest.mark.native
+def test_native_copies_are_those_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_photos(tmp_path / "photos")
+    (root / "cat" / "empty.png").write_bytes(b"")
+    (root / "cat" / "large.bmp").write_bytes(b"BM" + bytes(3 << 20))
+    (root / "cat" / "odd.jpg").write_bytes(b"\xff\xd8\xff\xe0\xff\xff" + bytes(70))
+    penstock.pack(penstock.ImageFolder(root), tmp_path / "native", shard_size="8KiB")
+    monkeypatch.setattr(packing, "copies", lambda _: False)
+    penstock.pack(penstock.ImageFolder(root), tmp_path / "python", shard_size="8KiB")
+    assert contents(tmp_path / "native") == contents(tmp_path / "python")
+
+
+@pytest.mark.native
+def test_a_file_that_changes_while_it_is_packed(tmp_path: Path) -> None:
+    root = write_photos(tmp_path / "photos")
+
+    def change(now: packing.Packing) -> None:
+        if now.samples == 1:
+            with (root / "dog" / "9.jpg").open("ab") as file:
+                file.write(b"more")
+
+    with pytest.raises(penstock.DatasetChanged, match=r"dog/9\.jpg was changed while it was packed"):
+        penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=6000, workers=1, on_progress=change)
+
+
 def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
     seen: list[int] = []
 
-    def stop(now: penstock.Packing) -> None:
+    def stop(now: packing.Packing) -> None:
         seen.append(now.samples)
         if now.samples == 20:
             raise KeyboardInterrupt
@@ -314,7 +345,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
 
 
 def _unfinished(folder: Any, out: Path) -> None:
-    def stop(now: penstock.Packing) -> None:
+    def stop(now: packing.Packing) -> None:
         if now.samples == 20:
             raise KeyboardInterrupt
 
@@ -325,7 +356,7 @@ def _unfinished(folder: Any, out: Path) -> None:
 def test_a_source_that_changed_meanwhile(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
     _unfinished(penstock.ImageFolder(root), tmp_path / "out")
-    with pytest.raises(penstock.InvalidOption, match="other options.*shard_size"):
+    with pytest.raises(penstock.InvalidOption, match=r"other options.*shard_size"):
         penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000)
     os.utime(root / "dog" / "1.jpg", (1, 1))
     with pytest.raises(penstock.DatasetChanged, match=r"first among samples \d+ to \d+"):
@@ -335,9 +366,10 @@ def test_a_source_that_changed_meanwhile(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"decoded": True}])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     folder, out = penstock.ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out"
-    real, written = os.writev, [0]
+    real, native, written = os.writev, _native.pack_files, [0]
 
     def full(descriptor: int, pieces: Any) -> int:
         written[0] += sum(map(len, pieces))
@@ -345,14 +377,19 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(descriptor, pieces)
 
+    def copied(descriptor: int, table: Any, files: Any, seed: int) -> Any:
+        written[0] += sum(size for _, size, *_ in files)
+        return (0, errno.ENOSPC, True) if written[0] > 15_000 else native(descriptor, table, files, seed)
+
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
+        patch.setattr(_native, "pack_files", copied)
         with pytest.raises(penstock.OutOfSpace, match="more are needed") as caught:
-            penstock.pack(folder, out, shard_size=6000, workers=1)
+            penstock.pack(folder, out, shard_size=6000, workers=1, **options)
     assert caught.value.missing > 0 and caught.value.errno == errno.ENOSPC
     assert not list(out.rglob("*.partial"))
-    penstock.pack(folder, out, shard_size=6000)
-    equal(penstock.Shards(out), folder)
+    penstock.pack(folder, out, shard_size=6000, **options)
+    equal(penstock.Shards(out), folder, pixels=True)
 
     monkeypatch.setattr(packing, "free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match="more are needed"):
@@ -410,7 +447,7 @@ def test_an_empty_dataset_and_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_two_packings_at_once(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
 
-    def other(now: penstock.Packing) -> None:
+    def other(now: packing.Packing) -> None:
         with pytest.raises(penstock.InvalidOption, match="another process packs"):
             penstock.pack(folder, tmp_path / "out", split="other")
 

@@ -54,6 +54,10 @@ class Leaf:
     classes: tuple[str, ...] | None = None
     fields: tuple[str, ...] = ("0",)
     pair: bool = True
+    table: _native.PathTable | None = None
+    """The files of the samples, where each is one file of a table; the native core copies them."""
+    suffix: str = ""
+    """What follows the ID in the name of each such file."""
     safe: bool = True
     """Whether threads may read several samples at once."""
 
@@ -214,6 +218,8 @@ def _files(
         label,
         classes,
         pair=label is not None,
+        table=table,
+        suffix=ending,
     )
 
 
@@ -240,6 +246,7 @@ def _listed(dataset: Any) -> Leaf:
         [label for _, label in samples],
         "int",
         tuple(dataset.classes),
+        table=_native.PathTable(b"", b"".join(os.fsencode(path) + b"\0" for path, _ in samples)),
     )
 
 

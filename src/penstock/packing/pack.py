@@ -20,6 +20,7 @@ import PIL
 from penstock.errors import InvalidOption
 from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, Encoded, contents_of
+from penstock.packing.copying import ShardCopier, copies
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.file_rows import by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
@@ -229,6 +230,7 @@ class _Job:
         contents, encoding = self._contents, self._encoding
         share = 1.0
         stamps = np.array([contents.stamp(index) for index in range(contents.size)], np.int64).reshape(-1, 2)
+        self._stamps = stamps
         if encoding.changes or contents.first.kind == "files":
             measured = measure(contents, self._encode, encoding)
             share = measured.share
@@ -345,12 +347,16 @@ class _Job:
                     on_progress(Packing(self._samples, self._contents.size, self._bytes))
 
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
-                record = write_shard(
-                    descriptor, name, self._contents, self._encode, samples, shard, id_offset=id_offset,
-                    labelled=plan.labelled, after=after,
-                )  # fmt: skip
+                if copies(self._contents) and not self._encoding.changes:
+                    copier = ShardCopier(descriptor, self._contents, self._stamps, labelled=plan.labelled, after=after)
+                    record = copier.write(name, samples, shard, id_offset=id_offset)
+                else:
+                    record = write_shard(
+                        descriptor, name, self._contents, self._encode, samples, shard, id_offset=id_offset,
+                        labelled=plan.labelled, after=after,
+                    )  # fmt: skip
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ FILE = "plan.json"
 VERSION = 1
 
 _DIGEST = 16
-_KEY = re.compile(rb"((?:.*/)?[^/.]+)\.[^/]*")  # as webdataset.tariterators.base_plus_ext takes a name apart
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,13 @@ def _digest(ids: list[bytes], stamps: NDArray[Any], labels: NDArray[Any] | None)
 
 
 def webdataset_key(name: bytes) -> bytes | None:
-    """Return what WebDataset takes for the key of a member: the name up to the first dot of its last part."""
-    found = _KEY.fullmatch(name if b"." in name.rpartition(b"/")[2] else name + b".x")
-    return None if found is None else found[1]
+    """Return what WebDataset takes for the key of a member: the name up to the first dot of its last part.
+
+    As webdataset.tariterators.base_plus_ext. None where there is nothing before that dot.
+    """
+    folder, slash, last = name.rpartition(b"/")
+    stem = last.partition(b".")[0]
+    return folder + slash + stem if stem else None
 
 
 def check_same(stored: Plan, fresh: Plan, out: str) -> None:

@@ -69,6 +69,10 @@ class ShardWriter:
             self._flush()
         return offset, crc
 
+    def append(self, members: bytes) -> None:
+        """Append members that are whole, headers and padding included."""
+        self._put(members)
+
     def finish(self) -> None:
         """Write what ends an archive. Raises OSError."""
         self._put(END)
@@ -123,8 +127,7 @@ def write_shard(
         text = name.decode("utf-8", "surrogateescape")
         places = [(*writer.add(text + suffix, data), len(data)) for suffix, data in files]
         if labelled:
-            ending, data = label_file(contents, sample)
-            writer.add((webdataset_key(name) or name).decode("utf-8", "surrogateescape") + ending, data)
+            writer.append(label_member(contents, sample))
         width, height = size_of_image(files[0][1]) if images else (0, 0)
         head = (id_offset, len(name), shard, width, height)
         if free:
@@ -160,6 +163,14 @@ def label_file(contents: Contents, sample: int) -> tuple[str, bytes]:
     if contents.texts is not None:
         return ".txt", contents.texts[int(value)].encode()
     return (".cls" if contents.labels.dtype.kind in "iu" else ".json"), repr(value.item()).encode()
+
+
+def label_member(contents: Contents, sample: int) -> bytes:
+    """Return the member that holds a label: header, data and padding."""
+    name = contents.ids[sample]
+    ending, data = label_file(contents, sample)
+    key = (webdataset_key(name) or name).decode("utf-8", "surrogateescape")
+    return header(key + ending, len(data)) + data + bytes(padding(len(data)))
 
 
 def size_of_image(data: bytes) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class ShardLabels(Sequence[Any]):
 
     def take(self, positions: Indices) -> LabelColumn:
         """Return the labels at these positions: an array where they are numbers."""
-        values: NDArray[Any] = np.ascontiguousarray(self._index.rows(positions)["label"])
+        values: NDArray[Any] = self._index.rows(positions)["label"].copy()
         return list(map(self._text, values.tolist())) if self._split.label == "text" else values
 
     def _text(self, number: int) -> str:

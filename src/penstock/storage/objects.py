@@ -22,7 +22,7 @@ from penstock.errors import (
     StorageError,
     StoreUnreachable,
 )
-from penstock.storage.client import client
+from penstock.storage.client import client, works_here
 
 #: URLs that are read from an object store.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
@@ -95,10 +95,10 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._process = os.getpid()
         self._open()
 
     def _open(self) -> None:
+        self._check_process("")
         obstore = client()
         options: dict[str, Any] = dict(_TIMEOUTS)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
@@ -125,13 +125,13 @@ class ObjectStore:
     @property
     def usable(self) -> bool:
         """Whether this process may use the client, whose threads do not exist in a forked child."""
-        return os.getpid() == self._process
+        return works_here()
 
     def _check_process(self, name: str) -> None:
         if not self.usable:
             raise StorageError(
-                f"{self.url_of(name)}: the client of the object store does not work in a forked process: give the "
-                "loader multiprocessing_context='spawn', or worker_method='thread'",
+                f"{self.url_of(name)}: the client of object stores does not work in a process that was forked after its "
+                "first use: make the dataset before the fork, or start processes by 'spawn'",
                 url=self.url_of(name),
             )
 

@@ -1,0 +1,187 @@
+"""Tar files of other programs: indexed once, and every way in which they can be bad."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.packing.foreign import index
+from penstock.packing.unpack import unpack, verify
+from penstock.storage.tar import header, member_bytes, members
+from tests.packing.packed import contents, flip_bit, write_photos
+from tests.same import assert_same
+
+
+def write_tar(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], format: int = tarfile.PAX_FORMAT) -> None:
+    """Write a tar file as Python's tarfile does."""
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, data in files.items() if isinstance(files, dict) else files:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), 1_700_000_000
+            archive.addfile(info, io.BytesIO(data))
+
+
+def npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(value))
+    return file.getvalue()
+
+
+def jpeg(tmp_path: Path) -> bytes:
+    return (write_photos(tmp_path / "photos", count=2) / "cat" / "1.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_images_with_classes(tmp_path: Path, format: int) -> None:
+    image = jpeg(tmp_path)
+    folder = tmp_path / "wds"
+    folder.mkdir()
+    long = "d" * 90 + "/" + "n" * 60  # of ustar's prefix, pax and GNU long names
+    for shard in range(3):
+        files = {
+            f"{long}{shard}{n}.{end}": data for n in range(4) for end, data in (("jpg", image), ("cls", b"%d" % n))
+        }
+        write_tar(folder / f"s-{shard}.tar", files, format)
+    before = contents(folder)
+    indexed = index(folder)
+    assert (indexed.samples, indexed.shards) == (12, 3)
+    assert {name: data for name, data in contents(folder).items() if name.endswith(".tar")} == before
+    found = penstock.Shards(folder, transform=np.asarray)
+    assert [label for _, label in (found[i] for i in range(12))] == [0, 1, 2, 3] * 3
+    assert found.name(5) == f"{long}11" and found[5][0].shape == (60, 81, 3)
+    row = found.index.rows([5])[0]
+    assert (row["width"], row["height"]) == (81, 60)
+    assert not list(verify(folder, decode=True))
+    unpack(folder, tmp_path / "back")
+    assert len(contents(tmp_path / "back")) == 12
+
+
+@pytest.mark.native
+def test_tensors_are_read_natively(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {f"{n}.npy": npy(np.full(4, n, np.float32)) for n in range(10)})
+    index(tmp_path / "a.tar", split="val")
+    found = penstock.Shards(tmp_path)
+    loader = penstock.DataLoader(found, batch_size=10, num_workers=2)
+    assert_same(list(loader), [torch.arange(10.0).repeat(4, 1).T.contiguous()])
+    assert loader.stats().read_by_python == {} and found.split == "val"
+
+
+def test_samples_of_different_files(tmp_path: Path) -> None:
+    files = {"a.json": b'{"x": 1}', "a.txt": "\u00e4".encode(), "b.json": b"2", "b.seg.npy": npy([1]), "c.txt": b"z"}
+    write_tar(tmp_path / "a.tar", {"README": b"no suffix", **files, "d.bin": b"", "e.cls": b"x"})
+    index(tmp_path)
+    found = penstock.Shards(tmp_path)
+    samples = [found[i] for i in range(4)]
+    assert_same(samples[0], {"json": {"x": 1}, "txt": "\u00e4"})
+    assert_same(samples[1], {"json": 2, "seg.npy": torch.tensor([1])})
+    assert samples[2:] == [{"txt": "z"}, {"bin": b""}]
+    with pytest.raises(penstock.CorruptSample, match="does not hold what its suffix says"):
+        found[4]
+
+
+def test_labels_that_are_no_class_numbers(tmp_path: Path) -> None:
+    image = jpeg(tmp_path)
+    folder = tmp_path / "wds"
+    folder.mkdir()
+    write_tar(folder / "a.tar", {"a.jpg": image, "a.cls": b"dog", "b.jpg": image, "b.cls": b"1"})
+    index(folder)
+    assert penstock.Shards(folder)[1]["cls"] == 1
+
+
+# --- bad archives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../evil.txt", "/etc/evil.txt", "a/../../evil.txt", "a/.."])
+def test_names_that_leave_the_folder(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / "a.tar", {"good.txt": b"", name: b"evil"})
+    with pytest.raises(penstock.OutsideRoot, match="leads out of the folder"):
+        index(tmp_path)
+    assert not (tmp_path / "dataset.json").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_members_that_are_no_files(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("link.txt")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(penstock.OutsideRoot, match="not a file"):
+        index(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_compressed_archives(tmp_path: Path, mode: Any) -> None:
+    with tarfile.open(tmp_path / "a.tar", mode):
+        pass
+    with pytest.raises(penstock.CorruptShards, match="is compressed"):
+        index(tmp_path)
+    (tmp_path / "a.tar").rename(tmp_path / "a.tar.gz")
+    with pytest.raises(penstock.InvalidOption, match=r"no file \*\.tar; of compressed ones"):
+        index(tmp_path)
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, {f"{n}.txt": b"x" * 700 for n in range(5)})
+    whole = path.read_bytes()
+    for length in (100, 512, 900, 1536, 5000, 7680):
+        path.write_bytes(whole[:length])
+        with pytest.raises(penstock.CorruptShards, match=r"cut off|damaged"):
+            index(tmp_path)
+    path.write_bytes(whole)
+    flip_bit(path, 1536 + 20)  # the header of the second member
+    with pytest.raises(penstock.CorruptShards, match="damaged at byte 1,536"):
+        index(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(penstock.CorruptShards, match="no plain tar archive"):
+        index(tmp_path)
+
+
+def test_keys_that_are_there_twice(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3")])
+    with pytest.raises(penstock.CorruptShards, match="belongs to two samples"):
+        index(tmp_path)
+    write_tar(tmp_path / "a.tar", [("a.txt", b"1"), ("a.txt", b"2")])
+    with pytest.raises(penstock.CorruptShards, match="twice in one sample"):
+        index(tmp_path)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidOption, match=r"no file \*\.tar"):
+        index(tmp_path)
+    write_tar(tmp_path / "a.tar", {"README": b""})
+    with pytest.raises(penstock.InvalidOption, match="no sample"):
+        index(tmp_path)
+    (tmp_path / "b.tar").symlink_to(tmp_path / "a.tar")
+    with pytest.raises(penstock.CorruptShards, match="symbolic link"):
+        index(tmp_path / "b.tar")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(penstock.InvalidOption, match="one folder"):
+        index([tmp_path / "a.tar", tmp_path / "x" / "a.tar"])
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 99, "a" * 100, "d/" * 60 + "n", "\u00e4.jpg", "x" * 300])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 1 << 20, (1 << 33) - 1, 1 << 33])
+def test_headers_are_those_of_tarfile(name: str, size: int) -> None:
+    written = header(name, size)
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    assert written == info.tobuf(tarfile.PAX_FORMAT)
+    assert member_bytes(name, size) == len(written) + size + -size % 512
+
+
+def test_members_of_an_archive(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"./a/b.txt": b"abc", "n" * 200 + ".txt": b"long"})
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        expected = [(info.name.removeprefix("./"), info.offset_data, info.size) for info in archive]
+    assert [tuple(member) for member in members(str(tmp_path / "a.tar"))] == expected
