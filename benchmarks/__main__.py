@@ -14,8 +14,8 @@ from benchmarks.process import ROOT
 from benchmarks.question import Options
 
 QUESTIONS = (
-    "tensor_files", "cold", "cache", "arrays", "arrow", "photos", "cifar", "startup", "python_datasets", "own_classes", "state",
-    "shards", "pack",
+    "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "cifar", "startup",
+    "python_datasets", "own_classes", "state",
 )  # fmt: skip
 
 

@@ -105,6 +105,8 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
     for package in OPTIONAL:
         if re.search(rf"^(import|from) {package}\b", block.code, re.MULTILINE):
             pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    if block.page == "docs/storage.md":
+        pytest.importorskip("obstore", reason="obstore is not installed: pip install 'penstock[remote]'")
     source = "\n" * (block.line - 1) + block.code  # tracebacks name the line of the page
     exec(compile(source, block.page, "exec"), names)
     if block.output is not None:

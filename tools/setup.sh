@@ -187,6 +187,7 @@ step_peers() {
     peer grain
     peer torchdata
     peer webdataset
+    peer mosaicml-streaming
     peer litdata
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
     peer nvidia-dali-cuda130

@@ -16,8 +16,7 @@ PenstockError
 │   ├── StoreUnreachable (ConnectionError)    the store does not answer, or not in full, after all retries
 │   ├── ChangedObject                         an object is not what it was when the dataset was opened
 │   ├── CorruptDownload                       the bytes of an object are not those that its checksum is of
-│   ├── UnsafeCache (PermissionError)         others could write into the cache folder, or it is not Penstock's
-│   └── CacheFull                             the cache folder has no space for a shard
+│   └── UnsafeCache (PermissionError)         others could write into the cache folder, or it is not Penstock's
 ├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
 ├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
 └── SampleError                               one sample could not become a row; raised at its batch
@@ -143,10 +142,6 @@ class CorruptDownload(StorageError):
 
 class UnsafeCache(StorageError, PermissionError):
     """Others could write into a cache folder, or it holds what Penstock did not write."""
-
-
-class CacheFull(StorageError):
-    """A cache folder has no space for a shard."""
 
 
 class WorkerDied(PenstockError, RuntimeError):

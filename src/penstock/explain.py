@@ -12,6 +12,7 @@ from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.order.batch_order import BatchOrder
+from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
 from penstock.order.remainder import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
@@ -55,6 +56,7 @@ class Explained:
         if self.executors.caches is not None:
             described = self.executors.caches.describe() if plan.assisted is not None else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
+        yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)
@@ -69,6 +71,7 @@ class Explained:
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
         yield f"plan     {who} {fill} {size} in place, in order"
         yield f"order    {self._order_name()}{self._rest_name()}{self._share_name()}"
+        yield from self._shuffle_quality()
         for number, leaf in enumerate(plan.leaves):
             if len(plan.leaves) > 1:
                 yield f"part {number + 1} of {len(plan.leaves)}"
@@ -173,9 +176,26 @@ class Explained:
             return f"by {type(settings.sampler).__name__}, any position at once"
         if type(settings.sampler) is SequentialSampler:
             return "in sequence"
+        blocks = BatchOrder(settings).blocks()
+        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, 'shard')}"
         if settings.seed is not None:
-            return f"shuffled by (seed {settings.seed}, epoch), any position at once"
+            return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
+        if within:
+            return f"shuffled{within} by a seed that torch's generator gives, any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
+
+    def _shuffle_quality(self) -> Iterator[str]:
+        """Yield how well an order within a window of shards shuffles, measured in a few batches of an epoch."""
+        settings = self.settings
+        blocks = BatchOrder(settings).blocks()
+        if blocks is None or blocks.full:
+            return
+        found = quality(blocks, blocks.order(settings.seed or 0, 0), settings.batch_size or 1)
+        yield (
+            f"shuffle  samples that follow each other lie {found.distance:.0%} as far apart in the dataset as in a "
+            f"full shuffle; two samples of a batch are of one of {len(blocks.sizes):,} shards with a chance of "
+            f"{found.sharing:.1%}, in a full shuffle {found.full_sharing:.1%}"
+        )
 
     def _rest_name(self) -> str:
         if self.rest is None:

@@ -29,6 +29,7 @@ from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
 from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
+from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
@@ -279,7 +280,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def _settings(self) -> Settings:
-        return settings_of(self, self._given)
+        return settings_of(self, self._given, blocks_of(self.dataset))
 
     def _order(self) -> BatchOrder:
         return BatchOrder(self._settings())

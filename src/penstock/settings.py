@@ -105,6 +105,8 @@ class Settings:
     caches: Any
     workers_chosen: bool
     """num_workers= was not given, and no program has set it since."""
+    blocks: Any = None
+    """The order.blocks.Blocks that the dataset is shuffled in; None: it is shuffled as a whole."""
 
     @property
     def iterable(self) -> bool:
@@ -127,8 +129,8 @@ class Settings:
         return self.generator or self.seeded
 
 
-def settings_of(loader: Any, given: Given) -> Settings:
-    """Return the settings of a loader as they are now."""
+def settings_of(loader: Any, given: Given, blocks: Any = None) -> Settings:
+    """Return the settings of a loader as they are now. blocks: what its dataset is shuffled in."""
     return Settings(
         **{name: getattr(loader, name) for name in _ATTRIBUTES},
         index_sampler=loader._index_sampler,
@@ -140,6 +142,7 @@ def settings_of(loader: Any, given: Given) -> Settings:
         seeded=given.seeded,
         caches=given.caches,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
+        blocks=blocks,
     )
 
 

@@ -1,14 +1,17 @@
-"""Shards from an object store into the local cache: resumed, verified, shared, and held as long as a pass needs them."""
+"""Shards from an object store into the local cache: resumed, verified, shared, and held while a pass needs them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +19,25 @@ import pytest
 
 import penstock._native as _native
 import penstock.storage.download as download
-from object_server import ObjectServer
 from penstock.errors import (
     AccessRefused,
-    CacheFull,
     ChangedObject,
+    ChecksumMismatch,
     CorruptDownload,
+    CorruptShards,
     MissingObject,
+    OutOfSpace,
     StorageError,
     StoreUnreachable,
     UnsafeCache,
 )
 from penstock.storage.cache_folder import CachedShard, CacheFolder
 from penstock.storage.description import Shard
+from penstock.storage.index import MEMBER
 from penstock.storage.objects import ObjectStore, is_url
 from penstock.storage.remote_shards import RemoteShards, run_alone
 from penstock.storage.stage import ShardStage
+from tests.object_server import ObjectServer
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
@@ -113,7 +119,7 @@ def test_errors_of_a_store_are_clear(
         del server.objects["data-000000.tar"]
         with pytest.raises(MissingObject, match="there is no such object") as raised:
             fetch(shards, 0)
-        assert isinstance(raised.value, FileNotFoundError) and raised.value.url.endswith("/data-000000.tar")
+        assert raised.value.url.endswith("/data-000000.tar")
         server.objects["data-000001.tar"] += b"more"
         with pytest.raises(ChangedObject, match=r"has 300,004 bytes, and dataset.json says 300,000"):
             fetch(shards, 1)
@@ -292,8 +298,9 @@ def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: p
     part = cache.begin(CachedShard("s3://bucket/1.tar", 900, 1))
     assert part is not None
     assert not cache.reserve(part, 900), "ahead of need: what is there serves on"
-    with pytest.raises(CacheFull, match=r"a shard of 0.0 MiB is needed now, and at least .* more are missing"):
+    with pytest.raises(OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
         cache.reserve(part, 900, beyond=True)
+    assert raised.value.errno == 28 and raised.value.missing == 900
     part.close()
 
 
@@ -329,7 +336,7 @@ def test_a_stage_fetches_ahead_in_the_order_of_need_and_lets_go(objects: dict[st
         stage.close()
         assert set(server.gets.values()) == {1}
         assert sum(server.gets.values()) == 6
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-download"]
 
 
 def test_a_stage_without_a_known_order_fetches_what_tickets_need(objects: dict[str, bytes], tmp_path: Path) -> None:
@@ -382,3 +389,64 @@ def test_close_ends_downloads_that_hang(objects: dict[str, bytes], tmp_path: Pat
 def test_urls_are_told_from_paths() -> None:
     assert is_url("s3://bucket/prefix") and is_url("https://host/x") and is_url("file:///tmp")
     assert not is_url("/data/x") and not is_url("data") and not is_url(Path("/x")) and not is_url("c://x")
+
+
+def member(data: bytes, offset: int, length: int) -> np.void:
+    row = np.zeros(1, MEMBER)
+    row[0] = (offset, length, _native.crc32c(data[offset : offset + length]), 0)
+    return row[0]
+
+
+def test_few_samples_come_by_range_and_many_with_their_shard(objects: dict[str, bytes], tmp_path: Path) -> None:
+    data = objects["data-000001.tar"]
+    with ObjectServer(objects) as server:
+        shards = remote(server, tmp_path / "cache")
+        for begin in range(0, 40_000, 10_000):
+            assert shards.read(1, member(data, begin, 5000), "x", verify=True) == data[begin : begin + 5000]
+        assert (shards.traffic.ranges, shards.traffic.shards, server.bytes_sent) == (4, 0, 20_000)
+        for begin in range(0, 100_000, 5000):
+            assert shards.read(1, member(data, begin, 5000), "x", verify=True) == data[begin : begin + 5000]
+        assert shards.traffic.shards == 1 and shards.traffic.ranges < 16
+        wrong = member(data, 0, 100)
+        wrong["crc32c"] ^= 1
+        with pytest.raises(ChecksumMismatch, match=r"sample 'x' in shard .* is damaged"):
+            shards.read(1, wrong, "x", verify=True)
+        wrong = member(objects["data-000002.tar"], 0, 100)
+        wrong["crc32c"] ^= 1
+        with pytest.raises(ChecksumMismatch, match=r"sample 'x' in http://127.*/data-000002.tar is damaged"):
+            shards.read(2, wrong, "x", verify=True)
+        with pytest.raises(CorruptShards, match="index of another dataset"):
+            shards.read(2, member(data, SIZE - 10, 20), "x", verify=True)
+        with pytest.raises(CorruptShards, match="the index speaks of shard 6"):
+            shards.read(6, member(data, 0, 20), "x", verify=True)
+
+
+def test_forked_children_read_by_their_parent(objects: dict[str, bytes], tmp_path: Path) -> None:
+    data = objects["data-000001.tar"]
+    with ObjectServer(objects) as server:
+        shards = remote(server, tmp_path / "cache")
+        assert shards.read(1, member(data, 0, 10), "x", verify=True) == data[:10]
+        context = multiprocessing.get_context("fork")
+        with ThreadPoolExecutor(1):
+            processes = [context.Process(target=_read_in_child, args=(shards, data)) for _ in range(2)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+                for process in processes:
+                    process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0]
+        assert server.gets["data-000001.tar"] < 60
+    del shards
+    deadline = time.monotonic() + 10
+    while any(thread.name == "penstock-counter" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.01)
+
+
+def _read_in_child(shards: RemoteShards, data: bytes) -> None:
+    for begin in range(0, 200_000, 5000):
+        assert shards.read(1, member(data, begin, 5000), "x", verify=True) == data[begin : begin + 5000]
+    with pytest.raises(CorruptShards):
+        shards.read(9, member(data, 0, 10), "x", verify=True)

@@ -22,7 +22,7 @@ from penstock.executors.cursor import SamplerCursor
 from penstock.executors.workers.native import ThreadWorker
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
-from penstock.order.permutations import Positions
+from penstock.order.permutations import Indices, Positions
 from penstock.sources.tree import Unresolved
 from penstock.system.warn_user import warn_user
 
@@ -52,6 +52,10 @@ class PassInput:
     """The length of an iterable dataset, where a program has called len() of the loader."""
     dataset: str = ""
     """The repr of that dataset."""
+    coming: Callable[[], Iterator[Indices]] | None = None
+    """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
+    samples: int = 0
+    """Of the pass on all ranks, where they are known."""
 
 
 @dataclass(frozen=True)

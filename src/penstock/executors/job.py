@@ -56,7 +56,12 @@ class Job:
             batches = self.batches.sampled()
             return PassInput(batches, length(), *self.key())
         seed, epoch = self.key()
-        return PassInput(self.batches(seed, epoch), length(), seed, epoch)
+        if not self.batches.order.cuts_itself():
+            return PassInput(self.batches(seed, epoch), length(), seed, epoch)
+        coming = partial(self.batches.coming, seed, epoch)
+        return PassInput(
+            self.batches(seed, epoch), length(), seed, epoch, coming=coming, samples=self.batches.samples_left()
+        )
 
     def input_of_python(self) -> PassInput:
         """Return the same with what an iterable dataset said of its length."""

@@ -27,6 +27,7 @@ from penstock.executors.failures import error_of, identify
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
+from penstock.executors.staging import Staging
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
@@ -86,6 +87,7 @@ class NativePass(IndexedPass):
     def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
         """Begin a pass, with threads of its own."""
         self._fetch: Fetch | None = None  # reads the rest of the pass
+        self._coming, self._samples = pass_input.coming, pass_input.samples
         self._adopt(plan)
         self._table = plan.table
         self._start(pass_input, eager=eager)
@@ -102,7 +104,8 @@ class NativePass(IndexedPass):
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
         """Return how many batches without memory readers are to know of, behind those in flight."""
-        if not queue or not self._reads_ahead or not self._resources.settled or self._plan.in_memory:
+        known = self._reads_ahead and self._resources.settled and not self._plan.in_memory
+        if not queue or not known or self._staging:  # files of shards that are not here cannot be opened
             return 0
         if not self._pool.read_depth:
             return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
@@ -112,6 +115,9 @@ class NativePass(IndexedPass):
     def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
         self._done = done
         super()._refill(queue, done=done)
+        if self._staging:
+            self._staging.submit_ready(queue, self._submit)
+            return
         for batch in itertools.islice(queue, self._target + done):
             if batch.settled and batch.prepared is not None:
                 self._begin_prepared(batch)
@@ -122,6 +128,10 @@ class NativePass(IndexedPass):
             batch.error = error_of(self._plan, batch, failures)
         return batch
 
+    def _drop(self, batch: NativeBatch) -> None:
+        batch.let_shards_go()
+        super()._drop(batch)
+
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
@@ -130,7 +140,9 @@ class NativePass(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._crew = NativeCrew(plan, self._threads, self._resources.meter)
+        self._staging = Staging(plan, self._coming, self._samples)
+        self._coming = None  # a plan that is made in the middle of the pass has batches behind it
+        self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
         self._pool = self._crew.pool
         self._hold(self._crew)
         self._plan = plan
@@ -209,6 +221,10 @@ class NativePass(IndexedPass):
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             self._put_others(batch, bad)
         self._resolve(batch)
+        if self._staging:
+            batch.number, batch.retired = -1, []
+            self._staging.stage(batch)
+            return
         self._prepare_batch(batch)
         if any(batch is one for one in itertools.islice(self._queue, self._target + self._done)):
             self._begin_prepared(batch)
@@ -266,6 +282,8 @@ class NativePass(IndexedPass):
     def _finish(self, batch: NativeBatch) -> list[_native.Failure]:
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
         for times in count():
+            if batch.number < 0 and batch.shards is not None:
+                self._staging.wait_and_submit(batch, self._timeout, self._submit)
             if batch.number < 0:
                 break
             last = self._crew.numbers[-1]
@@ -383,6 +401,9 @@ class NativePass(IndexedPass):
         if not self._put_others(batch, [failure[0] for failure in bad]):
             return False
         self._resolve(batch)
+        if batch.shards is not None:  # the other samples may lie in other shards
+            self._staging.stage(batch)
+            batch.shards.wait(self._timeout or None)
         return True
 
     def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from penstock.errors import InvalidOption
 from penstock.order.ahead import NONE_AHEAD, Ahead
 from penstock.order.batches import length, order_of
+from penstock.order.blocks import Blocks
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
 from penstock.order.remainder import Remainder
@@ -68,16 +69,22 @@ class BatchOrder:
         """
         sampler, keyed = self.settings.sampler, self.settings.seed is not None
         if rest is None:
-            return ahead.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn))
+            return ahead.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
         key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
         return ahead.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
+
+    def blocks(self) -> Blocks | None:
+        """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
+        return self.settings.blocks if type(self.settings.sampler) is RandomSampler and self.draws_itself() else None
 
     def kind(self) -> str:
         """Return what tells the order from orders of other loaders, but for seed and epoch."""
         inner = self.innermost()
         if isinstance(inner, KeyedSampler):
             return f"{type(inner).__name__} {inner.fingerprint()}"
-        kinds: dict[type, str] = {SequentialSampler: "in sequence", RandomSampler: "shuffled"}
+        blocks = self.blocks()
+        shuffled = "shuffled" if blocks is None else f"shuffled{blocks.kind()}"
+        kinds: dict[type, str] = {SequentialSampler: "in sequence", RandomSampler: shuffled}
         return kinds.get(type(inner), BY_SAMPLER) if self.settings.own_order else BY_SAMPLER
 
     def indices_at(

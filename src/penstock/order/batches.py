@@ -18,6 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from penstock.order.blocks import Blocks
 from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order, Positions, TorchShuffle
 from penstock.system.randomness import digest, torch_seed
@@ -37,7 +38,9 @@ def settled_at_start(sampler: Any) -> bool:
     return type(sampler) in settled
 
 
-def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn: dict[str, int]) -> Order:
+def order_of(
+    sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn: dict[str, int], blocks: Blocks | None = None
+) -> Order:
     """Return the order of an epoch whose sampler is torch's own, or keyed.
 
     Args:
@@ -46,15 +49,19 @@ def order_of(sampler: Any, keyed: bool, size: int, seed: int, epoch: int, drawn:
         seed, epoch: these.
         drawn: without a key, holds the seed that the sampler draws for the order, as "order". A seed that it holds
             already is taken, and one is drawn from the generator all the same where the seed was "foretold".
+        blocks: what a shuffled dataset is shuffled in; None: it is shuffled as a whole.
     """
     if type(sampler) is SequentialSampler:
         return InSequence()
-    own = isinstance(sampler, KeyedSampler)
     if keyed:
-        return sampler.order(seed, epoch) if own else KeyedShuffle(size, seed, epoch)
+        if isinstance(sampler, KeyedSampler):
+            return sampler.order(seed, epoch)
+        return KeyedShuffle(size, seed, epoch) if blocks is None else blocks.order(seed, epoch)
     if "order" not in drawn or drawn.pop("foretold", 0):
-        drawn.setdefault("order", draw_seed(sampler.generator if own else None))
-    return sampler.order(drawn["order"], sampler.epoch) if own else TorchShuffle(size, drawn["order"])
+        drawn.setdefault("order", draw_seed(sampler.generator if isinstance(sampler, KeyedSampler) else None))
+    if isinstance(sampler, KeyedSampler):
+        return sampler.order(drawn["order"], sampler.epoch)
+    return TorchShuffle(size, drawn["order"]) if blocks is None or blocks.full else blocks.order(drawn["order"], 0)
 
 
 def foretell(base: torch.Generator | None, order: torch.Generator | None, *, base_first: bool) -> dict[str, int]:

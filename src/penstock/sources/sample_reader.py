@@ -65,7 +65,8 @@ class FolderReader(SampleReader):
     """
 
     gains = True
-    _filler: _native.Filler
+    _filler: Any
+    """Of files: _native.TensorFileFiller or ImageFileFiller."""
 
     def __init__(self, dataset: Any, still: Holds) -> None:
         super().__init__(dataset)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.errors import CorruptSample, CorruptShards, DatasetChanged
+from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
@@ -28,11 +29,15 @@ from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.listing import label_values
 from penstock.sources.premises import same_attributes
 from penstock.sources.reading import read_image, read_tensor
+from penstock.sources.remote import blocks_of_shards, check_window, checked_limit
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Field, NativeSource, Source, label_step
+from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
 from penstock.storage import description
+from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.index import ABSENT, Index
+from penstock.storage.objects import is_url
+from penstock.storage.remote_shards import Range, RemoteDataset, RemoteShards
 from penstock.storage.shard_files import ShardFiles
 from penstock.system.words import counted, there_are
 
@@ -88,15 +93,23 @@ class Shards(Dataset[Any]):
     ("jpg", "json") to what the file holds: a PIL image, a tensor, an int (cls), a text (txt), what JSON says, or bytes.
     Opening takes the same time however many samples there are.
 
+    Shards in an object store come into a cache folder on this machine as they are needed, whole and ahead of need in
+    a loader's pass; of a shard of which few samples are wanted these are read alone. `shuffle=True` shuffles within a
+    window of shards.
+
     Args:
-        path: the folder.
+        path: the folder, or its URL in an object store: s3://bucket/folder, gs://, az://, https:// or file://.
         split: the name of the split; None where the folder holds only one.
         transform: called with the image or tensor, with the first of several tensors, or with the dictionary.
         target_transform: called with the label.
         verify: the CRC-32C of each file is compared as it is read.
+        window: how many shards are shuffled together by `shuffle=True`; None: 8 of an object store, all of a folder.
+        cache_folder: keeps shards of an object store; made where it does not exist, for this user alone; None: one in
+            the user's cache folder. Processes may share it.
+        cache_limit: bytes that the cache folder may take; None: 64 GiB.
 
     Attributes:
-        root: the folder.
+        root: the folder or URL.
         split: the name of the split.
         classes: the names of classes, where the packed dataset had them; else None.
         labels: the labels, a sequence that reads them when they are taken; None without labels.
@@ -104,7 +117,10 @@ class Shards(Dataset[Any]):
     Raises:
         FileNotFoundError: path is no folder of packed shards.
         CorruptShards: the index or a shard is not what dataset.json says.
-        InvalidOption: there is no such split, or several and none is named.
+        InvalidOption: there is no such split, or several and none is named; the window does not fit into the cache.
+        StorageError: an object store lacks the bucket or the object, refuses, or does not answer; the cache folder is
+            not safe, or full.
+        ImportError: of a URL, where the extra "remote" is not installed.
         ChecksumMismatch: of a sample, when it is read.
     """
 
@@ -115,14 +131,38 @@ class Shards(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         verify: bool = True,
+        *,
+        window: int | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        cache_limit: int | None = None,
     ) -> None:
-        self.root = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+        self.root: str = path if is_url(path) else os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+        self.window = None if window is None else checked_window(window)
+        self.cache_folder, self.cache_limit = cache_folder, checked_limit(cache_limit)
         self.transform = transform
         self.target_transform = target_transform
         self.verify = verify
         self._open(split)
 
     def _open(self, split: str | None) -> None:
+        if is_url(self.root):
+            self._open_remote(split)
+        else:
+            self._open_folder(split)
+        self.classes = None if self.description.classes is None else list(self.description.classes)
+        self.files.check()
+        self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
+
+    def _open_remote(self, split: str | None) -> None:
+        remote = RemoteDataset(self.root, CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT))
+        self.split = description.chosen(remote.splits, split, self.root)
+        self.description = remote.splits[self.split]
+        check_window(self.window or DEFAULT_WINDOW, self.description.shards, remote.cache.limit)
+        self.files: ShardFiles | RemoteShards = RemoteShards(remote.store, self.description.shards, remote.cache)
+        self.index = Index(str(remote.cache.path), remote.with_local_index(self.description))
+        self._remote = remote  # holds the files of the index
+
+    def _open_folder(self, split: str | None) -> None:
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -134,11 +174,14 @@ class Shards(Dataset[Any]):
         splits = description.load(self.root)
         self.split = description.chosen(splits, split, self.root)
         self.description = splits[self.split]
-        self.classes = None if self.description.classes is None else list(self.description.classes)
         self.index = Index(self.root, self.description)
         self.files = ShardFiles(self.root, self.description.shards)
-        self.files.check()
-        self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
+
+    @cached_property
+    def shuffle_blocks(self) -> Blocks | None:
+        """The shards as blocks that shuffle=True shuffles within a window; None: all samples are shuffled together."""
+        window = self.window or (DEFAULT_WINDOW if isinstance(self.files, RemoteShards) else None)
+        return None if window is None else blocks_of_shards(self.index, self.description.shards, window)
 
     @cached_property
     def class_to_idx(self) -> dict[str, int]:
@@ -182,13 +225,13 @@ class Shards(Dataset[Any]):
 
     def path(self, position: int) -> str:
         """Return the shard of the sample at a position."""
-        return self.files.path(self._shard(self.index.rows([position])[0]))
+        return self.files.place(self._shard(self.index.rows([position])[0]))
 
     def read(self, position: int) -> Any:
         """Return what the files of the sample at a position hold, untransformed. Raises SampleError."""
         row = self.index.rows([position])[0]
         files = self._files(row)
-        name, path = os.fsdecode(self.index.id(row)), self.files.path(self._shard(row))
+        name, path = os.fsdecode(self.index.id(row)), self.files.place(self._shard(row))
         if self.description.kind == "files":
             return {suffix.removeprefix("."): _decoded(suffix, data, name, path) for suffix, data in files}
         decode = _DECODERS[self.description.kind]
@@ -220,7 +263,8 @@ class Shards(Dataset[Any]):
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("index", "files", "labels", "description", "classes", "class_to_idx", "targets")
+        opened = {"index", "files", "labels", "description", "classes", "_remote"}
+        derived = opened | {"class_to_idx", "targets", "shuffle_blocks"}
         state = {name: value for name, value in self.__dict__.items() if name not in derived}
         return {**state, "fingerprint": self.description.fingerprint}
 
@@ -337,8 +381,8 @@ class ShardsSource(Source):
             *native.steps[1:],
         )
         if dataset.labels is not None:
-            return replace(native, steps=steps)
-        return replace(native, steps=steps[:-1], apply=dataset.__getitem__)
+            return replace(native, steps=steps, remote=self._remote())
+        return replace(native, steps=steps[:-1], apply=dataset.__getitem__, remote=self._remote())
 
     def _tensors(self) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -358,6 +402,7 @@ class ShardsSource(Source):
             pair=dataset.description.pair,
             labels=self._label_column(),
             still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
+            remote=self._remote(),
         )
 
     def sample_reader(self) -> SampleReader:
@@ -379,12 +424,40 @@ class ShardsSource(Source):
         assert row.fields is not None
         columns = [row.fields[name][1] for name in ("shard", "id_length", "members")]
         shards = [(os.fsencode(files.path(number)), shard.bytes) for number, shard in enumerate(files.shards)]
-        return _native.ShardTable(dataset.index.native, shards, columns, dataset.verify)
+        # A shard of the cache that is open would take its space after it was deleted.
+        most = {"max_open": 0} if isinstance(files, RemoteShards) else {}
+        return _native.ShardTable(dataset.index.native, shards, columns, dataset.verify, **most)
+
+    def _remote(self) -> RemoteSamples | None:
+        """Return where the samples lie in an object store, None for those of a folder."""
+        dataset, files = self.dataset, self.dataset.files
+        blocks = dataset.shuffle_blocks
+        if not isinstance(files, RemoteShards) or blocks is None:
+            return None
+
+        filled = np.array([number for number, shard in enumerate(files.shards) if shard.samples], dtype=np.int64)
+
+        def shard_of(positions: Indices) -> Indices:
+            if blocks.members is None:
+                return filled[blocks.of_samples(positions)]
+            shards: Indices = dataset.index.rows(positions)["shard"].astype(np.int64)
+            return shards
+
+        def ranges_of(positions: Indices) -> list[Range]:
+            rows = dataset.index.rows(positions)
+            return [
+                (int(row["shard"]), int(member["offset"]), int(member["offset"]) + int(member["length"]))
+                for row in rows
+                for member in row["members"]
+                if member["suffix"] != ABSENT and row["shard"] < len(files.shards)
+            ]
+
+        return RemoteSamples(files, shard_of, ranges_of)
 
     def _read_step(self, more: str) -> Step:
         dataset = self.dataset
         checked = "CRC-32C compared" if dataset.verify else "checksums not compared (verify=False)"
         shards = counted(len(dataset.files.shards), "shard")
-        return Step(
-            f"read    {counted(len(dataset), 'sample')} in {shards} of {dataset.root}, {checked}{more}", "native"
-        )
+        kept = dataset.files.describe() if isinstance(dataset.files, RemoteShards) else ""
+        where = f"{counted(len(dataset), 'sample')} in {shards} of {dataset.root}"
+        return Step(f"read    {where}{kept}, {checked}{more}", "native")

@@ -28,6 +28,7 @@ from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
 from penstock.sources.premises import Holds
 from penstock.sources.sample_reader import SampleReader
+from penstock.storage.remote_shards import Range, RemoteShards
 
 Rescued = NDArray[np.uint8] | torch.Tensor
 
@@ -64,6 +65,17 @@ class InMemory:
     """What makes a field of each image of the only array; None: rows are the fields."""
     settled: bool = False
     """The labels are read without calling a function of the user's."""
+
+
+@dataclass(frozen=True)
+class RemoteSamples:
+    """Where the samples of a dataset in an object store lie."""
+
+    shards: RemoteShards
+    shard_of: Callable[[Indices], Indices]
+    """Returns the shard of each of these samples."""
+    ranges_of: Callable[[Indices], list[Range]]
+    """Returns the shard of each of these samples, and where its bytes begin and end in it."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,9 @@ class NativeSource:
     None: no sample lies in a file."""
     gone: Callable[[int], Exception | None] | None = None
     """Returns the error of such a sample."""
+
+    remote: RemoteSamples | None = None
+    """The shards in an object store that the fillers read once they are here; None: the files are local."""
 
     def batch(self, fields: list[Any]) -> Any:
         """Return a batch of these fields (and labels), as torch's default_collate gives it."""

@@ -55,6 +55,22 @@ class PassBatches:
             )
         return self.sampled(seed, epoch)
 
+    def coming(self, seed: int, epoch: int) -> Iterator[Indices]:
+        """Return the indices of each batch of a pass in an order of Penstock's, independently of the pass itself.
+
+        Without a seed the first batch of the pass comes before them: it draws the seed of the order.
+        """
+        progress = self.progress
+        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        order = self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead)
+        return (indices for indices, _ in cut(order, schedule))
+
+    def samples_left(self) -> int:
+        """Return the number of samples of a pass in an order of Penstock's, on all ranks."""
+        progress = self.progress
+        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        return max(0, schedule.size - schedule.start)
+
     def drawn_first(self) -> bool:
         """Return whether the sampler draws before the base seed of the pass, as in torch's iterators."""
         ours = self.order.cuts_itself() or self.order.one_by_one()

@@ -222,6 +222,11 @@ class Checkpoint:
                 "on_change='continue' needs the loader's own order: which samples a sampler of one's own has given, "
                 "and which it would give now, is not known"
             )
+        if state["position"] and "windows" in state["order"]:
+            raise InvalidOption(
+                "on_change='continue' needs an order of all samples, and this epoch was shuffled in windows of shards, "
+                f"which are others now; begin the next epoch with set_epoch({state['epoch'] + 1})"
+            )
         if state["position"] and isinstance(settings.sampler, KeyedSampler) and not _draws_independently(settings):
             raise InvalidOption(
                 f"on_change='continue': what {type(settings.sampler).__name__} had still to draw depends on what the "

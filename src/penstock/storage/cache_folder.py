@@ -18,12 +18,14 @@ import hashlib
 import os
 import re
 import stat
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import CacheFull, InvalidOption, UnsafeCache
+from penstock.errors import InvalidOption, OutOfSpace
+from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.words import size_of
@@ -113,61 +115,24 @@ class CacheFolder:
             raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
-        self._folder = self._open_folder()
+        self._folder = open_private_folder(self.path, _MARKER, _MARKED)
         weakref.finalize(self, os.close, self._folder)
-
-    def _open_folder(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir(mode=0o700)
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._check(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _check(self, descriptor: int) -> None:
-        status, path = os.fstat(descriptor), str(self.path)
-        if status.st_uid != os.geteuid():
-            owner = f"user {status.st_uid}, and this process runs as user {os.geteuid()}"
-            raise UnsafeCache(f"the cache folder {path} belongs to {owner}: give another cache_folder=", url=path)
-        if status.st_mode & 0o022:
-            mode = stat.filemode(status.st_mode)
-            raise UnsafeCache(
-                f"other users can write into the cache folder {path} ({mode}): chmod go-w it, or give another "
-                "cache_folder=",
-                url=path,
-            )
-        marker = _own_file(os.O_RDONLY, _MARKER, descriptor)
-        if marker is None:
-            others = any(name != _MARKER for name in os.listdir(descriptor))
-            # Another process that made the folder just now has made the marker before any other file.
-            if others and (marker := _own_file(os.O_RDONLY, _MARKER, descriptor)) is None:
-                raise UnsafeCache(
-                    f"the cache folder {path} holds files that Penstock did not write: give an empty or new folder",
-                    url=path,
-                )
-            if marker is None:
-                marker = _own_file(os.O_RDWR | os.O_CREAT, _MARKER, descriptor)
-                assert marker is not None
-                os.write(marker, _MARKED)
-        os.close(marker)
 
     # --- shards -----------------------------------------------------------------------------------------------------
 
     def hold(self, shard: CachedShard) -> HeldFile | None:
         """Return the file of a shard, locked against being deleted; None: the shard is not here."""
         name = f"{shard.file}.shard"
-        descriptor = _own_file(os.O_RDONLY, name, self._folder)
-        if descriptor is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being deleted
-            os.close(descriptor)
-            return None
+        while True:
+            descriptor = open_own_file(os.O_RDONLY, name, self._folder)
+            if descriptor is None:
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # it is being given its name, or deleted: a matter of moments
+                os.close(descriptor)
+                time.sleep(0.001)
         held = HeldFile(descriptor)
         if os.fstat(descriptor).st_size != shard.size or not self._is(descriptor, name):
             held.close()
@@ -182,7 +147,7 @@ class CacheFolder:
         What an earlier attempt has written is in it. Raises OSError where the file system has no locks.
         """
         name = f"{shard.file}.part"
-        descriptor = _own_file(os.O_RDWR | os.O_CREAT, name, self._folder)
+        descriptor = open_own_file(os.O_RDWR | os.O_CREAT, name, self._folder)
         if descriptor is None:
             return None
         try:
@@ -205,7 +170,8 @@ class CacheFolder:
     def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
         """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
         os.fsync(part.descriptor)
-        os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with self._locked():  # whoever counts the bytes in the folder sees one of the names
+            os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
         part.close()
         return self.hold(shard)  # flock() does not change a lock in one step either
@@ -241,7 +207,7 @@ class CacheFolder:
             beyond: the file is needed at once: where everything else is held, the limit is exceeded.
 
         Raises:
-            CacheFull: the disk is full.
+            OutOfSpace: the disk is full.
         """
         with self._locked():
             missing = size - os.fstat(part.descriptor).st_size
@@ -264,12 +230,12 @@ class CacheFolder:
                     if not beyond:
                         return False
                     free = os.fstatvfs(part.descriptor)
-                    lacks = missing - free.f_bavail * free.f_frsize
-                    raise CacheFull(
-                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
-                        f"and at least {size_of(max(lacks, 1))} more are missing; all other shards in the folder are "
-                        "in use. Free space, or give a cache_folder= on another disk",
-                        url=str(self.path),
+                    lacks = max(0, missing - free.f_bavail * free.f_frsize)
+                    raise OutOfSpace(
+                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now"
+                        f"{f', and {size_of(lacks)} more are missing' * bool(lacks)}; all other shards in the folder "
+                        "are in use. Free space, or give a cache_folder= on another disk",
+                        missing=lacks or missing,
                     ) from error
 
     def held_bytes(self) -> int:
@@ -289,7 +255,7 @@ class CacheFolder:
         for name, status in sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns):
             if os.path.samestat(status, own):
                 continue
-            descriptor = _own_file(os.O_RDONLY, name, self._folder)
+            descriptor = open_own_file(os.O_RDONLY, name, self._folder)
             if descriptor is None:
                 continue
             try:
@@ -319,7 +285,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the folder: one process at a time makes space."""
-        marker = _own_file(os.O_RDWR | os.O_CREAT, _MARKER, self._folder)
+        marker = open_own_file(os.O_RDWR | os.O_CREAT, _MARKER, self._folder)
         assert marker is not None
         try:
             lock_file(marker, str(self.path), fcntl.LOCK_EX, _FOLDER_LOCK_SECONDS, required=True)
@@ -330,25 +296,6 @@ class CacheFolder:
 
     def __repr__(self) -> str:
         return f"<CacheFolder {self.path}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
-
-
-def _own_file(flags: int, name: str, folder: int) -> int | None:
-    """Open a regular file of this user in a folder; None where it does not exist. Raises UnsafeCache for anything else."""
-    try:
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise UnsafeCache(
-                f"{name!r} in the cache folder is a symbolic link, which Penstock does not write: remove it", url=name
-            ) from error
-        raise
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        os.close(descriptor)
-        raise UnsafeCache(f"{name!r} in the cache folder is no file of this user: remove it", url=name)
-    return descriptor
 
 
 def _allocate(descriptor: int, size: int) -> None:

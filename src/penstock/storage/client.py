@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 try:
@@ -12,8 +13,19 @@ except ImportError:
     obstore = None  # type: ignore[assignment]
 
 
+#: The process that used the client first: its threads, which no forked child has, serve all stores.
+_FIRST: list[int] = []
+
+
+def works_here() -> bool:
+    """Return whether the client works in this process: not in a child that was forked after it was first used."""
+    return not _FIRST or _FIRST[0] == os.getpid()
+
+
 def client() -> ModuleType:
     """Return the obstore package. Raises ImportError where it is not installed."""
+    if not _FIRST:
+        _FIRST.append(os.getpid())
     if obstore is None:
         raise ImportError("shards in an object store are read by obstore: pip install 'penstock[remote]'")
     return obstore

@@ -74,7 +74,7 @@ class Download:
     async def run(self, urgent: Callable[[], bool]) -> HeldFile | None:
         """Return the shard's file, fetched by this process or another; None: the cache has no space for it now.
 
-        urgent: whether somebody waits for the shard, which then may exceed the limit of the cache.
+        urgent: called where there is no space; returns whether the shard may exceed the limit of the cache.
 
         Raises:
             StorageError: it cannot be fetched.
@@ -121,7 +121,10 @@ class Download:
         """Return the whole shard, or None, and whether its checksum was wrong."""
         try:
             total = self._shard.size + _HEADER_BYTES + self._parts
-            if not await asyncio.to_thread(self._cache.reserve, part, total, beyond=urgent()):
+            room = await asyncio.to_thread(self._cache.reserve, part, total)
+            if not room and urgent():
+                room = await asyncio.to_thread(self._cache.reserve, part, total, beyond=True)
+            if not room:
                 if os.fstat(part.descriptor).st_size < total:
                     self._cache.discard(self._shard, part)
                 return None, False
@@ -167,7 +170,8 @@ class Download:
     async def _fetch_part(self, part: HeldFile, info: ObjectInfo, number: int) -> None:
         """Fetch one part; what is cut off goes on where it stopped."""
         at, end = number * PART_BYTES, min((number + 1) * PART_BYTES, info.size)
-        attempts, error = 0, StorageError("")
+        attempts = 0
+        error: StorageError | None = None
         while at < end:
             before = at
             try:

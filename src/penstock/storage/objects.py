@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from penstock.errors import (
     AccessRefused,
@@ -22,7 +22,7 @@ from penstock.errors import (
     StorageError,
     StoreUnreachable,
 )
-from penstock.storage.client import client
+from penstock.storage.client import client, works_here
 
 #: URLs that are read from an object store.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
@@ -67,7 +67,7 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
 )
 
 
-def is_url(path: object) -> bool:
+def is_url(path: object) -> TypeGuard[str]:
     """Return whether a path is the URL of an object store."""
     return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
 
@@ -95,10 +95,10 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._process = os.getpid()
         self._open()
 
     def _open(self) -> None:
+        self._check_process("")
         obstore = client()
         options: dict[str, Any] = dict(_TIMEOUTS)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
@@ -125,13 +125,13 @@ class ObjectStore:
     @property
     def usable(self) -> bool:
         """Whether this process may use the client, whose threads do not exist in a forked child."""
-        return os.getpid() == self._process
+        return works_here()
 
     def _check_process(self, name: str) -> None:
         if not self.usable:
             raise StorageError(
-                f"{self.url_of(name)}: the client of the object store does not work in a forked process: give the "
-                "loader multiprocessing_context='spawn', or worker_method='thread'",
+                f"{self.url_of(name)}: the client of object stores does not work in a process that was forked after "
+                "its first use: make the dataset before the fork, or start processes by 'spawn'",
                 url=self.url_of(name),
             )
 
@@ -162,7 +162,7 @@ class ObjectStore:
             self._raise(error, name)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of an object from begin to end - 1. Raises StorageError; ChangedObject where it ends before."""
+        """Return the bytes of an object from begin to end - 1. Raises StorageError."""
         self._check_process(name)
         if begin == end:
             return b""
@@ -174,7 +174,7 @@ class ObjectStore:
         return found
 
     async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of several ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
+        """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
         self._check_process(name)
         try:
             found = await client().get_ranges_async(
@@ -209,7 +209,7 @@ class ObjectStore:
             raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
 
     def _raise_with_body(self, error: Exception, name: str) -> NoReturn:
-        """Raise the error of a HEAD request, whose answer has no text: that of a GET says whether the bucket is there."""
+        """Raise the error of a HEAD request; a GET, whose answer has a text, says whether the bucket is there."""
         if isinstance(error, FileNotFoundError):
             self.read(name)
         self._raise(error, name)

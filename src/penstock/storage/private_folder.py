@@ -38,7 +38,10 @@ def open_private_folder(path: Path, marker: str, text: bytes) -> int:
 
 
 def open_own_file(flags: int, name: str, folder: int) -> int | None:
-    """Return a descriptor of a regular file of this user in a folder, None where it does not exist. Raises UnsafeCache."""
+    """Return a descriptor of a regular file of this user in a folder, None where it does not exist.
+
+    Raises UnsafeCache for anything else of that name.
+    """
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except FileNotFoundError:

@@ -13,10 +13,15 @@ from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
 from penstock.storage.description import FILE, Column, Shard, Split, parse
 from penstock.storage.download import Download, Traffic
+from penstock.storage.for_children import Counter
 from penstock.storage.objects import ObjectStore
 from penstock.storage.shard_files import ShardFiles
+from penstock.system.words import counted, size_of
 
 T = TypeVar("T")
+
+#: A shard, and where a part of it begins and ends, in bytes.
+Range = tuple[int, int, int]
 
 #: Requests of one process that are under way at once, at the most.
 REQUESTS = 16
@@ -44,6 +49,8 @@ class RemoteShards:
         self.traffic = Traffic()
         self._wanted: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._counter = Counter(self)
+        self._brought: dict[Range, bytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
@@ -61,6 +68,10 @@ class RemoteShards:
     def path(self, shard: int) -> str:
         """Return the local file of a shard, which is there while somebody holds it."""
         return self._files.path(shard)
+
+    def place(self, shard: int) -> str:
+        """Return where a shard lies, for messages."""
+        return self.cached[shard].url
 
     def hold(self, shard: int) -> HeldFile | None:
         """Return a shard's local file, locked; None: it is not here. Raises CorruptShards for a number that is none."""
@@ -90,25 +101,29 @@ class RemoteShards:
             CorruptSample, ChecksumMismatch: as ShardFiles.read.
         """
         offset, length, expected, _ = member.item()
+        brought = self._brought.get((shard, offset, offset + length))
+        if brought is not None:
+            return self._checked(brought, shard, expected, name, verify=verify)
         held = self.hold(shard)
-        if held is None and self._worth_whole(shard, length):
-            held = self._fetched(shard)
+        if held is None and self._worth_whole(shard, length) and self.fetch(shard):
+            held = self.hold(shard)
         if held is not None:
             try:
                 return self._files.read(shard, member, name, verify=verify)
             finally:
                 held.close()
-        url = self.store.url_of(self.shards[shard].name)
+        url = self.place(shard)
         if offset + length > self.shards[shard].bytes:
             raise CorruptShards(
                 f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
                 f"{self.shards[shard].bytes:,}: it is the index of another dataset"
             )
-        data = self.store.read_range(self.shards[shard].name, offset, offset + length)
-        with self._lock:
-            self.traffic.requests += 1
-            self.traffic.ranges += 1
-            self.traffic.bytes += length
+        data = self.read_part(shard, offset, offset + length)
+        return self._checked(data, shard, expected, name, verify=verify)
+
+    def _checked(self, data: bytes, shard: int, expected: int, name: str, *, verify: bool) -> bytes:
+        """Return the bytes of a member that came from the store. Raises ChecksumMismatch."""
+        url = self.place(shard)
         if verify and (found := _native.crc32c(data)) != expected:
             raise ChecksumMismatch(
                 f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
@@ -118,25 +133,73 @@ class RemoteShards:
             )
         return data
 
+    async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
+        """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
+        for shard in {shard for shard, _, _ in ranges}:
+            asked = [(begin, end) for number, begin, end in ranges if number == shard and begin < end]
+            if not asked or max(end for _, end in asked) > self.shards[shard].bytes:
+                continue  # `read` says what is wrong
+            async with requests:
+                found = await self.store.read_ranges(self.shards[shard].name, asked)
+            self.traffic.requests += 1
+            self.traffic.ranges += len(asked)
+            self.traffic.bytes += sum(map(len, found))
+            self._brought.update(((shard, begin, end), data) for (begin, end), data in zip(asked, found, strict=True))
+
+    def forget(self, ranges: Sequence[Range]) -> None:
+        """Drop parts of shards from memory."""
+        for one in ranges:
+            self._brought.pop(one, None)
+
+    def wants_whole(self, shard: int, samples: int) -> bool:
+        """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""
+        described = self.shards[shard]
+        return self._worth_whole(shard, samples * described.bytes // max(1, described.samples))
+
+    def read_part(self, shard: int, begin: int, end: int) -> bytes:
+        """Return the bytes of a shard from begin to end - 1, from the store. Raises StorageError."""
+        if not self.store.usable:
+            return self._counter.read_part(shard, begin, end)
+        data = self.store.read_range(self.shards[shard].name, begin, end)
+        with self._lock:
+            self.traffic.requests += 1
+            self.traffic.ranges += 1
+            self.traffic.bytes += end - begin
+        return data
+
+    def fetch(self, shard: int) -> bool:
+        """Bring a whole shard into the cache folder; False: there is no space within its limit. Raises StorageError."""
+        if not self.store.usable:
+            return self._counter.fetch(shard)
+
+        async def fetched() -> HeldFile | None:
+            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
+
+        held = run_alone(fetched())
+        if held is not None:
+            held.close()
+        return held is not None
+
     def _worth_whole(self, shard: int, length: int) -> bool:
         with self._lock:
             self._wanted[shard] = self._wanted.get(shard, 0) + length
             return self._wanted[shard] > WORTH_WHOLE * self.shards[shard].bytes
 
-    def _fetched(self, shard: int) -> HeldFile | None:
-        """Return a shard fetched in the calling thread; None where the cache has no space without exceeding its limit."""
-
-        async def fetch() -> HeldFile | None:
-            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
-
-        return run_alone(fetch())
-
-    async def download(
-        self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]
-    ) -> HeldFile | None:
+    async def download(self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]) -> HeldFile | None:
         """Return a shard's local file; see download.Download.run."""
         name, known = self.shards[shard].name, self.cached[shard]
         return await Download(self.store, name, known, self.cache, requests, self.traffic).run(urgent)
+
+    def describe(self) -> str:
+        """Return, for explain(), where shards are kept and what was fetched so far."""
+        kept = f", kept in {self.cache.path} (at most {size_of(self.cache.limit)})"
+        came = self.traffic
+        if not came.requests:
+            return kept
+        alone = f" and {counted(came.ranges, 'sample')} alone" * bool(came.ranges)
+        repeated = f", {came.retries:,} more after one that failed" * bool(came.retries)
+        shards, requests = counted(came.shards, "shard"), counted(came.requests - came.retries, "request")
+        return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}{repeated}"
 
     def __repr__(self) -> str:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
@@ -218,5 +281,3 @@ class RemoteDataset:
         """Let the files of the index go."""
         while self._held:
             self._held.pop().close()
-
-

@@ -28,6 +28,10 @@ class ShardFiles:
         """Return the local file of a shard."""
         return os.path.join(self.folder, self.shards[shard].name)
 
+    def place(self, shard: int) -> str:
+        """Return where a shard lies, for messages."""
+        return self.path(shard)
+
     def check(self) -> None:
         """Raise CorruptShards where a shard is missing, of another length, or no regular file."""
         with os.scandir(self.folder) as entries:

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.storage.cache_folder import HeldFile
-from penstock.storage.remote_shards import REQUESTS, RemoteShards
+from penstock.storage.remote_shards import REQUESTS, Range, RemoteShards
 
 #: Shards that are fetched at once, at the most.
 AT_ONCE = 4
 #: Batches whose shards are looked up ahead, at the most: with few shards all of them may be here.
 _BATCHES_AHEAD = 4096
-#: Pause before space for a shard is looked for after there was none, in seconds.
-_NO_ROOM_PAUSE = 0.1
+#: Pauses before space for a shard is looked for after there was none, in seconds; short where a batch waits for it.
+_NO_ROOM_PAUSE, _SHORT_PAUSE = 0.1, 0.005
 #: How long the end of a pass waits for its thread, in seconds.
 _JOIN_SECONDS = 5.0
 
@@ -35,6 +35,8 @@ class _Need:
 
     tickets: int = 0
     """Of batches that are in flight."""
+    pins: int = 0
+    """Tickets among them whose shards were all here: they are being read."""
     coming: int = 0
     """Batches that are yet to come."""
     held: HeldFile | None = None
@@ -42,31 +44,33 @@ class _Need:
     not_before: float = 0.0
     """When space for it is looked for, by time.monotonic()."""
 
-    @property
-    def urgent(self) -> bool:
-        """Whether a batch waits for it."""
-        return self.tickets > 0 and self.held is None
-
 
 class Ticket:
     """The shards of one batch."""
 
-    def __init__(self, stage: ShardStage, numbers: tuple[int, ...]) -> None:
+    def __init__(self, stage: ShardStage, numbers: tuple[int, ...], ranges: tuple[Range, ...]) -> None:
         self._stage = stage
         self.numbers = numbers
+        self.ranges = ranges
+        self.ranges_here = not ranges
+        """The ranges are in memory, or could not be read: whoever reads the samples says why."""
+        self.pinned = False
+        """All shards were here, and stay."""
+        self.released = False
 
     def ready(self) -> bool:
         """Return whether all shards are here. Raises what went wrong with one of them."""
-        return self._stage.ready(self.numbers)
+        return self._stage.ready(self)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until all shards are here; False: they were not within so many seconds. Raises as `ready`."""
-        return self._stage.wait(self.numbers, seconds)
+        return self._stage.wait(self, seconds)
 
     def release(self) -> None:
         """Let the shards go. A second call does nothing."""
-        numbers, self.numbers = self.numbers, ()
-        self._stage.release(numbers)
+        if not self.released:
+            self.released = True
+            self._stage.release(self)
 
 
 class ShardStage:
@@ -83,6 +87,8 @@ class ShardStage:
         self._coming = coming
         self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
         self._early = 0  # tickets that were taken before the thread came to their batches
+        self._waiting: deque[Ticket] = deque()  # whose shards were not all here
+        self._ranged: deque[Ticket] = deque()  # whose ranges nobody reads yet
         self._needs: dict[int, _Need] = {}  # in the order in which they came up
         self._condition = threading.Condition()
         self._process = os.getpid()
@@ -100,9 +106,10 @@ class ShardStage:
         with self._condition:
             self._start()
 
-    def ticket(self, numbers: Iterable[int]) -> Ticket:
-        """Return a ticket for the next batch, whose shards these are."""
+    def ticket(self, numbers: Iterable[int], ranges: Iterable[Range] = ()) -> Ticket:
+        """Return a ticket for the next batch, whose shards these are; ranges: parts of others, which come alone."""
         wanted = tuple(numbers)
+        ticket = Ticket(self, wanted, tuple(ranges))
         with self._condition:
             for number in wanted:
                 need = self._need(number)
@@ -114,28 +121,39 @@ class ShardStage:
                 self._passed(self._ahead.popleft())
             elif self._coming is not None:
                 self._early += 1
+            self._waiting.append(ticket)
+            if not ticket.ranges_here:
+                self._ranged.append(ticket)
             self._start()
         self._wake()
-        return Ticket(self, wanted)
+        return ticket
 
-    def ready(self, numbers: tuple[int, ...]) -> bool:
-        """Return whether these shards are here, for which a ticket is held. Raises what went wrong with one."""
+    def ready(self, ticket: Ticket) -> bool:
+        """Return whether what a ticket is for is here. Raises what went wrong with a shard."""
         with self._condition:
-            return self._ready(numbers)
+            return self._ready(ticket)
 
-    def _ready(self, numbers: tuple[int, ...]) -> bool:
-        needs = [self._needs.get(number) for number in numbers]
+    def _ready(self, ticket: Ticket) -> bool:
+        if ticket.pinned:
+            return True
+        needs = [self._needs.get(number) for number in ticket.numbers]
         for need in needs:
             if need is not None and need.error is not None:
                 raise need.error
-        return all(need is not None and need.held is not None for need in needs)
+        here = [need for need in needs if need is not None and need.held is not None]
+        ticket.pinned = ticket.ranges_here and len(here) == len(needs) and not ticket.released
+        if ticket.pinned:
+            self._waiting.remove(ticket)
+            for need in here:
+                need.pins += 1
+        return ticket.pinned
 
-    def wait(self, numbers: tuple[int, ...], seconds: float | None) -> bool:
-        """Wait for these shards, in slices in which Ctrl-C is seen; False: they were not here in time."""
+    def wait(self, ticket: Ticket, seconds: float | None) -> bool:
+        """Wait for what a ticket is for, in slices in which Ctrl-C is seen; False: it was not here in time."""
         begun = time.monotonic()
         with self._condition:
             try:
-                while not self._ready(numbers):
+                while not self._ready(ticket):
                     if self._closing or (seconds is not None and time.monotonic() - begun > seconds):
                         return False
                     self._condition.wait(0.05)
@@ -143,17 +161,31 @@ class ShardStage:
             finally:
                 self.waited += time.monotonic() - begun
 
-    def release(self, numbers: tuple[int, ...]) -> None:
-        """Give a ticket back."""
+    def release(self, ticket: Ticket) -> None:
+        """Take a ticket back."""
         if os.getpid() != self._process:
             return
+        self._shards.forget(ticket.ranges)
         with self._condition:
-            for number in numbers:
+            if not ticket.pinned and ticket in self._waiting:
+                self._waiting.remove(ticket)
+            for number in ticket.numbers:
                 need = self._needs.get(number)
                 if need is not None:
                     need.tickets -= 1
+                    need.pins -= ticket.pinned
                     self._let_go(number, need)
         self._wake()
+
+    def missing(self) -> str:
+        """Return, for messages, the shards that batches wait for; empty where there are none."""
+        with self._condition:
+            urls = [
+                self._shards.cached[number].url
+                for number, need in self._needs.items()
+                if need.tickets and not need.held
+            ]
+        return f"{', '.join(urls[:3])}{' and others' * (len(urls) > 3)}"
 
     def close(self) -> None:
         """End the downloads and the thread. In a forked child they do not exist, and nothing is done."""
@@ -172,6 +204,7 @@ class ShardStage:
                     need.held.close()
             self._needs.clear()
             self._ahead.clear()
+            self._waiting.clear()
 
     # --- both sides, with the lock held -----------------------------------------------------------------------------
 
@@ -218,14 +251,18 @@ class ShardStage:
         self._loop, self._work = asyncio.get_running_loop(), asyncio.Event()
         requests = asyncio.Semaphore(REQUESTS)
         running: dict[int, asyncio.Task[None]] = {}
+        reading: set[asyncio.Task[None]] = set()
         try:
             while not self._closing:
                 self._work.clear()
+                while self._ranged:
+                    reading.add(task := asyncio.create_task(self._bring_ranges(self._ranged.popleft(), requests)))
+                    task.add_done_callback(reading.discard)
                 running = {number: task for number, task in running.items() if not task.done()}
                 self._look_ahead()
                 pause = None
                 for number, need in self._wanted():
-                    if number in running or (len(running) >= AT_ONCE and not need.urgent):
+                    if number in running or (len(running) >= AT_ONCE and not self._is_urgent(number)):
                         continue
                     if (left := need.not_before - time.monotonic()) > 0:
                         pause = left if pause is None else min(pause, left)
@@ -234,15 +271,21 @@ class ShardStage:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), pause)
         finally:
-            for task in running.values():
+            unfinished = [*running.values(), *reading]
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*running.values(), return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     def _wanted(self) -> list[tuple[int, _Need]]:
         """Return the shards to fetch: first those that a batch waits for, then in the order of need."""
         with self._condition:
             wanted = [item for item in self._needs.items() if item[1].held is None and item[1].error is None]
-        return sorted(wanted, key=lambda item: not item[1].urgent)
+        return sorted(wanted, key=lambda item: (not self._is_urgent(item[0]), item[1].tickets == 0))
+
+    def _is_urgent(self, number: int) -> bool:
+        """Return whether the oldest batch that is not complete waits for a shard."""
+        with self._condition:
+            return bool(self._waiting) and number in self._waiting[0].numbers
 
     def _look_ahead(self) -> None:
         """Look up the shards of coming batches, as far as the cache has space for them."""
@@ -268,14 +311,12 @@ class ShardStage:
         """Bring one shard into the cache and hold it."""
         held, error = None, None
         try:
-            held = await self._shards.download(number, requests, lambda: need.urgent)
+            held = await self._shards.download(number, requests, lambda: self._exceeds(number))
         except Exception as failed:
             error = failed
         with self._condition:
             if held is None and error is None:
-                need.not_before = time.monotonic() + _NO_ROOM_PAUSE
-                if need.urgent:
-                    self._drop_farthest(number)
+                need.not_before = time.monotonic() + (_SHORT_PAUSE if self._is_urgent(number) else _NO_ROOM_PAUSE)
             elif self._needs.get(number) is not need or self._closing:
                 if held is not None:
                     held.close()
@@ -285,13 +326,33 @@ class ShardStage:
         assert self._work is not None
         self._work.set()
 
-    def _drop_farthest(self, wanted: int) -> None:
-        """Let the shard go that is needed last, where a batch waits for another one and there is no space."""
-        for number, need in reversed(self._needs.items()):
-            if number != wanted and need.held is not None and need.tickets <= 0:
-                need.held.close()
-                need.held = None
-                return
+    async def _bring_ranges(self, ticket: Ticket, requests: asyncio.Semaphore) -> None:
+        """Read the ranges of a ticket into memory."""
+        with contextlib.suppress(Exception):  # each sample is read alone then, and its error is raised
+            await self._shards.bring(ticket.ranges, requests)
+        with self._condition:
+            ticket.ranges_here = True
+            if ticket.released:
+                self._shards.forget(ticket.ranges)
+            self._condition.notify_all()
+
+    def _exceeds(self, number: int) -> bool:
+        """Return whether a shard for which there is no space may exceed the limit of the cache.
+
+        The oldest batch that is not complete may not wait for ever: shards that later ones need go for its own. Where
+        there are none, and no batch before it is left whose shards go when it is handed out, the limit is exceeded.
+        """
+        if not self._is_urgent(number):
+            return False
+        with self._condition:
+            oldest = self._waiting[0].numbers if self._waiting else ()
+            for other, need in reversed(self._needs.items()):
+                if other not in oldest and need.held is not None and need.pins <= 0:
+                    need.held.close()
+                    need.held = None
+                    need.not_before = time.monotonic() + _NO_ROOM_PAUSE
+                    return False
+            return not any(need.pins > 0 for need in self._needs.values())
 
     def __repr__(self) -> str:
         with self._condition:

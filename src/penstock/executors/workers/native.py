@@ -20,6 +20,7 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
+from penstock.executors.staging import BatchShards, Staging
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -78,6 +79,8 @@ class NativeBatch(IndexedBatch):
     """A batch that was submitted to the pool."""
 
     names: bytes | None = None
+    shards: BatchShards | None = None
+    """The shards of an object store that it is made of; None: it needs none."""
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     prepared: _native.PreparedBatch | None = None
@@ -91,6 +94,13 @@ class NativeBatch(IndexedBatch):
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
         self.number, self.retired, self.settled, self.prepared = -1, [], False, None
+        self.let_shards_go()
+
+    def let_shards_go(self) -> None:
+        """Let the shards of the batch be deleted."""
+        if self.shards is not None:
+            self.shards.release()
+            self.shards = None
 
     def let_go(self) -> None:
         self.rescues_failed.clear()
@@ -103,7 +113,7 @@ class NativeCrew:
     They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
     """
 
-    def __init__(self, plan: NativePlan, threads: int, meter: Meter) -> None:
+    def __init__(self, plan: NativePlan, threads: int, meter: Meter, staging: Staging) -> None:
         try:
             self.pool = _native.Pool(plan.program, threads, READERS, read_ahead_bytes())
         except RuntimeError as error:
@@ -116,6 +126,7 @@ class NativeCrew:
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
+        self.staging = staging
         self._plan = plan
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
@@ -136,6 +147,7 @@ class NativeCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
+        self.staging.close()
         if not self.pool.abandoned:
             self.pool.close()
             self._join()

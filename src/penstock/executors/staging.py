@@ -1,0 +1,179 @@
+"""The shards of object stores that the batches of a pass are made of: which ones, and whether they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from penstock.errors import WorkerStuck
+from penstock.order.permutations import Indices
+from penstock.plan import NativePlan
+from penstock.sources.source import RemoteSamples
+from penstock.sources.tree import LeafNumbers
+from penstock.storage.remote_shards import WORTH_WHOLE, Range
+from penstock.storage.stage import ShardStage, Ticket
+
+#: Samples of a short pass whose shards are counted before its first batch, at the most.
+_COUNTED = 1 << 20
+
+
+class BatchShards:
+    """The shards of one batch, which are not deleted before they are released."""
+
+    def __init__(self, tickets: list[Ticket]) -> None:
+        self._tickets = tickets
+
+    def ready(self) -> bool:
+        """Return whether all of them are here. Raises StorageError."""
+        return all(ticket.ready() for ticket in self._tickets)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until all of them are here; False: one was not within so many seconds. Raises StorageError."""
+        return all(ticket.wait(seconds) for ticket in self._tickets)
+
+    def release(self) -> None:
+        """Let them go."""
+        for ticket in self._tickets:
+            ticket.release()
+
+
+class Staged(Protocol):
+    """A batch that needs shards: executors.workers.native.NativeBatch."""
+
+    number: int
+    leaves: LeafNumbers | None
+    local: Indices
+    shards: BatchShards | None
+    error: BaseException | None
+
+    def let_shards_go(self) -> None:
+        """Let the shards of the batch be deleted."""
+
+
+S = TypeVar("S", bound=Staged)
+
+
+class Staging:
+    """The shards of one pass, brought here ahead of need; nothing for a plan whose sources are all local.
+
+    Of a shard of which the pass needs few samples only these are read, each by its range.
+
+    Args:
+        plan: of the pass.
+        coming: called for each source, returns the indices of each batch of the pass from its first on; None: they are
+            not known before a batch is begun.
+        samples: of the pass, where they are known.
+    """
+
+    def __init__(self, plan: NativePlan, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
+        self._closed = False
+        self._leaves = [
+            _Leaf(plan, number, leaf.remote, coming, samples)
+            for number, leaf in enumerate(plan.leaves)
+            if leaf.remote is not None
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def stage(self, batch: Staged) -> None:
+        """Let the shards of the next batch be fetched where they are not here, and kept; those that it had may go."""
+        batch.let_shards_go()
+        batch.shards = BatchShards([leaf.ticket(batch.leaves, batch.local) for leaf in self._leaves])
+
+    def submit_ready(self, queue: Iterable[S], submit: Callable[[S], None]) -> None:
+        """Submit the batches in a queue whose shards are here, in order."""
+        for batch in queue:
+            if batch.number >= 0 or batch.shards is None or batch.error is not None:
+                continue
+            try:
+                if not batch.shards.ready():
+                    return
+            except Exception as error:
+                batch.error = error
+                continue
+            submit(batch)
+
+    def wait_and_submit(self, batch: S, seconds: float, submit: Callable[[S], None]) -> None:
+        """Wait for the shards of the oldest batch, and submit it; 0 seconds: for ever. Raises WorkerStuck."""
+        assert batch.shards is not None
+        try:
+            here = batch.shards.wait(seconds or None)
+        except Exception as error:
+            batch.error = error
+            return
+        if here:
+            submit(batch)
+        elif self._closed:
+            raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+        else:
+            missing = "; ".join(text for leaf in self._leaves if (text := leaf.stage.missing()))
+            raise WorkerStuck(
+                f"DataLoader timed out after {seconds} seconds: shards are still on their way from the object store: "
+                f"{missing}. Raise timeout=, or look at the network"
+            )
+
+    def close(self) -> None:
+        """End the downloads."""
+        self._closed = True
+        for leaf in self._leaves:
+            leaf.stage.close()
+
+
+class _Leaf:
+    """The shards of one source of a plan."""
+
+    def __init__(
+        self,
+        plan: NativePlan,
+        number: int,
+        remote: RemoteSamples,
+        coming: Callable[[], Iterator[Indices]] | None,
+        samples: int,
+    ) -> None:
+        self._plan, self._number, self._remote, self._coming, self._samples = plan, number, remote, coming, samples
+        self._few: set[int] | None = None
+        """Shards of which a pass in a known order needs few samples; None: they were not counted yet."""
+        self.stage = ShardStage(remote.shards, None if coming is None else self._ahead(coming))
+
+    def ticket(self, leaves: LeafNumbers | None, local: Indices) -> Ticket:
+        """Return the ticket of the next batch."""
+        own = self._own(leaves, local)
+        of_sample = self._remote.shard_of(own)
+        shards, counts = np.unique(of_sample, return_counts=True)
+        whole = [
+            shard for shard, count in zip(shards.tolist(), counts.tolist(), strict=True) if self._is_whole(shard, count)
+        ]
+        ranges: list[Range] = []
+        alone = own[~np.isin(of_sample, whole)]
+        if len(alone):
+            ranges = self._remote.ranges_of(alone)
+        return self.stage.ticket(whole, ranges)
+
+    def _is_whole(self, shard: int, count: int) -> bool:
+        if self._coming is None:
+            return self._remote.shards.wants_whole(shard, count)
+        if self._few is None:  # the first batch of the pass has drawn the seed of the order by now
+            self._few = self._count()
+        return shard not in self._few
+
+    def _count(self) -> set[int]:
+        shards = self._remote.shards.shards
+        everything = sum(leaf.size for leaf in self._plan.leaves)
+        if self._coming is None or self._samples > min(WORTH_WHOLE * everything, _COUNTED):
+            return set()
+        wanted = np.zeros(len(shards), dtype=np.int64)
+        for indices in self._coming():
+            of_sample = self._remote.shard_of(self._own(*self._plan.root.resolve(indices)))
+            wanted += np.bincount(of_sample, minlength=len(shards))[: len(shards)]
+        return {number for number, shard in enumerate(shards) if wanted[number] <= WORTH_WHOLE * shard.samples}
+
+    def _own(self, leaves: LeafNumbers | None, local: Indices) -> Any:
+        return local if leaves is None else local[leaves == self._number]
+
+    def _ahead(self, coming: Callable[[], Iterator[Indices]]) -> Iterator[tuple[int, ...]]:
+        for indices in coming():
+            of_sample = np.unique(self._remote.shard_of(self._own(*self._plan.root.resolve(indices))))
+            yield tuple(shard for shard in of_sample.tolist() if shard not in (self._few or ()))

@@ -1,0 +1,67 @@
+"""The blocks that a dataset is shuffled in: the shards of remote datasets, also within Subset and ConcatDataset."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock.order.blocks import Blocks, grouped, joined
+from penstock.sources.listing import as_array
+
+#: The blocks of a Subset, with the indices that they were made of: there may be millions.
+_OF_SUBSETS: weakref.WeakKeyDictionary[Any, tuple[Any, int, Blocks, Blocks]] = weakref.WeakKeyDictionary()
+
+
+def blocks_of(dataset: Any) -> Blocks | None:
+    """Return the blocks that a dataset is shuffled in by shuffle=True; None: it is shuffled as a whole.
+
+    A dataset says so by its attribute `shuffle_blocks`.
+    """
+    if type(dataset) is Subset:
+        return _of_subset(dataset)
+    if type(dataset) is ConcatDataset:
+        return _of_parts(dataset)
+    blocks = getattr(dataset, "shuffle_blocks", None)
+    return blocks if isinstance(blocks, Blocks) and blocks.samples == len(dataset) else None
+
+
+def _of_subset(subset: Subset[Any]) -> Blocks | None:
+    inner = blocks_of(subset.dataset)
+    if inner is None:
+        return None
+    chosen: Any = subset.indices
+    kept = _OF_SUBSETS.get(subset)
+    if kept is not None and kept[0] is chosen and kept[1] == len(chosen) and kept[2] is inner:
+        return kept[3]
+    try:
+        indices = np.asarray(as_array(chosen), dtype=np.int64)
+        blocks = grouped(inner.of_samples(np.where(indices < 0, indices + inner.samples, indices)), inner.window)
+    except (TypeError, ValueError, IndexError):  # the dataset itself refuses them when they are read
+        return None
+    _OF_SUBSETS[subset] = (chosen, len(chosen), inner, blocks)
+    return blocks
+
+
+def _of_parts(dataset: ConcatDataset[Any]) -> Blocks | None:
+    parts = [blocks_of(part) for part in dataset.datasets]
+    known = [part for part in parts if part is not None and part.samples]
+    if not known:
+        return None
+    # Samples of other datasets are cut into blocks of a common size, so that they come all through the epoch.
+    size = max(1, sum(part.samples for part in known) // sum(len(part.sizes) for part in known))
+    return joined(
+        [
+            part if part is not None else _cut(len(one), size)  # type: ignore[arg-type]
+            for part, one in zip(parts, dataset.datasets, strict=True)
+        ]
+    )
+
+
+def _cut(samples: int, size: int) -> Blocks:
+    sizes = np.full(-(-samples // size), size, dtype=np.int64)
+    if samples % size:
+        sizes[-1] = samples % size
+    return Blocks(sizes, 1)

@@ -1,0 +1,113 @@
+"""Datasets whose samples lie in shards: the loader shuffles within a window of shards, whoever reads and resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+import penstock
+from penstock.order.blocks import Blocks
+from penstock.sources.blocks import blocks_of
+
+SHARDS, EACH = 12, 20
+
+
+class InShards(Dataset[int]):
+    """Numbers in shards."""
+
+    def __init__(self, window: int = 3, each: int = EACH) -> None:
+        self.shuffle_blocks = Blocks(np.full(SHARDS, each, dtype=np.int64), window)
+
+    def __len__(self) -> int:
+        return self.shuffle_blocks.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader(dataset: Any = None, **options: Any) -> penstock.DataLoader[Any]:
+    options = {"batch_size": 8, "shuffle": True, "num_workers": 0, "seed": 5, **options}
+    return penstock.DataLoader(InShards() if dataset is None else dataset, **options)
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+def test_every_sample_comes_within_the_window() -> None:
+    epoch = numbers(loader())
+    assert sorted(epoch) == list(range(SHARDS * EACH))
+    shards = [number // EACH for number in epoch]
+    assert len(set(shards[:40])) == 3, "the first slot holds samples of one window"
+    assert epoch == numbers(loader(worker_method="thread", num_workers=2))
+    assert epoch != numbers(loader(seed=6))
+
+
+def test_ranks_cut_one_order() -> None:
+    alone = numbers(loader(batch_size=16))
+    ranks = [list(loader(shard=(rank, 2))) for rank in range(2)]
+    together = [int(number) for pair in zip(*ranks, strict=True) for batch in pair for number in batch]
+    assert together == alone
+
+
+def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
+    whole = loader()
+    epoch = numbers(whole)
+    first = loader()
+    batches: Iterator[Any] = iter(first)
+    begun = numbers([next(batches) for _ in range(7)])
+    state = first.state_dict()
+    second = loader(batch_size=5)
+    second.load_state_dict(state)
+    assert begun + numbers(second) == epoch
+    with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot go on shuffled in windows of 4"):
+        loader(InShards(4)).load_state_dict(state)
+    with pytest.raises(penstock.InvalidOption, match="cannot go on shuffled"):
+        loader(InShards(SHARDS)).load_state_dict(state)
+
+
+def test_without_a_seed_torchs_generator_gives_the_key() -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        unseeded = loader(seed=None)
+        orders.append([numbers(unseeded), numbers(unseeded)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+    assert sorted(orders[0][0]) == list(range(SHARDS * EACH))
+
+
+def test_subsets_and_concatenations_keep_the_blocks() -> None:
+    dataset = InShards()
+    chosen = list(range(60, 180))
+    epoch = numbers(loader(Subset(dataset, chosen)))
+    assert sorted(epoch) == chosen
+    assert len({number // EACH for number in epoch[:40]}) == 3
+    blocks = blocks_of(Subset(dataset, chosen))
+    assert blocks is not None and blocks.sizes.tolist() == [EACH] * 6
+    subset = Subset(dataset, torch.arange(100).tolist())
+    assert blocks_of(subset) is blocks_of(subset)
+    parts: list[Any] = [dataset, list(range(50)), Subset(dataset, chosen)]
+    both: Any = ConcatDataset(parts)
+    found = blocks_of(both)
+    assert found is not None and found.samples == len(both) and found.sizes.tolist()[12:15] == [20, 20, 10]
+    assert len(numbers(loader(both))) == len(both)
+    assert blocks_of(ConcatDataset([[1, 2], [3]])) is None  # type: ignore[list-item]
+
+
+def test_explain_measures_the_shuffle() -> None:
+    text = loader().explain()
+    assert "two samples of a batch are of one of 12 shards with a chance of" in text
+    assert "in a full shuffle 7.9%" in text
+    assert "shuffle  " not in loader(InShards(SHARDS)).explain()
+    assert "shuffle  " not in loader(shuffle=False).explain()
+
+
+def test_samplers_of_ones_own_are_followed() -> None:
+    given = list(range(SHARDS * EACH))[::-1]
+    assert numbers(loader(shuffle=None, sampler=given, seed=None)) == given

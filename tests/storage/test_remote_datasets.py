@@ -1,0 +1,288 @@
+"""penstock.Shards of an object store: the same epochs as of the folder that was uploaded, with a bounded cache."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.transforms import v2
+
+import penstock
+from penstock.errors import CorruptDownload, MissingObject, StorageError
+from penstock.storage.remote_shards import RemoteShards
+from tests.object_server import ObjectServer
+from tests.same import assert_same
+
+pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
+
+SAMPLES = 240
+WINDOW = 3
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards of tensors."""
+    source = tmp_path_factory.mktemp("tensors")
+    for number in range(SAMPLES):
+        torch.save(torch.full((32, 32), number, dtype=torch.float32), source / f"id-{number:04d}.pt")
+    out = tmp_path_factory.mktemp("packed")
+    labels = {f"id-{number:04d}": number % 7 for number in range(SAMPLES)}
+    ids = sorted(labels)
+    penstock.pack(penstock.TensorFolder(source, ids, labels), out, shard_size=100_000)
+    return out
+
+
+@pytest.fixture(scope="module")
+def packed_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards of JPEG files."""
+    source = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(60):
+        folder = source / f"class{number % 3}"
+        folder.mkdir(exist_ok=True)
+        pixels = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((80, 60)).save(folder / f"{number}.jpg")
+    out = tmp_path_factory.mktemp("packed-images")
+    penstock.pack(penstock.ImageFolder(source), out, shard_size=20_000)
+    return out
+
+
+def objects_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def server(packed: Path) -> Iterator[ObjectServer]:
+    with ObjectServer(objects_of(packed)) as serving:
+        yield serving
+
+
+def limit_for(folder: Path, shards: int) -> int:
+    sizes = [path.stat().st_size for path in folder.glob("*.tar")]
+    index = sum(path.stat().st_size for path in folder.glob("*.npy"))
+    return shards * (max(sizes) + 1024) + index + 4096
+
+
+def remote(server: ObjectServer, cache: Path, **options: Any) -> penstock.Shards:
+    return penstock.Shards(server.url, window=WINDOW, cache_folder=cache, **options)
+
+
+def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(dataset, **{"batch_size": 16, "shuffle": True, "seed": 3, "num_workers": 2, **options})
+
+
+def downloads(server: ObjectServer) -> dict[str, int]:
+    return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+
+
+def bounded(cache: Any, limit: int) -> Any:
+    """Return the cache's own method that makes space, with a look at what the folder takes afterwards."""
+    reserve = cache.reserve
+
+    def looked(*arguments: Any, **options: Any) -> bool:
+        found: bool = reserve(*arguments, **options)
+        assert cache.held_bytes() <= limit
+        return found
+
+    return looked
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread.name in ("penstock-download", "penstock-fetch")]
+    assert not left
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, tmp_path: Path, workers: int) -> None:
+    local = penstock.Shards(packed, window=WINDOW)
+    limit = limit_for(packed, 9)
+    over = loader(remote(server, tmp_path / "cache", cache_limit=limit), num_workers=workers, batch_size=8)
+    over.dataset.files.cache.reserve = bounded(over.dataset.files.cache, limit)
+    for ours, theirs in zip(over, loader(local, num_workers=workers, batch_size=8), strict=True):
+        assert_same(ours, theirs)
+    assert set(downloads(server).values()) == {1} and len(downloads(server)) == len(list(packed.glob("*.tar"))) >= 8
+    assert "window of 3 shards" in over.explain() and "two samples of a batch" in over.explain()
+    assert "native   read" in over.explain() and "19 shards fetched so far" in over.explain()
+
+
+def test_later_epochs_fetch_what_was_deleted_and_no_more(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    shards = len(list(packed.glob("*.tar")))
+    over = loader(remote(server, tmp_path / "cache"))
+    ours = [torch.cat([labels for _, labels in over]) for _ in range(3)]
+    assert sum(downloads(server).values()) == shards
+    theirs = loader(penstock.Shards(packed, window=WINDOW))
+    for labels in ours:
+        assert torch.equal(labels, torch.cat([labels for _, labels in theirs]))
+
+
+def test_two_ranks_share_a_cache(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    local = loader(penstock.Shards(packed, window=WINDOW), batch_size=16)
+    ranks = [loader(remote(server, tmp_path / "cache"), batch_size=8, shard=(rank, 2)) for rank in range(2)]
+    for first, second, theirs in zip(*ranks, local, strict=True):
+        assert_same([torch.cat(pair) for pair in zip(first, second, strict=True)], theirs)
+    assert set(downloads(server).values()) == {1}
+
+
+def test_a_resume_fetches_what_is_left(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    whole = list(loader(penstock.Shards(packed, window=WINDOW)))
+    first = loader(remote(server, tmp_path / "first"))
+    batches = iter(first)
+    for _ in range(9):
+        next(batches)
+    state = first.state_dict()
+    del batches
+    gc.collect()
+    server.gets.clear()
+    second = loader(remote(server, tmp_path / "second"))
+    second.load_state_dict(state)
+    for ours, theirs in zip(second, whole[9:], strict=True):
+        assert_same(ours, theirs)
+    assert len(downloads(server)) < len(list(packed.glob("*.tar")))
+
+
+def test_the_end_of_an_epoch_and_few_samples_come_by_range(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    local, over = penstock.Shards(packed, window=WINDOW), remote(server, tmp_path / "cache")
+    few = [3, 100, 101, 222]
+    for ours, theirs in zip(
+        loader(Subset(over, few), batch_size=2), loader(Subset(local, few), batch_size=2), strict=True
+    ):
+        assert_same(ours, theirs)
+    assert_same(loader(over, batch_size=4).batch_at(0, 58), loader(local, batch_size=4).batch_at(0, 58))
+    assert_same(over[17], local[17])
+    assert over.files.traffic.shards == 0  # type: ignore[union-attr]
+    assert not list((tmp_path / "cache").glob("*.tar-*.shard"))
+    assert over.files.traffic.ranges == 4 + 4 + 1  # type: ignore[union-attr]
+
+
+def test_images_with_transforms(packed_images: Path, tmp_path: Path) -> None:
+    transform = v2.Compose(
+        [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    )
+    with ObjectServer(objects_of(packed_images)) as server:
+        over = remote(server, tmp_path / "cache", transform=transform)
+        local = penstock.Shards(packed_images, window=WINDOW, transform=transform)
+        for ours, theirs in zip(loader(over, batch_size=8), loader(local, batch_size=8), strict=True):
+            assert_same(ours, theirs)
+        assert_same(loader(over).batch_at(1, 1), loader(local).batch_at(1, 1))
+
+
+@pytest.mark.parametrize("options", [{"worker_method": "thread"}, {"worker_method": "process"}, {"num_workers": 0}])
+def test_datasets_that_python_reads(
+    server: ObjectServer, packed: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    over = remote(server, tmp_path / "cache", transform=_negative)
+    local = penstock.Shards(packed, window=WINDOW, transform=_negative)
+    for ours, theirs in zip(loader(over, **options), loader(local, **options), strict=True):
+        assert_same(ours, theirs)
+    assert sum(downloads(server).values()) < SAMPLES
+
+
+def _negative(tensor: torch.Tensor) -> torch.Tensor:
+    return -tensor
+
+
+def test_samplers_and_concatenations(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    local, over = penstock.Shards(packed, window=WINDOW), remote(server, tmp_path / "cache")
+    given = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(0)).tolist()
+    options = {"shuffle": None, "sampler": given, "seed": None}
+    for ours, theirs in zip(loader(over, **options), loader(local, **options), strict=True):
+        assert_same(ours, theirs)
+    for ours, theirs in zip(loader(ConcatDataset([local, over])), loader(ConcatDataset([local, local])), strict=True):
+        assert_same(ours, theirs)
+
+
+def test_an_early_exit_and_close_end_the_downloads(server: ObjectServer, tmp_path: Path) -> None:
+    over = loader(remote(server, tmp_path / "cache"))
+    for _ in over:
+        break
+    batches = iter(over)
+    next(batches)
+    batches.close()
+    server.faults = lambda method, name, number: "hang" if name.endswith(".tar") and method == "GET" else ""
+    hanging = loader(remote(server, tmp_path / "empty"), timeout=0.5)
+    batches = iter(hanging)
+    with pytest.raises(penstock.WorkerStuck, match=r"still on their way from the object store: http://127.*\.tar"):
+        next(batches)
+    begun = time.monotonic()
+    batches.close()
+    assert time.monotonic() - begun < 10
+
+
+def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
+    server: ObjectServer, packed: Path, tmp_path: Path
+) -> None:
+    name = sorted(path.name for path in packed.glob("*.tar"))[4]
+    good = server.objects[name]
+    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    over = loader(remote(server, tmp_path / "cache"), shuffle=False, batch_size=8)
+    batches, errors, rows = iter(over), 0, 0
+    while True:
+        try:
+            rows += len(next(batches)[1])
+        except StopIteration:
+            break
+        except CorruptDownload as error:
+            assert name in str(error)
+            errors += 1
+    assert errors and rows + 8 * errors == SAMPLES
+
+
+def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingObject, match=r"nothing/dataset.json: there is no such object"):
+        penstock.Shards(f"{server.url}/nothing", cache_folder=tmp_path / "cache")
+    with pytest.raises(
+        penstock.InvalidOption, match=r"does not hold a window of 8 shards and the next one.*lower window"
+    ):
+        penstock.Shards(server.url, cache_folder=tmp_path / "cache", cache_limit=300_000)
+    for options in ({"window": 0}, {"cache_limit": 0}, {"cache_limit": "1GiB"}):
+        with pytest.raises(penstock.InvalidOption):
+            penstock.Shards(server.url, cache_folder=tmp_path / "cache", **options)
+    first = sorted(path.name for path in packed.glob("*.tar"))[0]
+    server.objects[first] += b"x"
+    with pytest.raises(StorageError, match=r"bytes, and dataset.json says"):
+        remote(server, tmp_path / "cache")
+
+
+def test_datasets_are_pickled_by_their_url(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    over = remote(server, tmp_path / "cache")
+    twin = pickle.loads(pickle.dumps(over))
+    assert isinstance(twin.files, RemoteShards)
+    assert_same(twin[5], penstock.Shards(packed)[5])
+    assert twin.root == server.url and len(twin) == SAMPLES and repr(server.url) in repr(twin)
+
+
+def test_a_folder_by_url(packed: Path, tmp_path: Path) -> None:
+    over = penstock.Shards(packed.as_uri(), window=WINDOW, cache_folder=tmp_path / "cache")
+    for ours, theirs in zip(loader(over), loader(penstock.Shards(packed, window=WINDOW)), strict=True):
+        assert_same(ours, theirs)
+
+
+def test_a_pass_in_a_forked_child(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
+    over = loader(remote(server, tmp_path / "cache"))
+    batches = iter(over)
+    next(batches)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            del batches
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sum(len(labels) for _, labels in batches) == SAMPLES - 16
