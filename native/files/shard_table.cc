@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -33,6 +34,8 @@ ShardTable::ShardTable(std::shared_ptr<const RowFile> rows, std::vector<Shard> s
   const std::uint64_t row = rows_->row_bytes();
   if (leaves(columns_.shard, 4, row) || leaves(columns_.id_length, 4, row) || leaves(columns_.member, kMemberBytes, row))
     throw std::invalid_argument("a column that leaves the rows");
+  if (std::max(columns_.shard + 4, columns_.member + kMemberBytes) - std::min(columns_.shard, columns_.member) > kMaxSpan)
+    throw std::invalid_argument("columns that lie too far apart");
   for (std::size_t shard = 0; shard < shards_.size(); ++shard) fds_[shard].store(-1, std::memory_order_relaxed);
 }
 
@@ -41,12 +44,13 @@ ShardTable::~ShardTable() {
 }
 
 Outcome ShardTable::find(std::size_t i, Member& found) const noexcept {
-  std::array<std::uint8_t, kMemberBytes> member;
-  std::array<std::uint8_t, 4> shard;
-  Outcome outcome = rows_->read(i, columns_.shard, shard.size(), shard.data());
-  if (outcome.ok()) outcome = rows_->read(i, columns_.member, member.size(), member.data());
+  std::array<std::uint8_t, kMaxSpan> row;
+  const std::uint64_t first = std::min(columns_.shard, columns_.member);
+  const std::uint64_t end = std::max(columns_.shard + 4, columns_.member + kMemberBytes);
+  const Outcome outcome = rows_->read(i, first, end - first, row.data());
   if (!outcome.ok()) return outcome.error == ERANGE ? outcome : Outcome::to_python("the index cannot be read");
-  found = {le64(member.data()), le64(member.data() + 8), le32(member.data() + 16), le32(member.data() + 20), le32(shard.data())};
+  const std::uint8_t* const member = row.data() + (columns_.member - first);
+  found = {le64(member), le64(member + 8), le32(member + 16), le32(member + 20), le32(row.data() + (columns_.shard - first))};
   if (found.shard >= shards_.size()) return Outcome::to_python("the index names a shard that there is not");
   const std::uint64_t bytes = shards_[found.shard].bytes;
   if (leaves(found.offset, found.length, bytes)) return Outcome::to_python("the index names bytes beyond the shard");

@@ -33,7 +33,7 @@ class ShardTable final : public FileTable {
   };
 
   // verify: the CRC-32C of each sample is compared as it is read. Throws std::invalid_argument for columns that leave
-  // the rows.
+  // the rows or lie further apart than kMaxSpan.
   ShardTable(std::shared_ptr<const RowFile> rows, std::vector<Shard> shards, Columns columns, bool verify,
              std::size_t max_open);
   ~ShardTable() override;
@@ -59,6 +59,7 @@ class ShardTable final : public FileTable {
     std::uint32_t crc32c, suffix, shard;
   };
   static constexpr std::uint64_t kMemberBytes = 24;
+  static constexpr std::uint64_t kMaxSpan = 256;  // from the shard's number to the end of the member, in a row
 
   [[nodiscard]] Outcome find(std::size_t i, Member& found) const noexcept;
   // The descriptor of a shard, which `own` owns where the table does not.

@@ -49,6 +49,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         torch.save(torch.full((2,), float(number)), root / "tensors" / f"id-{number}.pt")
     labels = {f"id-{number}": 10 * number for number in range(5)}
     folder = penstock.TensorFolder(root / "tensors", labels=labels)
+    penstock.pack(folder, root / "packed")
+    penstock.pack(penstock.ImageFolder(root / "photos"), root / "packed", split="photos")
     rows = TensorDataset(torch.arange(10.0).view(5, 2))
     rgb = np.arange(5 * 3 * 4 * 3, dtype=np.uint8).reshape(5, 3, 4, 3)
     return {
@@ -59,12 +61,15 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "arrays": penstock.Arrays(np.arange(5)),
         "CIFAR10": in_memory(torchvision.datasets.CIFAR10, rgb),
         "MNIST": in_memory(torchvision.datasets.MNIST, torch.from_numpy(rgb[..., 0].copy())),
+        "shards": penstock.Shards(root / "packed", "data"),
+        "packed photos": penstock.Shards(root / "packed", "photos", IMAGE),
         "subset": Subset(folder, [4, -5, 2]),
         "concat": ConcatDataset([rows, Subset(rows, [3])]),
     }
 
 
 NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "MNIST", "subset", "concat"]
+NAMES += ["shards", "packed photos"]
 
 
 def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:

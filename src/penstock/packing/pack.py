@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from penstock.packing.copying import ShardCopier, copies
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.file_rows import by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
+from penstock.packing.folder import alone, check_out, check_split, names, shard_name
 from penstock.packing.plan import Plan
 from penstock.packing.shard_writer import label_file, write_shard
-from penstock.storage import description
 from penstock.storage.description import Part, Split
 from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
 from penstock.storage.shard_files import ShardFiles
@@ -35,8 +34,6 @@ from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"
 SPLIT = "data"
-
-_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -135,32 +132,6 @@ def _shard_size(given: int | str) -> int:
     return size
 
 
-def check_split(split: str) -> None:
-    """Raise InvalidOption for the name of a split that no file can begin with."""
-    if not _SPLIT.fullmatch(split):
-        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
-
-
-@contextmanager
-def alone(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder, which ends with the process. Raises InvalidOption where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidOption(
-                f"another process packs into {folder} now: wait for it, or give another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
 class _Job:
     """One packing of one split."""
 
@@ -181,7 +152,7 @@ class _Job:
     ) -> Packed:
         """Pack what is not packed yet."""
         stored = planning.load(Path(self._folder, planning.FILE))
-        splits = self._check_out(stored)
+        splits = check_out(self._out)
         if self._restart and self._split not in splits:
             self._remove_unfinished(stored)
             stored = None
@@ -204,27 +175,6 @@ class _Job:
         return self._write_all(plan, workers, on_progress)
 
     # --- before the first shard
-
-    def _check_out(self, stored: Plan | None) -> dict[str, Split]:
-        """Return the splits in the folder. Raises InvalidOption where it holds anything else."""
-        found = set(os.listdir(self._out))
-        splits = description.load(self._out) if description.FILE in found else {}
-        known = {description.FILE}
-        for split in splits.values():
-            known |= {*(shard.name for shard in split.shards), split.index.name, split.ids.name}
-        for name in found:
-            if re.fullmatch(r"\..+\.packing", name) and os.path.isdir(os.path.join(self._out, name)):
-                known.add(name)
-                other = planning.load(Path(self._out, name, planning.FILE))
-                if other is not None:
-                    known |= set(_names(name[1 : -len(".packing")], other))
-        if found - known:
-            raise InvalidOption(
-                f"{self._out} holds {min(found - known)!r}, which Penstock did not write: give an empty folder, or a "
-                f"new "
-                "name. Nothing was changed"
-            )
-        return splits
 
     def _plan(self, size: int, done: Split | None, on_measured: Callable[[Measured], None] | None) -> Plan:
         contents, encoding = self._contents, self._encoding
@@ -258,7 +208,7 @@ class _Job:
         return Packed(self._out, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
 
     def _remove_unfinished(self, stored: Plan | None) -> None:
-        for name in () if stored is None else _names(self._split, stored):
+        for name in () if stored is None else names(self._split, stored):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._out, name))
         self._remove_folder()
@@ -321,7 +271,7 @@ class _Job:
     def _kept(self, shard: int, plan: Plan) -> ShardRecord | None:
         """Return what is kept of a shard that was finished before, None where it was not."""
         record = ShardRecord.read(self._part(f"{shard:06d}.rows"))
-        path = os.path.join(self._out, _shard_name(self._split, shard))
+        path = os.path.join(self._out, shard_name(self._split, shard))
         try:
             size = os.stat(path, follow_symlinks=False).st_size
         except FileNotFoundError:
@@ -333,7 +283,7 @@ class _Job:
         self, shard: int, plan: Plan, id_offset: int, on_progress: Callable[[Packing], None] | None
     ) -> ShardRecord:
         """Write a shard and its rows; the rows get their final name first."""
-        name = _shard_name(self._split, shard)
+        name = shard_name(self._split, shard)
         temporary = self._part(f"{shard:06d}.tar.partial")
         samples = range(plan.begins[shard], plan.ends[shard])
 
@@ -375,7 +325,7 @@ class _Job:
     def _full(self, plan: Plan) -> Exception:
         """Return the error of a full disk, with what is yet to be written."""
         finished = [shard for shard in range(len(plan.ends)) if self._kept(shard, plan) is not None]
-        done = sum(os.stat(os.path.join(self._out, _shard_name(self._split, shard))).st_size for shard in finished)
+        done = sum(os.stat(os.path.join(self._out, shard_name(self._split, shard))).st_size for shard in finished)
         if plan.total is not None:
             return out_of_space(self._out, plan.total - done)
         share = self._bytes / max(1, self._samples)
@@ -426,14 +376,3 @@ class _Job:
 
 class _Stopped(Exception):
     """Another thread failed: this one stops."""
-
-
-def _shard_name(split: str, shard: int) -> str:
-    return f"{split}-{shard:06d}.tar"
-
-
-def _names(split: str, plan: Plan) -> Iterator[str]:
-    """Yield the files that a packing writes to its folder."""
-    yield from (_shard_name(split, shard) for shard in range(len(plan.ends)))
-    yield f"{split}.index.npy"
-    yield f"{split}.ids.npy"
