@@ -74,8 +74,10 @@ class HeldFile:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self.close()
+        except Exception:  # noqa: SIM105  at the end of the interpreter the modules that help here are gone
+            pass
 
     def __repr__(self) -> str:
         return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
