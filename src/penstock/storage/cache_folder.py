@@ -74,9 +74,9 @@ class HeldFile:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        try:
+        try:  # noqa: SIM105  at the end of the interpreter contextlib is gone
             self.close()
-        except Exception:  # noqa: SIM105  at the end of the interpreter the modules that help here are gone
+        except Exception:
             pass
 
     def __repr__(self) -> str:
