@@ -75,8 +75,10 @@ class HeldFile:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105  at the end of the interpreter contextlib is gone
             self.close()
+        except Exception:
+            pass
 
     def __repr__(self) -> str:
         return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"

@@ -130,8 +130,8 @@ class ObjectStore:
     def _check_process(self, name: str) -> None:
         if not self.usable:
             raise StorageError(
-                f"{self.url_of(name)}: the client of object stores does not work in a process that was forked after "
-                "its first use: make the dataset before the fork, or start processes by 'spawn'",
+                f"{self.url_of(name)}: the client of object stores does not work in a process forked after its "
+                "first use: make the dataset before the fork, or start processes by 'spawn'",
                 url=self.url_of(name),
             )
 

@@ -90,6 +90,7 @@ class ShardStage:
         self._waiting: deque[Ticket] = deque()  # whose shards were not all here
         self._ranged: deque[Ticket] = deque()  # whose ranges nobody reads yet
         self._needs: dict[int, _Need] = {}  # in the order in which they came up
+        self._fetching: set[int] = set()
         self._condition = threading.Condition()
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
@@ -310,10 +311,13 @@ class ShardStage:
     async def _bring(self, number: int, need: _Need, requests: asyncio.Semaphore) -> None:
         """Bring one shard into the cache and hold it."""
         held, error = None, None
+        self._fetching.add(number)
         try:
             held = await self._shards.download(number, requests, lambda: self._exceeds(number))
         except Exception as failed:
             error = failed
+        finally:
+            self._fetching.discard(number)
         with self._condition:
             if held is None and error is None:
                 need.not_before = time.monotonic() + (_SHORT_PAUSE if self._is_urgent(number) else _NO_ROOM_PAUSE)
@@ -352,6 +356,8 @@ class ShardStage:
                     need.held = None
                     need.not_before = time.monotonic() + _NO_ROOM_PAUSE
                     return False
+            if any(other not in oldest for other in self._fetching):
+                return False  # what comes for later batches can go once it is whole
             return not any(need.pins > 0 for need in self._needs.values())
 
     def __repr__(self) -> str:
