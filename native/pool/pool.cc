@@ -243,8 +243,8 @@ void Pool::fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, 
   fill_sample(batch, position, scratch);
   if (!metered) return;
   double seconds = 0;
-  const bool slept = worker.sleeps.end(seconds);
-  readers_.observe(seconds, slept);
+  const double asleep = worker.sleeps.end(seconds);
+  readers_.observe(seconds, asleep);
 }
 
 void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {

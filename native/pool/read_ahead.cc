@@ -1,14 +1,20 @@
 #include "pool/read_ahead.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
+#include <ctime>
 #include <new>
 #include <system_error>
 
 #include "files/cache_tier.h"
+#include "files/unique_fd.h"
 
 namespace penstock {
 namespace {
@@ -21,12 +27,26 @@ constexpr double kWorthShare = 0.1;
 constexpr unsigned kJudged = 8;           // samples seen before that is judged,
 constexpr unsigned kJudgedIfSlow = 2;     // where the workers slept for so long in so many samples
 constexpr double kSlowlySeconds = 0.004;
-// Where a kernel does not count sleeps, a read that takes so long is taken for one that blocks.
-constexpr std::chrono::milliseconds kSlow{2};
+// A shorter sleep is no read of a storage, but a lock of the kernel's.
+constexpr double kLeastSleep = 30e-6;
 
 long sleeps_so_far() noexcept {
   rusage usage{};
   return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+}
+
+// The seconds that the calling thread has run, or was ready to run, so far. On a busy machine a thread waits for a
+// processor for longer than for a disk. Source: the second number of schedstat (the kernel's sched-stats.rst), where it
+// keeps one.
+double awake_so_far() noexcept {
+  timespec ran{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+  thread_local const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
+  std::array<char, 80> text{};
+  unsigned long long running = 0, ready = 0;
+  if (::pread(statistics.get(), text.data(), text.size() - 1, 0) > 0)
+    if (std::sscanf(text.data(), "%llu %llu", &running, &ready) != 2) ready = 0;
+  return static_cast<double>(ran.tv_sec) + (static_cast<double>(ran.tv_nsec) + static_cast<double>(ready)) / 1e9;
 }
 
 // Of a pool that ends: nobody will see it.
@@ -40,17 +60,25 @@ double seconds_since(Clock::time_point then) { return std::chrono::duration<doub
 
 }  // namespace
 
+void SleepClock::start() noexcept {
+  sleeps_ = sleeps_so_far();
+  awake_ = awake_so_far();
+  began_ = Clock::now();
+}
+
+double SleepClock::asleep(double& seconds) const noexcept {
+  seconds = seconds_since(began_);
+  const long sleeps = sleeps_so_far();
+  if (sleeps == sleeps_ && sleeps != 0) return 0;  // a kernel that counts none has 0
+  const double asleep = seconds - (awake_so_far() - awake_);
+  return asleep > kLeastSleep ? asleep : 0;
+}
+
 bool SleepMeter::begin() noexcept {
   const std::uint32_t sample = samples_++;
   if (sample >= kFirst && sample % kEvery != 0) return false;
-  sleeps_ = sleeps_so_far();
-  began_ = Clock::now();
+  clock_.start();
   return true;
-}
-
-bool SleepMeter::end(double& seconds) noexcept {
-  seconds = seconds_since(began_);
-  return sleeps_so_far() != sleeps_;
 }
 
 // What readers share with the workers, and what those left behind keep.
@@ -94,7 +122,7 @@ struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {
   std::uint64_t size_sum = 0;  // of these files
   // What workers saw of their samples since readers were last considered.
   double slept_seconds = 0, seen_seconds = 0;
-  unsigned seen = 0, slow = 0;
+  unsigned seen = 0;
   StageCounters stages;  // added to under lock
   std::vector<std::thread> threads;
 };
@@ -140,7 +168,8 @@ void ReadAhead::Shared::run(unsigned reader) {
       continue;
     }
     hold.unlock();
-    const long sleeps = sleeps_so_far();
+    SleepClock clock;
+    clock.start();
     const auto began = Clock::now();
     std::unique_ptr<BroughtFile> file;
     try {
@@ -150,7 +179,8 @@ void ReadAhead::Shared::run(unsigned reader) {
       mine.held = 0;
     }
     const auto took = Clock::now() - began;
-    const bool blocked = sleeps_so_far() != sleeps || took > kSlow;
+    double seconds = 0;
+    const bool blocked = clock.asleep(seconds) > 0;
     hold.lock();
     finish(mine, std::move(file), blocked, static_cast<std::uint64_t>(std::chrono::nanoseconds(took).count()));
   }
@@ -255,7 +285,7 @@ void ReadAhead::Shared::set_depth() {
   } catch (const std::system_error&) {  // the system has no more threads
     chosen = static_cast<unsigned>(threads.size());
   }
-  if (chosen == 0) slept_seconds = seen_seconds = 0, seen = slow = 0;
+  if (chosen == 0) slept_seconds = seen_seconds = 0, seen = 0;
   const bool more = chosen > depth.load(std::memory_order_relaxed);
   depth.store(chosen, std::memory_order_relaxed);
   counts.deepest = std::max(counts.deepest, chosen);
@@ -308,24 +338,23 @@ std::unique_ptr<BroughtFile> ReadAhead::take(ReadList& list, std::size_t file, S
   return std::move(slot.brought);
 }
 
-void ReadAhead::observe(double seconds, bool slept) {
+void ReadAhead::observe(double seconds, double asleep) {
   Shared& shared = *shared_;
   const std::lock_guard hold(shared.lock);
   ++shared.counts.seen;
-  shared.counts.blocked += slept ? 1 : 0;
+  shared.counts.blocked += asleep > 0 ? 1 : 0;
   if (shared.stop.load(std::memory_order_relaxed) || depth() > 0) return;
   shared.seen_seconds += seconds;
-  shared.slept_seconds += slept ? seconds : 0;
-  shared.slow += seconds > std::chrono::duration<double>(kSlow).count() ? 1 : 0;
+  shared.slept_seconds += asleep;
   ++shared.seen;
   const bool slowly = shared.seen >= kJudgedIfSlow && shared.slept_seconds > kSlowlySeconds;
   if (shared.seen < kJudged && !slowly) return;
-  if (shared.slept_seconds > shared.seen_seconds * kWorthShare || shared.slow * 4 > shared.seen * 3) {
+  if (shared.slept_seconds > shared.seen_seconds * kWorthShare) {
     shared.control.start();
     shared.set_depth();
   }
   if (shared.seen < 2 * kJudged) return;
-  shared.seen /= 2, shared.slow /= 2;
+  shared.seen /= 2;
   shared.seen_seconds /= 2, shared.slept_seconds /= 2;
 }
 

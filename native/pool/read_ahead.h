@@ -65,20 +65,32 @@ struct ReadCounts {
   std::uint64_t most_held = 0;    // the most bytes that were held ahead at a time
 };
 
+// How long the calling thread sleeps: the time in which it neither runs nor waits for a processor.
+class SleepClock {
+ public:
+  void start() noexcept;
+  // The seconds asleep since start(), 0 where the thread slept for nothing worth a reader; `seconds`: all that passed.
+  [[nodiscard]] double asleep(double& seconds) const noexcept;
+
+ private:
+  std::chrono::steady_clock::time_point began_;
+  double awake_ = 0;
+  long sleeps_ = 0;
+};
+
 // Sees at some of one thread's samples whether the thread sleeps.
 class SleepMeter {
  public:
   // Whether this sample is one; then end() follows it.
   [[nodiscard]] bool begin() noexcept;
-  // True: the thread slept since begin(), which `seconds` lasted.
-  [[nodiscard]] bool end(double& seconds) noexcept;
+  // The seconds asleep since begin(), which `seconds` lasted.
+  [[nodiscard]] double end(double& seconds) const noexcept { return clock_.asleep(seconds); }
 
  private:
   static constexpr std::uint32_t kFirst = 16, kEvery = 64;  // all of the first samples, then one in so many
 
   std::uint32_t samples_ = 0;
-  long sleeps_ = 0;
-  std::chrono::steady_clock::time_point began_;
+  SleepClock clock_;
 };
 
 class ReadAhead {
@@ -95,8 +107,8 @@ class ReadAhead {
   // Takes what was brought for a file, after waiting for a reader that is at it. Null: the caller reads the file.
   std::unique_ptr<BroughtFile> take(ReadList& list, std::size_t file, StageClock& clock);
 
-  // A worker filled a sample within so many seconds; `slept`: it waited for something meanwhile, its file probably.
-  void observe(double seconds, bool slept);
+  // A worker filled a sample within so many seconds, of which it slept some: for its file probably.
+  void observe(double seconds, double asleep);
 
   // Starts readers as where reads have been seen to block.
   void start();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import random
@@ -116,6 +117,19 @@ def test_a_sample_that_comes_often_is_drawn_anew(root: Path, name: str) -> None:
         assert views(batches) == 16
         if seed is not None:
             assert_same(batches, list(PL(dataset, batch_size=16, sampler=sampler, seed=seed, num_workers=0)))
+
+
+def test_a_thread_beside_others_takes_no_draws_back() -> None:
+    """Those of another thread, which came between, would be drawn once more."""
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    for beside_others in (True, False):
+        with drawing.beside_others() if beside_others else contextlib.nullcontext():
+            torch.manual_seed(0)
+            marked = drawing.mark()
+            torch.rand(1)
+            drawing.rewind(marked)
+            assert torch.equal(torch.rand(1), first) is not beside_others
 
 
 PIPELINES: list[tuple[Any, list[Any]]] = [

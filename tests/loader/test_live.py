@@ -105,7 +105,7 @@ def add_in_place(dataset: Any) -> None:
 
 
 def by_numpy(dataset: Any) -> None:
-    np.from_dlpack(dataset.tensors[0])[:] = -1
+    dataset.tensors[0].numpy()[:] = -1
 
 
 def grow(dataset: Any) -> None:

@@ -59,7 +59,9 @@ class Run:
     """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
-        """Return the result; or REFUSED, and torch's generator is as it was. Raises what the transforms raise.
+        """Return the result; or REFUSED, and torch's generator is as it was, but for threads that share it.
+
+        Raises what the transforms raise.
 
         transforms: the transforms that the run was read from.
         """
@@ -82,8 +84,7 @@ class Run:
                     return self._result(image, out, interleaved, padded)
         except Exception:  # torchvision itself raises the error, if it is one
             key = None
-        if marked is not None:
-            drawing.rewind(marked)
+        drawing.rewind(marked)
         return self._learn(key, image, transforms) if key is not None and interleaved is None else REFUSED
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:

@@ -35,6 +35,8 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 class _ThreadState(threading.local):
     draws: _native.SampleDraws | None = None
     """The draws of the sample that this thread works on."""
+    beside_others = False
+    """Other threads draw from torch's global generator at the same time."""
 
 
 _this_thread = _ThreadState()
@@ -70,13 +72,30 @@ def note_draws(operations: int) -> None:
         _this_thread.draws.count = operations
 
 
+@contextmanager
+def beside_others() -> Iterator[None]:
+    """Let this thread work beside others that draw from torch's global generator."""
+    before, _this_thread.beside_others = _this_thread.beside_others, True
+    try:
+        yield
+    finally:
+        _this_thread.beside_others = before
+
+
 def mark() -> Any:
-    """Return what rewind() needs to have everything drawn from now on drawn once more."""
-    return torch.get_rng_state() if _this_thread.draws is None else _this_thread.draws.count
+    """Return what rewind() needs to have everything drawn from now on drawn once more.
+
+    None: nothing can be drawn once more, as other threads have drawn from the generator meanwhile.
+    """
+    if _this_thread.draws is not None:
+        return _this_thread.draws.count
+    return None if _this_thread.beside_others else torch.get_rng_state()
 
 
 def rewind(marked: Any) -> None:
-    """Have everything that was drawn since mark() drawn once more."""
+    """Have everything that was drawn since mark() drawn once more, where that can be."""
+    if marked is None:
+        return
     if _this_thread.draws is None:
         torch.set_rng_state(marked)
     else:

@@ -28,6 +28,7 @@ from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_thi
 from penstock.executors.workers.worker_thread import WorkerThread
 from penstock.hooks.calls import natively
 from penstock.observe import Meter
+from penstock.recipe import drawing
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.modes import outside_inference
@@ -129,7 +130,7 @@ class ThreadCrew:
             info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)
             set_for_this_thread(info)
             try:
-                with outside_inference():  # where the threads are
+                with outside_inference(), drawing.beside_others():  # where the threads are
                     self._work_as_caller(batches[0], fetch, info.rng)
             finally:
                 set_for_this_thread(None)
@@ -217,7 +218,7 @@ class ThreadCrew:
 
     def _run(self, worker: WorkerThread) -> None:
         work = self._work_on(worker)
-        with natively(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
+        with drawing.beside_others(), natively(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
             while not self._closed:
                 worker.surroundings = self._surroundings
                 worker.surroundings(next, work, None)
