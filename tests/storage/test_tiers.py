@@ -465,3 +465,15 @@ def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.Monk
     (counts,) = loader.stats().cache.values()
     assert (counts.samples, counts.bytes, counts.dropped) == (40, 40 * each, 0)
     assert loader.stats().reading.ahead + loader.stats().reading.awaited > 0
+
+
+def test_shards_have_no_files_to_keep(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / "data" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        noise_image(number, 30, 30).save(tmp_path / "data" / str(number % 2) / f"{number}.jpg")
+    penstock.pack(ImageFolder(tmp_path / "data"), tmp_path / "packed")
+    for transform in (RECIPE, negative):
+        dataset = penstock.Shards(tmp_path / "packed", transform=transform)
+        loader = DataLoader(dataset, batch_size=4, cache="1MiB")
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+        assert loader.stats().cache["memory"].samples == 0

@@ -43,7 +43,7 @@ class SampleReader:
         self.steps: tuple[Step, ...] = (Step(f"read    {type(dataset).__name__}, by its __getitem__", "Python"),)
 
     def folders(self) -> Iterator[FolderReader]:
-        """Yield the readers of the folders in the dataset."""
+        """Yield the readers of the folders of files in the dataset."""
         return iter(())
 
     def get(self, index: Any, draw: Draw) -> Any:
@@ -65,6 +65,8 @@ class FolderReader(SampleReader):
     """
 
     gains = True
+    files = True
+    """Each sample is a file of its own, whose bytes a cache may keep."""
     _filler: Any
     """Of files: _native.TensorFileFiller or ImageFileFiller."""
 
@@ -73,7 +75,8 @@ class FolderReader(SampleReader):
         self._still = still
 
     def folders(self) -> Iterator[FolderReader]:
-        yield self
+        if self.files:
+            yield self
 
     def path(self, position: int) -> str:
         """Return the file of the sample at a position."""

@@ -28,7 +28,7 @@ from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader
-from penstock.sources.shards import ShardsSource
+from penstock.sources.shards_source import ShardsSource
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
 from penstock.sources.torchvision_folder import TorchvisionFolderSource

@@ -1,0 +1,163 @@
+"""The adapter of packed shards: the index tells the native core where each sample lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import penstock._native as _native
+from penstock.order.permutations import Indices
+from penstock.recipe.steps import Refusal, Step
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
+from penstock.sources.labels import LabelColumn, transformed
+from penstock.sources.listing import label_values
+from penstock.sources.premises import same_attributes
+from penstock.sources.sample_reader import FolderReader, SampleReader
+from penstock.sources.shards import Shards
+from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
+from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
+from penstock.storage.index import ABSENT
+from penstock.storage.remote_shards import Range, RemoteShards
+from penstock.system.words import counted
+
+
+class ShardsSource(Source):
+    """Shards' adapter."""
+
+    dataset: Shards
+    classes = (Shards,)
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        dataset = self.dataset
+        return dataset.name(index % len(dataset)), dataset.path(index % len(dataset))
+
+    def id(self, index: int) -> str:
+        return self.name(index)[0]
+
+    def ids(self) -> bytes | None:
+        return self.dataset.index.ids()
+
+    def labels(self) -> NDArray[Any] | None:
+        dataset = self.dataset
+        return None if dataset.labels is None else label_values(dataset.labels.take(np.arange(len(dataset))))
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset, kind = self.dataset, self.dataset.description.kind
+        if kind == "files" or len(dataset.description.parts) > 1:
+            return Refusal("Shards", "a sample is made of several files", "shards with one file and a label a sample")
+        if kind == "images":
+            return self._images(raw)
+        if kind == "pixels":
+            return Refusal("Shards", "decoded images are Python's", "shards of JPEG files")
+        return self._tensors()
+
+    def _images(self, raw: bool) -> NativeSource | Refusal:
+        dataset = self.dataset
+        if (refusal := foreign_decoder()) is not None:
+            return refusal
+        native = native_images(
+            dataset,
+            raw,
+            self._table(),
+            size=len(dataset),
+            identify=self.name,
+            rescue=lambda position: np.asarray(dataset.read(position)),
+            labels=self._label_column(),
+            pair=dataset.description.pair,
+            still=transformed_as_now(dataset, "index", "files", "verify"),
+        )
+        if isinstance(native, Refusal):
+            return native
+        steps = (
+            self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"),
+            *native.steps[1:],
+        )
+        if dataset.labels is not None:
+            return replace(native, steps=steps, remote=self._remote())
+        return replace(native, steps=steps[:-1], apply=dataset.__getitem__, remote=self._remote())
+
+    def _tensors(self) -> NativeSource | Refusal:
+        dataset = self.dataset
+        if dataset.transform is not None:
+            why = "a function on tensors is Python's"
+            return Refusal("Shards.transform", why, "the function applied to the batch instead")
+        if (refusal := replaced_tensor_reading()) is not None:
+            return refusal
+        labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
+        return NativeSource(
+            size=len(dataset),
+            fields=(Field(_native.TensorFileFiller(self._table()), None),),
+            steps=(self._read_step(""), *labelled),
+            identify=self.name,
+            rescue=dataset.read,
+            apply=dataset.read,
+            pair=dataset.description.pair,
+            labels=self._label_column(),
+            still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
+            remote=self._remote(),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        dataset = self.dataset
+        kind, one = dataset.description.kind, len(dataset.description.parts) == 1
+        if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
+            reader: FolderReader = ImageReader(dataset, self._table())
+        elif kind == "tensors" and one and replaced_tensor_reading() is None:
+            reader = TensorReader(dataset, self._table(), self._read_step(""))
+        else:
+            return SampleReader(dataset)
+        reader.files = False
+        return reader
+
+    def _label_column(self) -> Callable[[Indices], LabelColumn] | None:
+        labels, transform = self.dataset.labels, self.dataset.target_transform
+        return None if labels is None else lambda positions: transformed(labels.take(positions), transform)
+
+    def _table(self) -> _native.ShardTable:
+        dataset = self.dataset
+        files, row = dataset.files, dataset.index.dtype
+        assert row.fields is not None
+        columns = [row.fields[name][1] for name in ("shard", "id_length", "members")]
+        shards = [(os.fsencode(files.path(number)), shard.bytes) for number, shard in enumerate(files.shards)]
+        # A shard of the cache that is open would take its space after it was deleted.
+        most = {"max_open": 0} if isinstance(files, RemoteShards) else {}
+        return _native.ShardTable(dataset.index.native, shards, columns, dataset.verify, **most)
+
+    def _remote(self) -> RemoteSamples | None:
+        """Return where the samples lie in an object store, None for those of a folder."""
+        dataset, files = self.dataset, self.dataset.files
+        blocks = dataset.shuffle_blocks
+        if not isinstance(files, RemoteShards) or blocks is None:
+            return None
+
+        filled = np.array([number for number, shard in enumerate(files.shards) if shard.samples], dtype=np.int64)
+
+        def shard_of(positions: Indices) -> Indices:
+            if blocks.members is None:
+                return filled[blocks.of_samples(positions)]
+            shards: Indices = dataset.index.rows(positions)["shard"].astype(np.int64)
+            return shards
+
+        def ranges_of(positions: Indices) -> list[Range]:
+            rows = dataset.index.rows(positions)
+            return [
+                (int(row["shard"]), int(member["offset"]), int(member["offset"]) + int(member["length"]))
+                for row in rows
+                for member in row["members"]
+                if member["suffix"] != ABSENT and row["shard"] < len(files.shards)
+            ]
+
+        return RemoteSamples(files, shard_of, ranges_of)
+
+    def _read_step(self, more: str) -> Step:
+        dataset = self.dataset
+        checked = "CRC-32C compared" if dataset.verify else "checksums not compared (verify=False)"
+        shards = counted(len(dataset.files.shards), "shard")
+        kept = dataset.files.describe() if isinstance(dataset.files, RemoteShards) else ""
+        where = f"{counted(len(dataset), 'sample')} in {shards} of {dataset.root}"
+        return Step(f"read    {where}{kept}, {checked}{more}", "native")
