@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import random
 import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock.recipe import compose_hook as composed
+from penstock.recipe import torchvision
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -341,3 +344,16 @@ def test_threads_run_it_natively(tmp_path: Any) -> None:
     for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
         assert torch.equal(images, expected)
     assert "native   the Compose at .transform, where the dataset calls it on a PIL image" in loader.explain()
+
+
+def test_a_thread_leaves_the_filters_of_warnings_alone() -> None:
+    """They belong to all threads: what another thread warned of meanwhile was not seen."""
+
+    class Filters(torch.nn.Module):
+        def forward(self, value: Any) -> Any:
+            return list(warnings.filters)
+
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(torchvision.run, Filters(), Filters(), None).result() == before
+    assert torchvision.run(Filters(), Filters(), None) != before

@@ -239,6 +239,16 @@ def test_the_least_recently_used_shard_that_nobody_holds_goes(tmp_path: Path) ->
         one.close()
 
 
+def test_threads_that_list_the_folder_at_once_see_each_file_once(tmp_path: Path) -> None:
+    """They shared the place in one listing: a file was seen twice, and a limit taken for exceeded."""
+    cache = CacheFolder(tmp_path / "cache", 1 << 20)
+    for number in range(20):
+        put(cache, CachedShard(f"s3://bucket/{number}.tar", 100, number), bytes(100))
+    with ThreadPoolExecutor(4) as threads:
+        seen = set(threads.map(lambda _: cache.held_bytes(), range(2000)))
+    assert seen == {2000}
+
+
 def test_only_files_of_penstock_are_deleted(tmp_path: Path) -> None:
     cache = CacheFolder(tmp_path / "cache", 1000)
     put(cache, CachedShard("s3://bucket/0.tar", 900, 0), bytes(900))

@@ -100,10 +100,11 @@ def bounded(cache: Any, limit: int) -> Any:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    before = threading.enumerate()
     yield
     gc.collect()
-    left = [thread.name for thread in threading.enumerate() if thread.name in ("penstock-download", "penstock-fetch")]
-    assert not left
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not {"penstock-download", "penstock-fetch"} & set(left)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -6,6 +6,7 @@ Penstock does not import torchvision: a program that has one of its transforms h
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -91,6 +92,8 @@ def refuse(transform: object, why: str, remedy: str) -> NoReturn:
 def run(transform: object, function: Callable[[Any], Any], value: Any) -> Any:
     """Return function(value), where torchvision's own errors become refusals of the transform."""
     try:
+        if threading.current_thread() is not threading.main_thread():
+            return function(value)  # the filters of warnings belong to all threads
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user sees them where the transform is made or run
             return function(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -163,9 +162,20 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
     """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
+class _Writable:
+    """The memory of a read-only array, described as writable.
+
+    torch.from_numpy warns of read-only arrays. To silence the warning would not do: the filters of warnings belong to
+    all threads.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = array.__array_interface__
+        self._array = array  # owns the memory
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:

@@ -274,7 +274,13 @@ class CacheFolder:
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names and statuses of Penstock's own files."""
-        for name in os.listdir(self._folder):
+        # Threads, and processes that were forked, share the place in the listing of one descriptor.
+        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            names = os.listdir(listing)
+        finally:
+            os.close(listing)
+        for name in names:
             if _FILE.fullmatch(name) is None:
                 continue
             try:
