@@ -22,8 +22,9 @@ from benchmarks import bare, tensor_files
 from benchmarks.contestants import epochs_of, penstock_loader, torch_loader
 from benchmarks.question import Build, Contestant, Facts, Options, Question, Role, Running, Setup, Table, Target
 
-#: Threads of the bare reader: its best of these is the limit.
+#: Threads of the bare reader, and files that it has under way in an io_uring: its best of these is the limit.
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
+RINGS = (32, 64, 128)
 SLOW_MS, SLOW_THREADS, SLOW_SAMPLES = 5, 128, 2_000
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 DROP = Path("/proc/sys/vm/drop_caches")
@@ -82,38 +83,43 @@ def timed(epoch: Callable[[], Any]) -> dict[str, float]:
     return {"samples_per_s": done / seconds, "seconds": seconds}
 
 
-def reader(setup: Setup, folder: Path) -> Callable[[int], int]:
-    """C++: reads all files by so many threads: openat, pread, close; no tensors, no batches."""
-    called = bare.library("cold.cc", setup.path().parent).cold_files
-    called.restype = ctypes.c_long
+def readers(setup: Setup, folder: Path) -> dict[str, Callable[..., int]]:
+    """C++: read all files at each depth (openat, pread, close); no tensors. io_uring where it is allowed."""
     files = [f"{name}.pt" for name in tensor_files.ids(setup.samples)]
     texts, stride = bare.names(files)
     largest = max((folder / name).stat().st_size for name in files)
 
-    def read(depth: int) -> int:
-        order = np.random.permutation(setup.samples)
-        given = (order, setup.samples, depth, os.fsencode(folder), texts, stride, largest + 1)
-        done = int(called(*(bare.in_c(one) for one in given)))
-        if done != setup.samples:
-            raise RuntimeError(f"the bare reader read {done} of {setup.samples} files")
-        return done
+    def reader(source: str, function: str, depth: int) -> Callable[..., int]:
+        called = bare.library(source, setup.path().parent)[function]
+        called.restype = ctypes.c_long
 
-    return read
+        def read(samples: int = setup.samples) -> int:
+            order = np.random.permutation(setup.samples)
+            given = (order, samples, depth, os.fsencode(folder), texts, stride, largest + 1)
+            done = int(called(*(bare.in_c(one) for one in given)))
+            if done != samples and source == "cold.cc":
+                raise RuntimeError(f"the bare reader read {done} of {samples} files")
+            return done
+
+        return read
+
+    found = {f"{depth} threads": reader("cold.cc", "cold_files", depth) for depth in DEPTHS}
+    rings = {f"{depth} in io_uring": reader("cold_ring.cc", "cold_files_in_ring", depth) for depth in RINGS}
+    return {**found, **{name: read for name, read in rings.items() if read(1) == 1}}
 
 
 def best_depth(setup: Setup, folder: Path, forget: Callable[[], None]) -> Running:
-    """The bare reader at 1, 2, 4 ... 64 threads in turn, what is in memory forgotten before each: the best counts."""
-    read = reader(setup, folder)
+    """The bare reader at each depth in turn, what is in memory forgotten before each: the best counts."""
+    reads = readers(setup, folder)
     best: dict[str, float] = {}
 
     def epoch() -> dict[str, float]:
         found = {}
-        for depth in DEPTHS:
+        for depth, read in reads.items():
             forget()
-            found[depth] = timed(partial(read, depth))
-        depth = max(found, key=lambda one: found[one]["samples_per_s"])
-        best.update({f"{one} threads": round(found[one]["samples_per_s"]) for one in found})
-        return found[depth]
+            found[depth] = timed(read)
+        best.update({depth: round(one["samples_per_s"]) for depth, one in found.items()})
+        return max(found.values(), key=lambda one: one["samples_per_s"])
 
     return Running(epoch, lambda: best)
 
@@ -161,7 +167,10 @@ def bare_slow(setup: Setup) -> Running:
 
 TORCH = epochs_of(torch_loader, tensor_files.tutorial, persistent_workers=False)
 PENSTOCK = epochs_of(penstock_loader, partial(tensor_files.folder_of, "pt"), seed=0)
-BARE = "C++: 1, 2, 4 ... 64 threads read whole files (openat, pread, close), each with a cold cache; the best counts."
+BARE = (
+    "C++: 1, 2, 4 ... 64 threads read whole files (openat, pread, close), and one with 32 ... 128 under way in an "
+    "io_uring, each with a cold cache; the best counts."
+)
 BARE_SLOW = "The same on the slow store."
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, cold(TORCH), tensor_files.TORCH),

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ import torch.utils.data
 
 from benchmarks.contestants import over, penstock_loader
 from benchmarks.process import ROOT
-from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target, made
+from benchmarks.question import SPEED, Contestant, Options, Question, Role, Running, Setup, Table, Target, lower, made
 from benchmarks.remote_server import ACCESS, BUCKET
 
 SHAPE = (3, 64, 64)
 SAMPLE_BYTES = 4 * SHAPE[0] * SHAPE[1] * SHAPE[2]
 SHARD_BYTES = 4 << 20
+WAIT = lower("longest_wait_ms", "ms")
 
 
 def prepare(options: Options) -> Setup:
@@ -81,6 +84,49 @@ def cache_folder(name: str) -> str:
     return tempfile.mkdtemp(prefix=f"penstock-bench-{name}-")
 
 
+def waiting(loader: Any) -> Running:
+    """Epochs of a loader, with the longest wait for a batch behind the first one."""
+    waits: list[float] = []
+
+    def batches() -> Iterator[Any]:
+        waits.clear()
+        before = time.perf_counter()
+        for batch in loader:
+            waits.append(time.perf_counter() - before)
+            yield batch
+            before = time.perf_counter()
+
+    running = over(batches)
+
+    def epoch() -> dict[str, float]:
+        began = time.perf_counter()
+        samples = running.epoch()
+        assert isinstance(samples, int)
+        return {SPEED.key: samples / (time.perf_counter() - began), WAIT.key: 1000 * max(waits[1:])}
+
+    return Running(epoch, getattr(loader, "explain", None))
+
+
+def one_shard_at_a_time(setup: Setup) -> Running:
+    """obstore reads the shards one after the other; the longest wait is that for one shard."""
+    import obstore
+
+    store = obstore.store.from_url(
+        f"s3://{BUCKET}/penstock", endpoint=configured(setup), client_options={"allow_http": True}
+    )
+    shards = sorted(path.name for path in setup.path("penstock").glob("*.tar"))
+
+    def epoch() -> dict[str, float]:
+        waits = []
+        for name in shards:
+            began = time.perf_counter()
+            obstore.get(store, name).bytes()
+            waits.append(time.perf_counter() - began)
+        return {SPEED.key: setup.samples / sum(waits), WAIT.key: 1000 * max(waits)}
+
+    return Running(epoch)
+
+
 def penstock_remote(setup: Setup, **options: Any) -> Running:
     """penstock.DataLoader over penstock.Shards with its defaults but for the limit: a window of 8 shards, 2 threads."""
     import penstock
@@ -88,7 +134,7 @@ def penstock_remote(setup: Setup, **options: Any) -> Running:
     configured(setup)
     limit = max(cache_bytes(setup), 10 * (SHARD_BYTES + (1 << 20)))
     dataset = penstock.Shards(f"s3://{BUCKET}/penstock", cache_folder=cache_folder("own"), cache_limit=limit, **options)
-    return over(penstock_loader(setup, dataset, seed=0))
+    return waiting(penstock_loader(setup, dataset, seed=0))
 
 
 def mosaic(setup: Setup) -> Running:
@@ -109,7 +155,7 @@ def mosaic(setup: Setup) -> Running:
     loader: Any = torch.utils.data.DataLoader(
         dataset, batch_size=setup.batch, num_workers=setup.workers, persistent_workers=True
     )
-    return over(loader)
+    return waiting(loader)
 
 
 def litdata(setup: Setup) -> Running:
@@ -126,7 +172,7 @@ def litdata(setup: Setup) -> Running:
         max_cache_size=max(cache_bytes(setup), 10 * (SHARD_BYTES + (1 << 20))),
         storage_options={"endpoint_url": endpoint},
     )
-    return over(
+    return waiting(
         ld.StreamingDataLoader(dataset, batch_size=setup.batch, num_workers=setup.workers, persistent_workers=True)
     )
 
@@ -136,7 +182,14 @@ CONTESTANTS = (
     Contestant("penstock, no checksums", Role.ASIDE, partial(penstock_remote, verify=False), "The same, verify=False."),
     Contestant("MosaicML Streaming", Role.PEER, mosaic, peers=("mosaicml-streaming",)),
     Contestant("LitData", Role.PEER, litdata, peers=("litdata",)),
+    Contestant("one shard at a time", Role.ASIDE, one_shard_at_a_time),
 )
-TARGETS = (Target("penstock", 1, "MosaicML Streaming"), Target("penstock", 1, "LitData"))
+TARGETS = (
+    Target("penstock", 1, "MosaicML Streaming"),
+    Target("penstock", 1, "LitData"),
+    Target("penstock", 1, "one shard at a time", WAIT),
+)
 TITLE = "3x64x64 float32, 4 MiB shards from S3 on loopback, a quarter cached, batch 64, shuffled, 2 workers or threads"
-QUESTION = Question("remote", "Shards in an object store", (Table("s3", TITLE, CONTESTANTS, TARGETS),), prepare)
+QUESTION = Question(
+    "remote", "Shards in an object store", (Table("s3", TITLE, CONTESTANTS, TARGETS, (SPEED, WAIT)),), prepare
+)
