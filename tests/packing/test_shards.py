@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import multiprocessing
@@ -363,6 +364,30 @@ def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> No
     flip_bit(path, offset)
     with pytest.raises(penstock.ChecksumMismatch):
         unpack(copy, tmp_path / "damaged")
+
+
+def test_unpacking_to_a_full_disk(photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, written = os.write, [0]
+
+    def full(descriptor: int, data: Any) -> int:
+        if written[0] + len(data) > 4000:
+            if written[0] < 4000:  # as a disk does: a part, then nothing
+                data = data[: 4000 - written[0]]
+            else:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written[0] += len(data)
+        return real(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(penstock.OutOfSpace, match="more are needed") as caught:
+            unpack(packed, tmp_path / "back")
+    assert caught.value.missing > 0
+    whole = contents(photos)
+    kept = contents(tmp_path / "back")
+    assert kept and all(whole[name] == data for name, data in kept.items()), "no file is cut off"
+    unpack(packed, tmp_path / "other")
+    assert contents(tmp_path / "other") == whole
 
 
 def test_ids_that_leave_the_folder(copy: Path, tmp_path: Path) -> None:

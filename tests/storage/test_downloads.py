@@ -32,10 +32,11 @@ from penstock.errors import (
     UnsafeCache,
 )
 from penstock.storage.cache_folder import CachedShard, CacheFolder
+from penstock.storage.coroutines import run_alone
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
 from penstock.storage.objects import ObjectStore, is_url
-from penstock.storage.remote_shards import RemoteShards, run_alone
+from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
 from tests.object_server import ObjectServer
 

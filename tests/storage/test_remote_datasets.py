@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from penstock.errors import CorruptDownload, MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
 from tests.object_server import ObjectServer
 from tests.same import assert_same
+from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
@@ -221,6 +225,30 @@ def test_an_early_exit_and_close_end_the_downloads(server: ObjectServer, tmp_pat
     begun = time.monotonic()
     batches.close()
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("act", ["next(iter(loader))", "dataset[0]"], ids=["pass", "sample"])
+def test_ctrl_c_while_a_shard_is_on_its_way(server: ObjectServer, tmp_path: Path, act: str) -> None:
+    script = f"""
+import signal, penstock
+signal.signal(signal.SIGINT, signal.default_int_handler)
+dataset = penstock.Shards({server.url!r}, window={WINDOW}, cache_folder={str(tmp_path / "cache")!r})
+loader = penstock.DataLoader(dataset, batch_size=8, num_workers=2, shuffle=True, seed=1)
+try:
+    {act}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    server.faults = lambda method, name, number: "hang" if name.endswith(".tar") and method == "GET" else ""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            wait_until(lambda: bool(downloads(server)))
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(

@@ -23,6 +23,7 @@ from penstock.errors import (
     StoreUnreachable,
 )
 from penstock.storage.client import client, works_here
+from penstock.storage.coroutines import run_alone
 
 #: URLs that are read from an object store.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
@@ -137,12 +138,11 @@ class ObjectStore:
 
     def info(self, name: str) -> ObjectInfo:
         """Return the size and etag of an object. Raises StorageError."""
-        self._check_process(name)
         try:
-            found = client().head(self._store, name)
-        except Exception as error:
-            self._raise_with_body(error, name)
-        return ObjectInfo(int(found["size"]), found["e_tag"])
+            return run_alone(self.info_soon(name))
+        except MissingObject:
+            self.read(name)  # HEAD has no text; a GET, whose answer has one, says whether the bucket is there
+            raise
 
     async def info_soon(self, name: str) -> ObjectInfo:
         """Return the size and etag of an object, without holding up the thread. Raises StorageError."""
@@ -155,23 +155,19 @@ class ObjectStore:
 
     def read(self, name: str) -> bytes:
         """Return an object. Raises StorageError."""
+        return run_alone(self._read_soon(name))
+
+    async def _read_soon(self, name: str) -> bytes:
         self._check_process(name)
         try:
-            return bytes(client().get(self._store, name).bytes())
+            answer = await client().get_async(self._store, name)
+            return bytes(await answer.bytes_async())
         except Exception as error:
             self._raise(error, name)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         """Return the bytes of an object from begin to end - 1. Raises StorageError."""
-        self._check_process(name)
-        if begin == end:
-            return b""
-        try:
-            found = bytes(client().get_range(self._store, name, start=begin, end=end))
-        except Exception as error:
-            self._raise(error, name)
-        self.check_length(name, len(found), end - begin)
-        return found
+        return run_alone(self.read_ranges(name, [(begin, end)]))[0] if begin < end else b""
 
     async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
@@ -207,12 +203,6 @@ class ObjectStore:
         if found != wanted:
             url = self.url_of(name)
             raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
-
-    def _raise_with_body(self, error: Exception, name: str) -> NoReturn:
-        """Raise the error of a HEAD request; a GET, whose answer has a text, says whether the bucket is there."""
-        if isinstance(error, FileNotFoundError):
-            self.read(name)
-        self._raise(error, name)
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
         """Raise what an error of the client means."""

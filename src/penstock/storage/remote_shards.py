@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import penstock._native as _native
 from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
+from penstock.storage.coroutines import run_alone
 from penstock.storage.description import FILE, Column, Shard, Split, parse
 from penstock.storage.download import Download, Traffic
 from penstock.storage.for_children import Counter
 from penstock.storage.objects import ObjectStore
 from penstock.storage.shard_files import ShardFiles
 from penstock.system.words import counted, size_of
-
-T = TypeVar("T")
 
 #: A shard, and where a part of it begins and ends, in bytes.
 Range = tuple[int, int, int]
@@ -203,43 +202,6 @@ class RemoteShards:
 
     def __repr__(self) -> str:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
-
-
-def run_alone(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
-    outcome: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
-
-    async def main() -> None:
-        task = asyncio.ensure_future(work)
-        running.append((asyncio.get_running_loop(), task))
-        outcome.append(await task)
-
-    def run() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
-    thread.start()
-    try:
-        while not done.wait(0.05):  # in slices, in which Ctrl-C is seen
-            pass
-    except BaseException:
-        if running:
-            loop, task = running[0]
-            loop.call_soon_threadsafe(task.cancel)
-        raise
-    finally:
-        thread.join(timeout=2.0)
-    if failed:
-        raise failed[0]
-    return outcome[0]
 
 
 class RemoteDataset:
