@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "bind/gil_released.h"
 #include "bind/spec.h"
 #include "files/guarded.h"
 #include "image/image_filler.h"
+#include "image/pixel_cache_filler.h"
 #include "tensor/column_filler.h"
 #include "tensor/tensor_filler.h"
 
@@ -146,6 +148,16 @@ void take(const OwnedColumn& column, const IndexArray& rows, const Integers& out
   if (failed) throw nb::index_error("a row that the column does not have, or that cannot be read");
 }
 
+bool keep_pixels(const PixelCacheFiller& filler, std::uint64_t sample, const nb::bytes& name, const ByteArray& pixels) {
+  if (pixels.ndim() != 2 && pixels.ndim() != 3) throw nb::value_error("pixels are height x width (x channels)");
+  for (std::size_t d = 0; d < pixels.ndim(); ++d)
+    if (pixels.shape(d) > kMaxAxis) throw nb::value_error("an image too large");
+  const GilReleased released;
+  const DecodedImage image{pixels.data(), static_cast<int>(pixels.shape(0)), static_cast<int>(pixels.shape(1)),
+                           pixels.ndim() == 3 ? static_cast<int>(pixels.shape(2)) : 1};
+  return filler.keep(sample, {name.c_str(), name.size()}, image);
+}
+
 }  // namespace
 
 void bind_fillers(nb::module_& m) {
@@ -177,7 +189,14 @@ void bind_fillers(nb::module_& m) {
       .def(nb::init<std::shared_ptr<const FileTable>>(), nb::arg("paths"));
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
       .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
-           nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"));
+           nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"))
+      .def("keeping_pixels",
+           [](const ImageFileFiller& filler, std::shared_ptr<SampleCache> cache, std::size_t operations) {
+             return filler.keeping_pixels(std::move(cache), operations);
+           },
+           nb::arg("cache"), nb::arg("operations"));
+  nb::class_<PixelCacheFiller, Filler>(m, "PixelCacheFiller")
+      .def("keep", &keep_pixels, nb::arg("sample"), nb::arg("name"), nb::arg("pixels"));
 }
 
 }  // namespace penstock

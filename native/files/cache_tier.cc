@@ -237,6 +237,16 @@ bool SampleCache::find(std::uint64_t sample, std::string_view name, std::vector<
                      [&](const auto& tier) { return tier->find(sample, name, buffer, bytes); });
 }
 
+bool SampleCache::open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
+                       SampleFile& file) const {
+  return std::any_of(tiers_.begin(), tiers_.end(),
+                     [&](const auto& tier) { return tier->open(sample, name, buffer, file); });
+}
+
+bool SampleCache::has_space(std::uint64_t bytes) const noexcept {
+  return std::any_of(tiers_.begin(), tiers_.end(), [bytes](const auto& tier) { return tier->has_space(bytes); });
+}
+
 bool SampleCache::has(std::uint64_t sample) const noexcept {
   return std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->has(sample); });
 }
@@ -249,13 +259,11 @@ Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::siz
                           std::vector<std::uint8_t>& buffer, SampleFile& file) const {
   try {
     const std::string_view name = table.name(index);
-    if (std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->open(sample, name, buffer, file); }))
-      return Outcome::success();
+    if (open(sample, name, buffer, file)) return Outcome::success();
     if (const Outcome opened = table.open(index, file); !opened.ok()) return opened;
     std::uint64_t size = 0, done = 0;
     if (!file.size(size).ok() || size == 0) return Outcome::success();  // whoever reads it says why not
-    const auto roomy = [size](const auto& tier) { return tier->has_space(size); };
-    if (std::none_of(tiers_.begin(), tiers_.end(), roomy)) return Outcome::success();
+    if (!has_space(size)) return Outcome::success();
     if (size > buffer.size()) buffer.resize(size);
     // A file that shrinks or grows while it is read is left to whoever reads it.
     if (!file.read(buffer.data(), size, 0, done) || done != size) return Outcome::success();

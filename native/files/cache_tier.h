@@ -94,6 +94,13 @@ class SampleCache {
   [[nodiscard]] Outcome open(std::uint64_t sample, const FileTable& table, std::size_t index,
                              std::vector<std::uint8_t>& buffer, SampleFile& file) const;
 
+  // What a tier has of a sample; false where none has it. `file` borrows `buffer`, or the tier. Throws std::bad_alloc.
+  [[nodiscard]] bool open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
+                          SampleFile& file) const;
+
+  // Whether a tier has space for so many bytes more, as far as is known.
+  [[nodiscard]] bool has_space(std::uint64_t bytes) const noexcept;
+
   // Whether a tier has a sample: open() then reads no file, as a rule.
   [[nodiscard]] bool has(std::uint64_t sample) const noexcept;
 

@@ -45,6 +45,7 @@ struct FileLocation {
   std::size_t index = 0;
   const SampleCache* cache = nullptr;  // may have its bytes, or keep them; null: there is none
   std::size_t sample = 0;              // of the cache
+  bool keeps_file = true;              // the cache keeps the file's bytes; false: what the filler makes of them
 };
 
 }  // namespace penstock

@@ -6,6 +6,9 @@
 #include <new>
 #include <span>
 #include <type_traits>
+#include <utility>
+
+#include "image/pixel_cache_filler.h"
 
 namespace penstock {
 namespace {
@@ -52,32 +55,32 @@ Outcome JpegSource::pixels(Box need, ImagePart& part) noexcept {
 
 void ImageScratch::release() noexcept {
   std::vector<std::uint8_t>().swap(file);
+  std::vector<std::uint8_t>().swap(copy);
   jpeg.release();
   recipe.release();
 }
 
-// A file while its image is decoded: the bytes lie in the file's own memory, or in that of a scratch.
-struct ImageFileFiller::Encoded {
-  SampleFile file;
-  std::span<const std::uint8_t> bytes;
-};
-
-// Reads the sample's bytes, and the image's header into scratch.jpeg.
-Outcome ImageFileFiller::open(const SampleKey& key, const FileTable* paths, Encoded& encoded, Scratch& all,
-                              ImageScratch& scratch) const {
-  if (const Outcome opened = all.open(locate(key, paths), encoded.file); !opened.ok()) return opened;
+Outcome open_image(const FileLocation& where, std::uint64_t max_pixels, EncodedImage& encoded, Scratch& all,
+                   ImageScratch& scratch) {
+  if (const Outcome opened = all.open(where, encoded.file); !opened.ok()) return opened;
   scratch.clock.lap(Stage::open);
   if (const Outcome got = read_all(encoded.file, scratch.file, encoded.bytes); !got.ok()) return got;
   scratch.clock.lap(Stage::read);
-  return scratch.jpeg.open(encoded.bytes.data(), encoded.bytes.size(), max_pixels_);
+  return scratch.jpeg.open(encoded.bytes.data(), encoded.bytes.size(), max_pixels);
+}
+
+std::shared_ptr<PixelCacheFiller> ImageFileFiller::keeping_pixels(std::shared_ptr<const SampleCache> cache,
+                                                                  std::size_t operations) const {
+  return std::make_shared<PixelCacheFiller>(table_, recipe_, max_pixels_, std::move(cache), operations);
 }
 
 Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                               TensorSpec& got, Scratch& all) const noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
-    Encoded encoded;
-    if (const Outcome opened = open(key, paths, encoded, all, scratch); !opened.ok()) return opened;
+    EncodedImage encoded;
+    const Outcome opened = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
+    if (!opened.ok()) return opened;
     JpegSource source(scratch.jpeg, scratch.clock);
     const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
@@ -91,8 +94,8 @@ Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Pict
                               Scratch& all) const noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
-    Encoded encoded;
-    Outcome outcome = open(key, paths, encoded, all, scratch);
+    EncodedImage encoded;
+    Outcome outcome = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
     if (!outcome.ok()) return outcome;
     JpegSource source(scratch.jpeg, scratch.clock);
     if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,14 +21,14 @@ namespace penstock {
 // What one thread keeps from image to image.
 struct ImageScratch final : ScratchPart {
   explicit ImageScratch(StageClock& of_thread) : clock(of_thread), recipe(&of_thread) {}
-  [[nodiscard]] std::size_t held() const noexcept override { return file.capacity() + jpeg.held() + recipe.held(); }
+  [[nodiscard]] std::size_t held() const noexcept override { return file.capacity() + copy.capacity() + jpeg.held() + recipe.held(); }
   void release() noexcept override;
 
   StageClock& clock;
   JpegDecoder jpeg;
   RecipeScratch recipe;
   std::vector<std::uint8_t> file;  // the encoded image
-  std::vector<std::uint8_t> copy;  // of one in memory
+  std::vector<std::uint8_t> copy;  // of one in memory, or the one that a cache is to keep
 };
 
 // The open image of a decoder: no more of it is decoded than a recipe asks for.
@@ -44,6 +45,16 @@ class JpegSource final : public PixelSource {
   StageClock& clock_;
 };
 
+// A file while its image is decoded: the bytes lie in the file's own memory, or in that of a scratch.
+struct EncodedImage {
+  SampleFile file;
+  std::span<const std::uint8_t> bytes;
+};
+
+// Reads a sample's bytes, and the image's header into scratch.jpeg. Throws std::bad_alloc, and std::length_error.
+[[nodiscard]] Outcome open_image(const FileLocation& where, std::uint64_t max_pixels, EncodedImage& encoded, Scratch& all,
+                                 ImageScratch& scratch);
+
 // An image that was read by itself, whatever its size.
 struct Picture {
   std::unique_ptr<std::uint8_t[]> pixels;  // as the recipe lays them out
@@ -51,6 +62,8 @@ struct Picture {
   std::string head;                        // the file's bytes before its entropy-coded data
   bool padded = false;                     // the recipe added pixels around it
 };
+
+class PixelCacheFiller;
 
 // Encoded images by name; without a table of its own, names come with each batch.
 class ImageFileFiller final : public Filler {
@@ -70,14 +83,15 @@ class ImageFileFiller final : public Filler {
   }
   // The same sample outside of a batch; `picture` owns its pixels.
   Outcome read(const SampleKey&, const FileTable*, Picture& picture, Scratch&) const noexcept;
+  // The same filler, of which a cache keeps the pixels that the first operations of the recipe make. Throws as split()
+  // does (recipe.h).
+  [[nodiscard]] std::shared_ptr<PixelCacheFiller> keeping_pixels(std::shared_ptr<const SampleCache> cache,
+                                                                 std::size_t operations) const;
 
  private:
-  struct Encoded;
-  Outcome open(const SampleKey&, const FileTable*, Encoded&, Scratch&, ImageScratch&) const;
-
-  std::shared_ptr<const FileTable> table_;
-  std::shared_ptr<const Recipe> recipe_;
-  std::uint64_t max_pixels_;
+  const std::shared_ptr<const FileTable> table_;
+  const std::shared_ptr<const Recipe> recipe_;
+  const std::uint64_t max_pixels_;
   std::shared_ptr<const SampleCache> cache_;
 };
 

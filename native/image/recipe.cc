@@ -1,7 +1,10 @@
 #include "image/recipe.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <stdexcept>
+#include <utility>
 
 namespace penstock {
 namespace {
@@ -9,6 +12,11 @@ namespace {
 bool covers(const ImagePart& part, Box need, int channels) {
   return part.channels == channels && need.x0 >= part.x0 && need.y0 >= part.y0 && need.x1 - part.x0 <= part.width &&
          need.y1 - part.y0 <= part.height;
+}
+
+bool draws(const Operation& operation) {
+  return std::holds_alternative<RandomResizedCrop>(operation) || std::holds_alternative<RandomCrop>(operation) ||
+         std::holds_alternative<RandomFlip>(operation);
 }
 
 // The rectangle `box` of a picture of size `of`, its pixels at data.
@@ -96,6 +104,28 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   if (part.channels != recipe.output.channels) return Outcome::to_python("the image has another number of channels");
   write_output(recipe.output, part, current().x, current().y, row, indices_);
   return Outcome::success();
+}
+
+SplitRecipe split(const Recipe& recipe, std::size_t count) {
+  if (count > recipe.operations.size()) throw std::invalid_argument("the recipe has fewer operations");
+  auto first = std::make_shared<Recipe>();
+  auto rest = std::make_shared<Recipe>();
+  first->channels = first->output.channels = recipe.channels;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Operation& operation = recipe.operations[i];
+    if (draws(operation)) throw std::invalid_argument("an operation that draws cannot be done before the others");
+    if (const auto* grey = std::get_if<Grayscale>(&operation)) first->output.channels = grey->channels;
+    first->operations.push_back(operation);
+  }
+  first->output.layout = Layout::hwc;
+  for (const Fill& fill : recipe.output.fills) {
+    first->output.fills.push_back(fill);
+    std::copy(fill.pixel.begin(), fill.pixel.end(), first->output.fills.back().element.begin());
+  }
+  rest->channels = first->output.channels;
+  rest->operations.assign(recipe.operations.begin() + static_cast<std::ptrdiff_t>(count), recipe.operations.end());
+  rest->output = recipe.output;
+  return {std::move(first), std::move(rest)};
 }
 
 TensorSpec spec_of(const Recipe& recipe, Extent size) {

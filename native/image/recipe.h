@@ -250,6 +250,16 @@ class RecipeScratch {
   Resizer resizer_;
 };
 
+// A recipe cut in two: `rest` gives of what `first` makes of a picture what the whole gives of the picture.
+struct SplitRecipe {
+  std::shared_ptr<const Recipe> first;  // gives 8-bit pixels, interleaved
+  std::shared_ptr<const Recipe> rest;
+};
+
+// Cuts a recipe behind its first `count` operations, of which each fill is a colour of pixels. Throws
+// std::invalid_argument where it has fewer, or where one of them draws: the draws of the others would not be theirs.
+[[nodiscard]] SplitRecipe split(const Recipe& recipe, std::size_t count);
+
 // The spec of a result of this size: (channels, height, width).
 [[nodiscard]] TensorSpec spec_of(const Recipe& recipe, Extent size);
 

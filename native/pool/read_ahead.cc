@@ -199,7 +199,7 @@ std::unique_ptr<BroughtFile> ReadAhead::Shared::bring(Claim& claim) {
   file->outcome = where.index < where.table->size() ? where.table->open(where.index, file->file)
                                                     : Outcome::io_error(ERANGE, "index");
   if (file->outcome.ok()) bring_bytes(claim, *file);
-  if (where.cache != nullptr && file->file.in_memory())
+  if (where.cache != nullptr && where.keeps_file && file->file.in_memory())
     where.cache->keep(where.sample, where.table->name(where.index), file->file.bytes());
   if (claim.held > 0)
     file->room = {nullptr, [self = shared_from_this(), bytes = claim.held](const void*) { self->release(bytes); }};

@@ -330,6 +330,21 @@ class TensorFileFiller(Filler):
 
 class ImageFileFiller(Filler):
     def __init__(self, paths: FileTable | None, recipe: Recipe, max_pixels: int) -> None: ...
+    def keeping_pixels(self, cache: SampleCache, operations: int) -> PixelCacheFiller:
+        """Return the same filler, of which a cache keeps the pixels that the recipe's first operations make.
+
+        Raises ValueError where the recipe has fewer operations, or one of these draws.
+        """
+
+class PixelCacheFiller(Filler):
+    """Fills rows from the pixels that a cache has, else from files, whose pixels it keeps."""
+
+    def keep(self, sample: int, name: bytes, pixels: NDArray[np.uint8]) -> bool:
+        """Have the cache keep what the first operations make of an image that was decoded from the file of this name.
+
+        Returns whether they can be done, and a tier had space. Raises ValueError for an array of other dimensions than
+        (height, width) or (height, width, channels).
+        """
 
 def read_image(
     filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int

@@ -19,6 +19,7 @@ from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
 from penstock.settings import Method, Settings
+from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
@@ -56,6 +57,8 @@ class Explained:
         if self.executors.caches is not None:
             described = self.executors.caches.describe() if plan.assisted is not None else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
+            if self.executors.caches.decoded and described:
+                yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
         yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
@@ -83,6 +86,8 @@ class Explained:
         if (caches := self.executors.caches) is not None:
             files = any(leaf.files is not None for leaf in plan.leaves)
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
+            for line in describe_decoded(plan.leaves, caches):
+                yield f"cache    {line}"
         yield from _so_far(stats)
         yield from _reading(stats)
         yield from _calls(stats)

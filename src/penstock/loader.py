@@ -88,6 +88,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             memory of this process ("8GiB"), a folder that processes of this user share and later runs find
             ("/dev/shm/penstock"), a folder with its limit (("/nvme/penstock", "500GiB")), or a list of these, in order.
             What is read first is kept until a tier is full; nothing is evicted. stats().cache says what came from it.
+        cache_decoded: True: of images, the cache keeps the pixels that the first transforms make, up to the first one
+            that draws or converts, where they have a set size and fit into the tiers or take less than the files.
+            explain() says where files are kept as they are, and why.
         snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
             state is that of the batch that was handed out last, at every step.
 
@@ -139,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         shard: Shard = None,
         ledger: str | os.PathLike[str] | None = None,
         cache: CacheOption = None,
+        cache_decoded: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
@@ -157,7 +161,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         method = method_of(worker_method)
         self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
-        self.worker_method, self.cache, self.snapshot_every_n_steps = worker_method, cache, snapshot_every_n_steps
+        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        self.cache, self.cache_decoded = cache, cache_decoded
         register = register_of(on_error, dataset)
         if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
@@ -167,7 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch=prefetch_factor is not None,
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
-            caches=caches_of(cache),
+            caches=caches_of(cache, cache_decoded),
         )
         self._executors = Executors(register, SeedWarnings(), self._given.caches)
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)

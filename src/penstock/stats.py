@@ -29,6 +29,8 @@ class TierCounts:
     """Samples of this process, and of its forked workers, that came from it."""
     dropped: int
     """Samples that were read from their files anew, as what it had was damaged or of another file."""
+    decoded: int
+    """How many of these samples are kept as pixels, of cache_decoded=True."""
     error: str | None
     """Why this process keeps no more samples in it, where a write failed; None: no write did."""
 

@@ -60,6 +60,11 @@ class Recipe:
     """The operations that move pixels, in order, with their parameters as the native core takes them."""
     fills: tuple[bytes, ...] | None = None
     """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
+    leading: int = 0
+    """How many operations come before the first one that draws, or that acts on values other than pixels; paddings that
+    would be the last of them are not counted."""
+    leading_fills: tuple[bytes, ...] = ()
+    """The colours of padding as the pixels of these operations, by the numbers that operations give."""
 
 
 def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
@@ -157,7 +162,28 @@ class Reader:
         pixels = _means_itself(values[0])
         fills = tuple(pixel or element for pixel, element in zip(self.fill_pixels, elements[1:], strict=True))
         steps, operations = tuple(self.steps), tuple(self.operations)
-        return Recipe(native, values[0].dtype, shape, steps, table, operations, fills if pixels else None)
+        return Recipe(
+            native,
+            values[0].dtype,
+            shape,
+            steps,
+            table,
+            operations,
+            fills if pixels else None,
+            self._leading(),
+            tuple(self.fill_pixels),
+        )
+
+    def _leading(self) -> int:
+        """Return how many operations come before the first one that draws, or that pads with converted values."""
+
+        def ends(operation: dict[str, Any]) -> bool:
+            return operation["op"] in DRAWING or ("fill" in operation and not self.fill_pixels[operation["fill"]])
+
+        count = next((number for number, one in enumerate(self.operations) if ends(one)), len(self.operations))
+        while count and self.operations[count - 1]["op"] == "Pad":
+            count -= 1
+        return count
 
     def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
         """Return what pixel values become, and all values before that; no table where values would be lost."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class SampleNames:
     """The number of samples."""
     paths: tuple[str, ...]
     """The absolute paths of up to 64 files, evenly spread."""
+    form: str = ""
+    """What is kept in the place of the files' bytes, and all that it depends on; "": the bytes."""
 
     @classmethod
     def of(cls, size: int, path: Any) -> SampleNames:
@@ -65,10 +68,19 @@ class SampleNames:
         return cls(size, tuple(os.path.abspath(path(index)) for index in chosen))
 
     def key(self) -> str:
-        """Return a hash over the paths, sizes and times of change of the files: 32 hexadecimal digits."""
+        """Return a hash over the form and the paths, sizes and times of change of the files: 32 hexadecimal digits."""
+        named = [1, self.size, self.paths, self._facts, *([self.form] if self.form else [])]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]
+
+    def mean_bytes(self) -> float:
+        """Return the mean size of the files that are there."""
+        sizes = [size for size, _ in self._facts if size >= 0]
+        return sum(sizes) / max(1, len(sizes))
+
+    @cached_property
+    def _facts(self) -> list[tuple[int, int]]:
         with ThreadPoolExecutor(_LOOKING_THREADS) as threads:  # a network file system may take milliseconds a file
-            facts = list(threads.map(_facts, self.paths))
-        return hashlib.sha256(json.dumps([1, self.size, self.paths, facts]).encode()).hexdigest()[:32]
+            return list(threads.map(_facts, self.paths))
 
 
 class Caches:
@@ -76,14 +88,17 @@ class Caches:
 
     Args:
         tiers: the nearest first.
+        decoded: pixels are kept in the place of files, where it pays.
     """
 
-    def __init__(self, tiers: tuple[Tier, ...]) -> None:
+    def __init__(self, tiers: tuple[Tier, ...], decoded: bool = False) -> None:
         self.tiers = tiers
+        self.decoded = decoded
         self._held: dict[str, tuple[_native.SampleCache, list[_native.CacheTier]]] = {}
+        self._formed: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Caches, (self.tiers,)
+        return Caches, (self.tiers, self.decoded)
 
     def __deepcopy__(self, memo: object) -> Caches:
         """Return the caches themselves: threads share them."""
@@ -102,21 +117,47 @@ class Caches:
             if key not in held:
                 tiers = [_open(tier, key, names.size, names.size / max(1, samples)) for tier in self.tiers]
                 held[key] = _native.SampleCache(tiers), tiers
+        self._formed = {key for key, names in zip(keys, datasets, strict=True) if names.form}
         return [held[key][0] for key in keys]
 
     def in_folders(self) -> Caches | None:
         """Return the caches without those in memory, None where no tier is left."""
         tiers = tuple(tier for tier in self.tiers if tier.folder is not None)
-        return Caches(tiers) if tiers else None
+        return Caches(tiers, self.decoded) if tiers else None
+
+    def why_not(self, names: SampleNames, each: int, share: float) -> str | None:
+        """Return why a dataset's files are kept rather than its samples in another form, None where the form is.
+
+        The form is kept where a sample of it takes no more bytes than a file, where the tiers hold all of it, and where
+        a folder or this object has a part for it already. Nothing is made.
+
+        Args:
+            names: of the dataset in that form.
+            each: the bytes that a sample takes in it.
+            share: of the tiers' memory that the dataset gets.
+        """
+        whole, file = names.size * each, names.mean_bytes()
+        if each <= file:
+            return None
+        key = names.key()
+        folders = [tier.folder for tier in self.tiers if tier.folder is not None]
+        begun = any(
+            os.path.exists(folder / f"{key}.index") for folder in folders
+        )  # False where a folder may not be read
+        room = sum(_room(tier, share) for tier in self.tiers)
+        if key in self._held or begun or whole <= room:
+            return None
+        return f"{counted(names.size, 'image')} take {size_of(whole)} as pixels, and the tiers hold {size_of(room)}"
 
     def counts(self) -> dict[str, TierCounts]:
         """Return what each tier keeps, by its name: "memory", or the folder."""
         found = {}
         for number, tier in enumerate(self.tiers):
-            each = [tiers[number].counts() for _, tiers in self._held.values()]
-            kept, taken, limit, hits, dropped = (sum(one[place] for one in each) for place in range(5))
-            errors = [os.strerror(one[5]) for one in each if one[5]]
-            found[tier.name] = TierCounts(kept, taken, limit, hits, dropped, errors[0] if errors else None)
+            each = {key: tiers[number].counts() for key, (_, tiers) in self._held.items()}
+            kept, taken, limit, hits, dropped = (sum(one[place] for one in each.values()) for place in range(5))
+            decoded = sum(one[0] for key, one in each.items() if key in self._formed)
+            errors = [os.strerror(one[5]) for one in each.values() if one[5]]
+            found[tier.name] = TierCounts(kept, taken, limit, hits, dropped, decoded, errors[0] if errors else None)
         return found
 
     def describe(self) -> str:
@@ -125,9 +166,13 @@ class Caches:
         return "; ".join(_words(tier, counts[tier.name]) for tier in self.tiers)
 
 
-def caches_of(option: CacheOption) -> Caches | None:
-    """Return the caches of a cache= argument, None for None. Raises InvalidOption."""
+def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
+    """Return the caches of the arguments cache= and cache_decoded=, None for cache=None. Raises InvalidOption."""
+    if not isinstance(decoded, bool):
+        raise InvalidOption(f"cache_decoded={decoded!r}: it is True or False")
     if option is None:
+        if decoded:
+            raise InvalidOption("cache_decoded=True says what a cache keeps: give cache=, which says where")
         return None
     several = isinstance(option, list) or (isinstance(option, tuple) and not _is_limited(option))
     tiers = tuple(_tier(one) for one in option) if several else (_tier(option),)  # type: ignore[union-attr]
@@ -136,7 +181,7 @@ def caches_of(option: CacheOption) -> Caches | None:
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
         raise InvalidOption(f"cache={option!r}: it names a tier twice")
-    return Caches(tiers)
+    return Caches(tiers, decoded)
 
 
 def _is_limited(option: tuple[Any, ...]) -> bool:
@@ -186,7 +231,7 @@ def _open(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier
             if os.fstat(index).st_size == 0:  # processes that make it at once give it the same size
                 os.truncate(index, size)
             taken = os.fstat(data).st_blocks * 512
-            limit = taken + _free(folder, tier.folder) if tier.limit is None else tier.limit
+            limit = taken + _free(folder) if tier.limit is None else tier.limit
             return _native.CacheTier(index, data, samples, limit)
         except ValueError as error:
             raise StorageError(
@@ -206,13 +251,30 @@ def _own_file(name: str, folder: int) -> int:
     return descriptor
 
 
-def _free(descriptor: int, folder: Path) -> int:
+def _free(descriptor: int) -> int:
     """Return how many bytes a tier may take in a folder where no limit is given."""
     status = os.fstatvfs(descriptor)
     free = status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * _LEFT)
     if _in_memory(descriptor):
         free = min(free, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
     return max(0, free)
+
+
+def _room(tier: Tier, share: float) -> int:
+    """Return about how many bytes a tier may hold of a dataset, whose folder may be missing."""
+    if tier.folder is None:
+        return int((tier.limit or 0) * share)
+    if tier.limit is not None:
+        return tier.limit
+    there = next((folder for folder in (tier.folder, *tier.folder.parents) if os.path.isdir(folder)), Path("/"))
+    try:
+        descriptor = os.open(there, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # what is wrong with it is said where the tier is opened
+        return 0
+    try:
+        return _free(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _in_memory(descriptor: int) -> bool:

@@ -1,0 +1,655 @@
+"""cache_decoded=True: the pixels that a recipe's first steps make come from the tiers, and no element changes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+import torchvision
+from PIL import Image, ImageFile
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import transforms
+from torchvision.transforms import v2
+
+import penstock
+import penstock._native as _native
+from penstock import DataLoader, ImageFolder, TensorFolder
+from penstock.sources.kept_pixels import KeptPixels, kept_pixels
+from tests.accelerator import replaced_by_the_cpu
+from tests.native_testing import SlowTable
+from tests.same import assert_same
+from tests.sample_datasets import noise_image, tensor_files
+from tests.storage.test_tiers import TIERS, only, spoil
+
+pytestmark = pytest.mark.native
+
+NORMALIZE = transforms.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
+V2_NORMALIZE = v2.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
+SECOND = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), V2_NORMALIZE])
+STILL: dict[str, Any] = {
+    "v1": [transforms.Resize(24), transforms.CenterCrop(20), transforms.ToTensor(), NORMALIZE],
+    "v1 fixed": [transforms.Resize((21, 34)), transforms.PILToTensor()],
+    "v1 larger": [transforms.Resize(24), transforms.CenterCrop((60, 20)), transforms.ToTensor(), NORMALIZE],
+    "v1 bicubic, pad": [
+        transforms.Resize((16, 18), interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.Pad(3, fill=(9, 8, 7)),
+        transforms.ToTensor(),
+        NORMALIZE,
+    ],
+    "v1 padded between": [
+        transforms.Pad((2, 5), fill=(9, 8, 7)),
+        transforms.Resize((22, 22)),
+        transforms.Pad(2, padding_mode="reflect"),
+        transforms.CenterCrop(20),
+        transforms.ToTensor(),
+    ],
+    "v1 grey": [transforms.Resize((20, 20)), transforms.Grayscale(1), transforms.ToTensor()],
+    "v1 grey of three": [transforms.Grayscale(3), transforms.CenterCrop(24), transforms.ToTensor(), NORMALIZE],
+    "v1 converted between": [transforms.Resize((30, 30)), transforms.ToTensor(), transforms.CenterCrop(40), NORMALIZE],
+    "v1 padded last": [transforms.Resize((30, 30)), transforms.ToTensor(), NORMALIZE, transforms.Pad(4, fill=0.25)],
+    "v2": [v2.Resize(24), v2.CenterCrop(20), SECOND],
+    "v2 on tensors": [v2.ToImage(), v2.Resize((20, 26), antialias=True), v2.CenterCrop(30), SECOND],
+    "v2 of bytes": [v2.Resize((20, 26)), v2.PILToTensor()],
+}
+RANDOM: dict[str, Any] = {
+    "v1": [
+        transforms.Resize(26),
+        transforms.CenterCrop(22),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        NORMALIZE,
+    ],
+    "v1 crop": [transforms.Resize(26), transforms.RandomCrop(20, padding=3), transforms.ToTensor()],
+    "v1 resized crop": [
+        transforms.Resize((40, 44)),
+        transforms.RandomResizedCrop(20),
+        transforms.ToTensor(),
+        NORMALIZE,
+    ],
+    "v1 grey behind": [
+        transforms.CenterCrop(30),
+        transforms.RandomVerticalFlip(),
+        transforms.Grayscale(3),
+        transforms.RandomCrop(20),
+        transforms.ToTensor(),
+    ],
+    "v2": [v2.Resize(26), v2.RandomCrop(20), v2.RandomHorizontalFlip(), SECOND],
+    "v2 on tensors": [v2.ToImage(), v2.Resize((40, 44)), v2.RandomResizedCrop(20), v2.RandomVerticalFlip(), SECOND],
+}
+
+
+def compose(steps: list[Any]) -> Any:
+    return (v2 if type(steps[0]).__module__.startswith("torchvision.transforms.v2") else transforms).Compose(steps)
+
+
+def pictures(root: Path) -> Path:
+    """Write images of the modes and formats that programs meet: JPEGs that are decoded natively, and others."""
+    for number in range(18):
+        image = noise_image(number, 40 + number, 50 + number % 5)
+        folder = root / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = number % 9
+        options: dict[str, Any] = {}
+        if kind == 1:
+            image = image.convert("L")
+        elif kind == 2:
+            image = image.convert("CMYK")
+        elif kind == 3:
+            image = image.convert("P")
+        elif kind == 4:
+            image = image.convert("RGBA")
+            image.putalpha(90)
+        elif kind == 5:
+            exif = Image.Exif()
+            exif[0x0112] = 6  # the orientation, which torchvision does not look at
+            options["exif"] = exif
+        elif kind == 6:
+            options["progressive"] = True
+        elif kind == 7:
+            image = image.convert("1")
+        image.save(folder / f"{number:02}.{'png' if kind in (3, 4, 7) else 'jpg'}", **options)
+    return root
+
+
+FOLDERS: dict[str, Callable[..., Any]] = {"ours": ImageFolder, "torchvision": torchvision.datasets.ImageFolder}
+ALL_TIERS = {name: TIERS[name] for name in ("memory", "folder")}
+
+
+def counts_of(loader: Any) -> Any:
+    (counts,) = loader.stats().cache.values()
+    return counts
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("tiers", ALL_TIERS)
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("name", STILL)
+def test_elements_are_torchs(name: str, folder: str, tiers: str, workers: int, tmp_path: Path) -> None:
+    dataset = FOLDERS[folder](pictures(tmp_path / "data"), compose(STILL[name]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=1 if name == "v1 larger" else 4))
+    loader = DataLoader(
+        dataset,
+        batch_size=1 if name == "v1 larger" else 4,
+        num_workers=workers,
+        cache=TIERS[tiers](tmp_path),
+        cache_decoded=True,
+    )
+    assert "files as they are" not in loader.explain(), loader.explain()
+    assert_same(list(loader), wanted)
+    spoil(tmp_path / "data")
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    counts = counts_of(loader)
+    assert (counts.samples, counts.decoded, counts.dropped, counts.error) == (18, 18, 0, None)
+    assert counts.hits >= 36
+    assert "pixels as" in loader.explain()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("name", RANDOM)
+def test_draws_are_those_without_a_cache(name: str, folder: str, workers: int, tmp_path: Path) -> None:
+    dataset = FOLDERS[folder](pictures(tmp_path / "data"), compose(RANDOM[name]))
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": workers}
+    plain, kept = DataLoader(dataset, **options), DataLoader(dataset, **options, cache="8MiB", cache_decoded=True)
+    epochs = [list(plain) for _ in range(3)]
+    assert not torch.equal(epochs[0][0][0], epochs[1][0][0])
+    assert_same(list(kept), epochs[0])
+    spoil(tmp_path / "data")
+    assert_same([list(kept) for _ in range(2)], epochs[1:])
+    assert counts_of(kept).decoded == 18
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_a_flip_without_chance_is_torchs(flip: float, tmp_path: Path) -> None:
+    steps = [transforms.Resize(26), transforms.CenterCrop(22), transforms.RandomHorizontalFlip(flip)]
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose([*steps, transforms.ToTensor(), NORMALIZE]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    assert counts_of(loader).decoded == 18
+
+
+@pytest.mark.parametrize("method", [None, "thread", "auto", "process"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_worker_methods(method: Any, workers: int, tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=workers, worker_method=method, cache=tmp_path / "cache", cache_decoded=True
+    )
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    if method == "process":
+        assert "nothing is kept: Python reads the files" in loader.explain()
+    else:
+        assert counts_of(loader).decoded == 18
+
+
+def test_pixels_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced_by_the_cpu(monkeypatch)
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, device="cuda", cache="8MiB", cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    assert counts_of(loader).decoded == 18 and counts_of(loader).hits >= 18
+
+
+def test_what_only_torchvision_does(tmp_path: Path) -> None:
+    """Small images, of which numpy repeats the reflection, are done by their own transform each time."""
+    steps = [transforms.Pad(60, padding_mode="reflect"), transforms.CenterCrop(90), transforms.ToTensor()]
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(steps))
+    loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert counts_of(loader).samples == 0
+
+
+@pytest.mark.parametrize("name", ["subset", "concatenated"])
+def test_datasets_of_datasets(name: str, tmp_path: Path) -> None:
+    made = compose(STILL["v1"])
+    parts = [ImageFolder(pictures(tmp_path / "data" / part), made) for part in "ab"]
+    dataset: Any = Subset(parts[0], [5, 3, 3, 17]) if name == "subset" else ConcatDataset(parts)
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache", cache_decoded=True)
+    assert_same(list(loader), wanted)
+    spoil(tmp_path / "data")
+    assert_same(list(loader), wanted)
+    assert counts_of(loader).decoded == len(set(dataset.indices) if name == "subset" else dataset)
+    assert loader.explain().count("pixels as CenterCrop leaves them") == 1
+
+
+# --- what is kept, and what is not ------------------------------------------------------------------------------------
+
+
+def found(transform: Any) -> KeptPixels | str:
+    recipe = penstock.recipe.reader.read(transform, mode="RGB")
+    assert isinstance(recipe, penstock.recipe.reader.Recipe), recipe
+    return kept_pixels(recipe)
+
+
+def test_which_pixels_are_kept() -> None:
+    def kept(*steps: Any) -> tuple[int, str, int]:
+        pixels = found(compose([*steps, transforms.ToTensor()]))
+        assert isinstance(pixels, KeptPixels), pixels
+        return pixels.operations, pixels.after, pixels.bytes
+
+    resize, crop, pad = transforms.Resize(30), transforms.CenterCrop((20, 24)), transforms.Pad((1, 2))
+    flip, grey = transforms.RandomHorizontalFlip(), transforms.Grayscale()
+    assert kept(resize, crop) == (2, "CenterCrop", 20 * 24 * 3)
+    assert kept(resize, flip, crop) == (1, "Resize", 30 * 40 * 3)
+    assert kept(transforms.Resize(30, max_size=36)) == (1, "Resize", 30 * 36 * 3)
+    assert kept(crop, pad, flip) == (1, "CenterCrop", 20 * 24 * 3), "padding costs nothing to add"
+    assert kept(crop, pad, transforms.Resize((5, 6)), flip) == (3, "Resize", 5 * 6 * 3)
+    assert kept(pad, crop, pad, grey) == (4, "Grayscale", 24 * 26)
+    converted = found(compose([crop, transforms.ToTensor(), transforms.Pad(2)]))
+    assert isinstance(converted, KeptPixels) and converted.operations == 1, "pixels are kept, not what they become"
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([transforms.RandomResizedCrop(20)], "RandomResizedCrop comes before any step"),
+        ([transforms.RandomHorizontalFlip(), transforms.Resize((20, 20))], "a random flip comes before any step"),
+        ([transforms.Pad(30), transforms.RandomCrop(40)], "RandomCrop comes before any step"),
+        ([transforms.Grayscale(3)], "no step before the conversion sets the size of the images"),
+        ([transforms.ToTensor(), transforms.CenterCrop(20)], "no step before the conversion sets the size"),
+    ],
+)
+def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, tmp_path: Path) -> None:
+    last = [] if isinstance(steps[0], transforms.ToTensor) else [transforms.ToTensor()]
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose([*steps, *last]))
+    loader = DataLoader(dataset, seed=1, cache=tmp_path / "cache", cache_decoded=True)
+    wanted = list(DataLoader(dataset, seed=1))
+    assert f"files as they are: {why}" in loader.explain()
+    assert not (tmp_path / "cache").exists(), "explain() makes nothing"
+    assert_same(list(loader), wanted)
+    spoil(tmp_path / "data")
+    assert len(list(loader)) == 18
+    assert (counts_of(loader).samples, counts_of(loader).decoded) == (18, 0)
+
+
+def test_other_samples_than_images_for_the_native_core(tmp_path: Path) -> None:
+    tensors = TensorFolder(tensor_files(tmp_path / "tensors", 6))
+    loader = DataLoader(tensors, cache="1MiB", cache_decoded=True)
+    assert_same(list(loader), list(torch.utils.data.DataLoader(tensors)))
+    assert "files as they are: the samples are no images" in loader.explain()
+    assert (counts_of(loader).samples, counts_of(loader).decoded) == (6, 0)
+    arrays = DataLoader(penstock.Arrays(np.zeros((4, 2))), cache="1MiB", cache_decoded=True)
+    assert list(arrays)
+    assert (
+        "nothing is kept: the dataset has no files" in arrays.explain() and "files as they are" not in arrays.explain()
+    )
+    lists: DataLoader[Any] = DataLoader(list(range(9)), cache="1MiB", cache_decoded=True)  # type: ignore[arg-type]
+    assert list(lists)
+    assert "nothing is kept: Python reads the files" in lists.explain() and "files as they are" not in lists.explain()
+
+
+def test_a_transform_that_python_calls(tmp_path: Path) -> None:
+    steps = [transforms.Resize(26), transforms.Lambda(np.array), transforms.Lambda(lambda pixels: pixels[:8, :8])]
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(steps))
+    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache", cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert "files as they are: Python calls the transforms" in loader.explain()
+    assert counts_of(loader).samples and not counts_of(loader).decoded
+
+
+def test_pixels_that_do_not_fit(tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose([transforms.Resize((200, 200)), transforms.ToTensor()]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    for cache in ("1MiB", (tmp_path / "cache", "1MiB")):
+        loader = DataLoader(dataset, batch_size=4, cache=cache, cache_decoded=True)
+        for _ in range(2):
+            assert_same(list(loader), wanted)
+        assert "18 images take 2.1 MiB as pixels, and the tiers hold 1.0 MiB" in loader.explain()
+        assert (counts_of(loader).samples, counts_of(loader).decoded) == (18, 0)
+    both = DataLoader(dataset, batch_size=4, cache=["1MiB", (tmp_path / "both", "2MiB")], cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(both), wanted)
+    memory, folder = both.stats().cache.values()
+    assert memory.decoded == 8 and folder.decoded == 10, "8 images fit into the first MiB"
+    assert "pixels as Resize leaves them, about 117 KiB an image" in both.explain()
+
+
+def test_a_full_tier(tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))  # pixels take less than files
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=5 * (16 + 20 * 20 * 3) + 7, cache_decoded=True)
+    for _ in range(3):
+        assert_same(list(loader), wanted)
+    assert (counts_of(loader).samples, counts_of(loader).decoded, counts_of(loader).dropped) == (5, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"), [({"cache_decoded": True}, "give cache="), ({"cache_decoded": 1}, "True or")]
+)
+def test_options_that_make_no_sense(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match=f"cache_decoded=.*{what}"):
+        DataLoader(list(range(3)), **options)  # type: ignore[arg-type]
+
+
+# --- one after the other, and at once ---------------------------------------------------------------------------------
+
+READER = """
+import sys
+import torch
+from torchvision import transforms
+from penstock import DataLoader, ImageFolder
+root, folder, size = sys.argv[1:]
+recipe = transforms.Compose([transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()])
+loader = DataLoader(
+    ImageFolder(root, recipe), batch_size=4, num_workers=2, cache=folder, cache_decoded=True, shuffle=True
+)
+total = sum(batch.double().sum().item() for batch, _ in loader)
+(counts,) = loader.stats().cache.values()
+print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
+"""
+
+
+def read_elsewhere(root: Path, folder: Path, size: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", READER, str(root), str(folder), str(size)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_and_recipes_share_a_folder(tmp_path: Path) -> None:
+    root, folder = pictures(tmp_path / "data"), tmp_path / "cache"
+    totals = {}
+    for size in (20, 24):
+        made = transforms.Compose([transforms.Resize(26), transforms.CenterCrop(size), transforms.ToTensor()])
+        totals[size] = round(
+            sum(image.double().sum().item() for image, _ in map(ImageFolder(root, made).__getitem__, range(18))), 3
+        )
+    sizes = (20, 24, 20)
+    read = [process.communicate(timeout=300)[0].split() for process in [read_elsewhere(root, folder, n) for n in sizes]]
+    assert [float(words[0]) for words in read] == [totals[size] for size in sizes]
+    assert {words[3] for words in read} == {"0"}
+    spoil(root)
+    for size in (20, 24):
+        words = read_elsewhere(root, folder, size).communicate(timeout=300)[0].split()
+        assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
+    assert len(list(folder.glob("*.index"))) == 2
+
+
+def test_each_form_has_a_part_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, folder = pictures(tmp_path / "data"), tmp_path / "cache"
+    resize, crop, bicubic = transforms.Resize(26), transforms.CenterCrop(20), transforms.InterpolationMode.BICUBIC
+
+    def parts(*steps: Any, decoded: bool = True) -> int:
+        dataset = ImageFolder(root, compose([*steps, transforms.ToTensor()]))
+        loader = DataLoader(dataset, batch_size=3, cache=folder, cache_decoded=decoded)
+        wanted = list(torch.utils.data.DataLoader(dataset, batch_size=3))
+        for _ in range(2):
+            assert_same(list(loader), wanted)
+        return len(list(folder.glob("*.index")))
+
+    assert parts(resize, crop) == 1
+    assert parts(resize, crop, transforms.RandomHorizontalFlip(0.0)) == 1, "what follows the pixels is not theirs"
+    assert parts(resize, crop, transforms.Pad(2, fill=7)) == 1
+    assert parts(resize, crop, decoded=False) == 2
+    assert parts(transforms.Resize(26, interpolation=bicubic), crop) == 3
+    assert parts(transforms.Resize(26, max_size=30), crop) == 4
+    assert parts(transforms.Resize(27), crop) == 5
+    assert parts(transforms.Pad(2), resize, crop) == 6
+    assert parts(transforms.Pad(2, fill=7), resize, crop) == 7
+    assert parts(transforms.Pad(2, padding_mode="edge"), resize, crop) == 8
+    assert parts(resize, crop, transforms.Grayscale()) == 9
+    assert parts(v2.Resize(26), v2.CenterCrop(20)) == 9, "Pillow does the same for both generations"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10**6)
+    assert parts(resize, crop) == 10
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    assert parts(resize, crop) == 11
+    monkeypatch.setattr(PIL, "__version__", "0.0")
+    assert parts(resize, crop) == 12
+
+
+def test_changed_datasets(tmp_path: Path) -> None:
+    root, folder = pictures(tmp_path / "data"), tmp_path / "cache"
+
+    def check() -> None:
+        dataset = ImageFolder(root, compose(STILL["v1"]))
+        loader = DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)
+        wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+        for _ in range(2):
+            assert_same(list(loader), wanted)
+
+    check()
+    noise_image(99, 70, 70).save(root / "class0" / "00.jpg")
+    check()
+    (root / "class0" / "00.jpg").rename(root / "class0" / "zz.jpg")
+    check()
+    assert len(list(folder.glob("*.index"))) == 3
+
+
+def test_a_transform_that_changes_between_epochs(tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache="8MiB", cache_decoded=True)
+    for name in ("v1", "v1 fixed", "v2 on tensors", "v1"):
+        dataset.transform = compose(STILL[name])
+        for _ in range(2):
+            assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
+def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
+    (tmp_path / "data" / "class").mkdir(parents=True)
+    for number in range(130):
+        noise_image(number, 20, 22).save(tmp_path / "data" / "class" / f"{number:03}.{'png' if number % 2 else 'jpg'}")
+    dataset = torchvision.datasets.ImageFolder(tmp_path / "data", compose(STILL["v1 grey"]))
+    loader = DataLoader(dataset, batch_size=7, cache=tmp_path / "cache", cache_decoded=True)
+    list(loader)
+    samples = dataset.samples
+    samples[1], samples[2] = samples[2], samples[1]  # the part of the folder is found by 64 files: neither is one
+    for _ in range(2):
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=7)))
+    assert len(list((tmp_path / "cache").glob("*.index"))) == 1
+    assert counts_of(loader).dropped == 2, "pixels of another file are made anew"
+
+
+def test_copies_of_a_loader(tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache", cache_decoded=True)
+    wanted = list(loader)
+    twin = pickle.loads(pickle.dumps(loader))
+    other = loader.with_samples(dataset, batch_size=4)
+    assert other.cache_decoded and loader.own_options()["cache_decoded"]
+    for one in (twin, other):
+        assert_same(list(one), wanted)
+        assert counts_of(one).decoded == 18 and counts_of(one).hits >= 18
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert_same(list(loader), wanted)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- what is not trusted ----------------------------------------------------------------------------------------------
+
+
+def test_damaged_pixels_are_decoded_anew(tmp_path: Path) -> None:
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    folder = tmp_path / "cache"
+    wanted = list(DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True))
+    data, index = only(folder, "data"), only(folder, "index")
+    content, entries = bytearray(data.read_bytes()), index.read_bytes()
+    for place in (0, len(content) // 2, len(content) - 1):
+        content[place] ^= 1
+    data.write_bytes(content)
+    loader = DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+        assert counts_of(loader).dropped == 3
+    os.truncate(data, 5000)
+    for workers in (0, 2):
+        loader = DataLoader(dataset, batch_size=4, num_workers=workers, cache=folder, cache_decoded=True)
+        for _ in range(2):
+            assert_same(list(loader), wanted)
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        garbage = bytearray(entries)
+        for place in generator.integers(64, len(garbage), 8):
+            garbage[place] = generator.integers(256)
+        index.write_bytes(garbage)
+        assert_same(list(DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)), wanted)
+
+
+GOOD = np.arange(60, dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"x",
+        b"PIX1",
+        b"PIX0" + b"PIX1",
+        (4, 5, 1),
+        (5, 5, 3),
+        (0, 5, 3),
+        (5, 4, 2),
+        (2**32 - 1, 5, 3),
+        (2**31, 2**31, 4),
+        (20, 1, 3),
+    ],
+)
+def test_entries_that_are_no_pixels(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What carries the right checksum may still be of another kind, or have another size than it says."""
+    entry = content if isinstance(content, bytes) else numbers(*content) + GOOD.tobytes()
+    path = tmp_path / "data" / "class" / "a.jpg"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(entry)
+    cache = _native.SampleCache([_native.CacheTier.in_memory(1, 1000)])
+    monkeypatch.setattr("penstock.storage.tiers.Caches.of", lambda *_: [cache])
+    dataset = ImageFolder(tmp_path / "data", compose([transforms.Resize((4, 5)), transforms.PILToTensor()]))
+    with pytest.raises(penstock.SampleError):
+        list(DataLoader(dataset, cache="1KiB"))
+    assert cache.find(0, dataset.paths.name(0)) == entry
+    noise_image(1, 40, 50).save(path)
+    ((images, _),) = list(DataLoader(dataset, cache="1KiB", cache_decoded=True))
+    if content == (20, 1, 3):  # an image that another recipe would have made is one
+        assert torch.equal(images, torch.from_numpy(GOOD).reshape(20, 1, 3).permute(2, 0, 1)[None])
+    else:
+        assert torch.equal(images, dataset[0][0][None])
+
+
+def test_the_filler_that_keeps_pixels() -> None:
+    operation = {"op": "Resize", "size": (4, 5), "shorter": 0, "longest": 0}
+    recipe = _native.Recipe(
+        3, [{**operation, "filter": "bilinear", "arithmetic": "pillow", "antialias": True}], "uint8", "hwc", None, []
+    )
+    cache = _native.SampleCache([_native.CacheTier.in_memory(1, 1000)])
+    files = _native.ImageFileFiller(None, recipe, 2000)
+    filler = files.keeping_pixels(cache, 1)
+    image = np.asarray(noise_image(1, 40, 50))
+    assert filler.keep(0, b"a", image)
+    kept = cache.find(0, b"a")
+    assert kept is not None and kept[:16] == numbers(4, 5, 3) and len(kept) == 16 + 60
+    assert not filler.keep(0, b"a", image[..., :1].copy()), "another number of channels"
+    assert not filler.keep(0, b"a", image[:0]), "no pixels"
+    assert not filler.keep(0, b"a", np.zeros((41, 50, 3), np.uint8)), "more pixels than Pillow takes without a warning"
+    with pytest.raises(ValueError, match="height x width"):
+        filler.keep(0, b"a", image.reshape(-1))
+    for count in (2, 1 << 60):
+        with pytest.raises(ValueError, match="fewer operations"):
+            files.keeping_pixels(cache, count)
+    drawing = _native.Recipe(3, [{"op": "RandomFlip", "horizontal": True, "p": 0.5}], "uint8", "hwc", None, [])
+    with pytest.raises(ValueError, match="draws"):
+        _native.ImageFileFiller(None, drawing, 0).keeping_pixels(cache, 1)
+
+
+def numbers(height: int, width: int, channels: int) -> bytes:
+    return b"PIX1" + b"".join(value.to_bytes(4, "little") for value in (height, width, channels))
+
+
+def test_errors_are_those_of_the_files(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "data")
+    files = sorted(root.rglob("*.*"))
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole[: len(whole) // 2])
+    files[1].write_bytes(b"garbage")
+    files[2].write_bytes(b"")
+    dataset = ImageFolder(root, compose(STILL["v1"]))
+    files[5].unlink()
+    wanted: list[Any] = []
+    for options in ({}, {"cache": "1MiB"}, {"cache": tmp_path / "cache"}):
+        loader = DataLoader(dataset, num_workers=2, cache_decoded=bool(options), **options)
+        for _ in range(2):
+            batches, errors = iter(loader), []
+            for _ in range(18):
+                try:
+                    next(batches)
+                except penstock.SampleError as error:
+                    errors.append((type(error), str(error)))
+            wanted = wanted or errors
+            assert errors == wanted and len(errors) == 4
+        assert not options or counts_of(loader).decoded == 14, "nothing is kept of a file that cannot be read"
+
+
+def test_images_of_more_pixels_than_pillow_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = pictures(tmp_path / "data")
+    noise_image(1, 90, 90).save(root / "class0" / "large.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
+    dataset = ImageFolder(root, compose(STILL["v1"]))
+    loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
+    for _ in range(2):
+        with pytest.warns(Image.DecompressionBombWarning):
+            list(loader)
+    assert counts_of(loader).decoded == 18
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)
+    with pytest.raises(penstock.SampleError, match="decompression bomb"):
+        list(loader)
+
+
+def test_truncated_images_where_pillow_allows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = pictures(tmp_path / "data")
+    path = root / "class0" / "00.jpg"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    dataset = ImageFolder(root, compose(STILL["v1"]))
+    loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    for _ in range(2):
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    with pytest.raises(penstock.SampleError, match="truncated"):
+        list(loader)
+
+
+# --- with readers -----------------------------------------------------------------------------------------------------
+
+
+def test_readers_keep_no_files_in_the_place_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_pool = _native.Pool
+
+    class SlowFiller(_native.ImageFileFiller):
+        def __init__(self, paths: Any, recipe: _native.Recipe, max_pixels: int) -> None:
+            super().__init__(SlowTable(paths, 0.01), recipe, max_pixels)
+
+    def pool(*arguments: Any) -> Any:
+        made = make_pool(*arguments)
+        made.start_readers()
+        return made
+
+    monkeypatch.setattr(_native, "ImageFileFiller", SlowFiller)
+    monkeypatch.setattr(_native, "Pool", pool)
+    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
+    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=3))
+    loader = DataLoader(dataset, batch_size=3, num_workers=2, cache="8MiB", cache_decoded=True)
+    for _ in range(3):
+        assert_same(list(loader), wanted)
+    counts = counts_of(loader)
+    assert (counts.decoded, counts.bytes, counts.dropped) == (18, 18 * (16 + 20 * 20 * 3), 0)
+    assert loader.stats().reading.ahead + loader.stats().reading.awaited > 0
