@@ -15,6 +15,7 @@
 #include "bind/spec.h"
 #include "files/guarded.h"
 #include "image/image_filler.h"
+#include "image/pixel_filler.h"
 #include "tensor/column_filler.h"
 #include "tensor/tensor_filler.h"
 
@@ -178,6 +179,8 @@ void bind_fillers(nb::module_& m) {
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
       .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
            nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"));
+  nb::class_<PixelFileFiller, Filler>(m, "PixelFileFiller")
+      .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>>(), nb::arg("paths"), nb::arg("recipe"));
 }
 
 }  // namespace penstock

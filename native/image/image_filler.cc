@@ -15,14 +15,24 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 constexpr const char* kTooLarge = "an encoded image of over 1 GiB";
 constexpr std::size_t kFirstRead = 256 * 1024;  // one read suffices for most photos
 
-// The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows.
-Outcome read_all(const SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole) {
+}  // namespace
+
+Outcome read_all(SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole) {
   if (file.in_memory()) {
     whole = file.bytes();
     return whole.size() <= kMaxFileBytes ? Outcome::success() : Outcome::to_python(kTooLarge);
   }
-  std::size_t size = 0;
   if (bytes.empty()) bytes.resize(kFirstRead);
+  std::uint64_t size = 0;
+  if (file.is_part()) {  // by one call, in which a checksum is compared as well
+    std::uint64_t known = 0;
+    if (const Outcome found = file.size(known); !found.ok()) return found;
+    if (known > kMaxFileBytes) return Outcome::to_python(kTooLarge);
+    if (known > bytes.size()) bytes.resize(known);
+    if (!file.read(bytes.data(), known, 0, size)) return file.failure();
+    whole = {bytes.data(), size};
+    return Outcome::success();
+  }
   while (true) {
     if (size == bytes.size()) {
       if (bytes.size() >= kMaxFileBytes) return Outcome::to_python(kTooLarge);
@@ -30,15 +40,13 @@ Outcome read_all(const SampleFile& file, std::vector<std::uint8_t>& bytes, std::
     }
     const iovec room{bytes.data() + size, bytes.size() - size};
     const ssize_t got = file.readv({&room, 1}, size);
-    if (got < 0) return Outcome::io_error(errno, "pread");
+    if (got < 0) return file.failure();
     if (got == 0) break;
-    size += static_cast<std::size_t>(got);
+    size += static_cast<std::uint64_t>(got);
   }
   whole = {bytes.data(), size};
   return Outcome::success();
 }
-
-}  // namespace
 
 Outcome JpegSource::pixels(Box need, ImagePart& part) noexcept {
   const std::uint8_t* data = nullptr;
@@ -110,12 +118,12 @@ Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Pict
   }
 }
 
-Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
-                                          std::uint8_t* row, TensorSpec& got, Scratch& all) const noexcept {
+Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
+                     std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
     ArraySource source(image.data, image.height, image.width, image.channels);
-    const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
+    const Outcome outcome = run(recipe, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
   } catch (const std::bad_alloc&) {

@@ -1,4 +1,4 @@
-// Fillers of images: JPEG files by name, and decoded images in memory.
+// Fillers of images: JPEG files, and decoded images in memory. (Decoded images in files: pixel_filler.h.)
 //
 // Threads: as every Filler's (filler.h). Memory: an ImageArrayFiller borrows its array; recipes and tables are shared; a
 // Picture owns its pixels.
@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,14 @@ struct Picture {
   bool padded = false;                     // the recipe added pixels around it
 };
 
+// The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows. Code::python for one of
+// more than 1 GiB. Throws std::bad_alloc.
+[[nodiscard]] Outcome read_all(SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole);
+
+// Runs a recipe on an image that Python decoded: Filler::fill_from_pixels of a field of images.
+[[nodiscard]] Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image,
+                                   const TensorSpec& want, std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept;
+
 // Encoded images by name; without a table of its own, names come with each batch.
 class ImageFileFiller final : public Filler {
  public:
@@ -60,8 +69,10 @@ class ImageFileFiller final : public Filler {
       : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels), cache_(std::move(cache)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
-  Outcome fill_from_pixels(const SampleKey&, const DecodedImage&, const TensorSpec&, std::uint8_t*, TensorSpec&,
-                           Scratch&) const noexcept override;
+  Outcome fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want, std::uint8_t* row,
+                           TensorSpec& got, Scratch& scratch) const noexcept override {
+    return fill_decoded(*recipe_, key, image, want, row, got, scratch);
+  }
   [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept override {
     return {table_ ? table_.get() : paths, table_ ? key.local : key.place, cache_.get(), key.local};
   }

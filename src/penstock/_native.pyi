@@ -331,6 +331,11 @@ class TensorFileFiller(Filler):
 class ImageFileFiller(Filler):
     def __init__(self, paths: FileTable | None, recipe: Recipe, max_pixels: int) -> None: ...
 
+class PixelFileFiller(Filler):
+    """Decoded images in .npy files of uint8: (height, width, 3), or (height, width) for recipes from mode L."""
+
+    def __init__(self, paths: FileTable, recipe: Recipe) -> None: ...
+
 def read_image(
     filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int
 ) -> tuple[NDArray[np.uint8], bytes, bool] | str:
