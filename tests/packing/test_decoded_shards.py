@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision.transforms import v2
 
 import penstock
-from tests.packing.packed import flip_bit, write_photos
+from tests.packing.packed import flip_bit, offset_of, start_readers, write_photos
 from tests.same import assert_same
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -92,15 +92,7 @@ def copy(packed: Path, tmp_path: Path) -> Path:
 
 
 def loader(dataset: Any, **options: Any) -> Any:
-    return penstock.DataLoader(
-        dataset, **{"batch_size": 5, "shuffle": True, "seed": 3, "num_workers": 2, **options}
-    )
-
-
-def offset_of(shards: penstock.Shards, position: int) -> tuple[Path, int]:
-    """Return the shard of a sample, and where its file begins in it."""
-    row = shards.index.rows([position])[0]
-    return Path(shards.files.path(int(row["shard"]))), int(row["members"]["offset"][0])
+    return penstock.DataLoader(dataset, **{"batch_size": 5, "shuffle": True, "seed": 3, "num_workers": 2, **options})
 
 
 # --- what torch gives -------------------------------------------------------------------------------------------------
@@ -159,14 +151,13 @@ def test_without_a_transform(packed: Path) -> None:
 
 
 @pytest.mark.native
-def test_parts_and_several_datasets(packed: Path, cifar: Path, tmp_path: Path) -> None:
-    def both(kind: Any) -> Any:
-        first, second = penstock.Shards(packed, transform=DRAWN), penstock.Shards(cifar, transform=DRAWN)
-        if kind is Pictures:
-            first, second = (Pictures(one, DRAWN) for one in (first, second))
+def test_parts_and_several_datasets(packed: Path, cifar: Path) -> None:
+    def both(read: Any) -> Any:
+        first, second = (read(penstock.Shards(path, transform=DRAWN)) for path in (packed, cifar))
         return ConcatDataset([Subset(first, [25, 3, 9, 4, 3]), second])
 
-    ours, theirs = loader(both(penstock.Shards)), loader(both(Pictures), worker_method="thread")
+    ours = loader(both(lambda shards: shards))
+    theirs = loader(both(lambda shards: Pictures(shards, DRAWN)), worker_method="thread")
     assert_same(list(ours), list(theirs))
     assert "native threads" in ours.explain()
 
@@ -323,6 +314,19 @@ def test_a_flipped_bit(copy: Path, at: int) -> None:
     if at >= 128:  # a pixel
         unchecked = penstock.Shards(copy, transform=DRAWN, verify=False)
         assert_same(list(loader(unchecked)), list(loader(Pictures(unchecked, DRAWN), worker_method="thread")))
+
+
+@pytest.mark.native
+def test_readers_bring_the_files(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = penstock.Shards(copy, transform=DRAWN)
+    expected = list(loader(found))
+    start_readers(monkeypatch)
+    for verify in (True, False):
+        assert_same(list(loader(penstock.Shards(copy, transform=DRAWN, verify=verify))), expected)
+    path, offset = offset_of(found, 7)
+    flip_bit(path, offset + 5000)
+    with pytest.raises(penstock.ChecksumMismatch, match=found.name(7)):
+        list(loader(found))
 
 
 @pytest.mark.native
