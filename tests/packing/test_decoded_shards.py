@@ -163,6 +163,15 @@ def test_parts_and_several_datasets(packed: Path, cifar: Path) -> None:
 
 
 @pytest.mark.native
+def test_shards_in_an_object_store(packed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    far = penstock.Shards(packed.as_uri(), transform=DRAWN, cache_folder=tmp_path / "cache")
+    ours = loader(far, shuffle=False)
+    assert_same(list(ours), list(loader(penstock.Shards(packed, transform=DRAWN), shuffle=False)))
+    assert ours.stats().read_by_python == {} and "native threads" in ours.explain()
+
+
+@pytest.mark.native
 def test_labels_are_transformed_once(packed: Path) -> None:
     seen: list[int] = []
 
