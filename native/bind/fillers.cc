@@ -15,7 +15,6 @@
 #include "bind/spec.h"
 #include "files/guarded.h"
 #include "image/image_filler.h"
-#include "image/pixel_filler.h"
 #include "tensor/column_filler.h"
 #include "tensor/tensor_filler.h"
 
