@@ -162,7 +162,6 @@ def test_parts_and_several_datasets(packed: Path, cifar: Path) -> None:
     assert "native threads" in ours.explain()
 
 
-@pytest.mark.native
 def test_shards_in_an_object_store(packed: Path, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     far = penstock.Shards(packed.as_uri(), transform=DRAWN, cache_folder=tmp_path / "cache")
