@@ -85,8 +85,13 @@ def ffcv(setup: Setup) -> Running:
     from ffcv.transforms import ToTensor
 
     dataset = tensors(setup)
+
+    def sample(row: int) -> tuple[Any, int]:
+        tensor, label = dataset[row]
+        return tensor.numpy(), int(label)
+
     field = NDArrayField(np.dtype("float32"), tensor_files.SHAPE)
-    return ffcv_epochs(setup, "shards", field, lambda row: dataset[row][0].numpy(), [NDArrayDecoder(), ToTensor()])
+    return ffcv_epochs(setup, "shards", field, sample, [NDArrayDecoder(), ToTensor()])
 
 
 SHARDS = "penstock.DataLoader over penstock.Shards, checksums compared."
@@ -105,7 +110,7 @@ TENSORS = (
         tensor_files.PT,
     ),
     Contestant("bare", Role.BARE, bare_loop),
-    Contestant("FFCV", Role.PEER, ffcv, peers=("ffcv",)),
+    Contestant("FFCV", Role.PEER, ffcv, peers=("ffcv", "numba")),
 )  # fmt: skip
 PHOTOS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, torch_photos), "torch over torchvision's ImageFolder."),

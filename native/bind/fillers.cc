@@ -197,6 +197,8 @@ void bind_fillers(nb::module_& m) {
            nb::arg("cache"), nb::arg("operations"));
   nb::class_<PixelCacheFiller, Filler>(m, "PixelCacheFiller")
       .def("keep", &keep_pixels, nb::arg("sample"), nb::arg("name"), nb::arg("pixels"));
+  nb::class_<PixelFileFiller, Filler>(m, "PixelFileFiller")
+      .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>>(), nb::arg("paths"), nb::arg("recipe"));
 }
 
 }  // namespace penstock

@@ -7,14 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
-#include "files/crc32c.h"
 #include "files/little_endian.h"
-#include "files/read_at.h"
 
 namespace penstock {
 namespace {
@@ -94,19 +90,9 @@ Outcome ShardTable::open(std::size_t i, SampleFile& out) const noexcept {
   int fd = -1;
   UniqueFd own;
   if (const Outcome opened = open_shard(member.shard, fd, own); !opened.ok()) return opened;
-  if (!verify_) {
-    out = own ? SampleFile::part(std::move(own), member.offset, member.length)
-              : SampleFile::part(fd, member.offset, member.length);
-    return Outcome::success();
-  }
-  std::unique_ptr<std::uint8_t[]> bytes(new (std::nothrow) std::uint8_t[member.length]);
-  if (!bytes) return Outcome::to_python("not enough memory");
-  std::uint64_t done = 0;
-  if (!read_at(fd, bytes.get(), member.length, member.offset, done)) return Outcome::to_python("the shard cannot be read");
-  if (done != member.length) return Outcome::to_python("the shard became shorter while it was read");
-  if (crc32c(0, bytes.get(), member.length) != member.crc32c)
-    return Outcome::to_python("its CRC-32C is not that of the index");
-  out = SampleFile::memory(std::move(bytes), member.length);
+  out = own ? SampleFile::part(std::move(own), member.offset, member.length)
+            : SampleFile::part(fd, member.offset, member.length);
+  if (verify_) out = SampleFile::checked(std::move(out), member.crc32c);
   return Outcome::success();
 }
 

@@ -3,7 +3,7 @@
 // Threads: any number of threads may call every method at once, also in a forked child: there is no lock.
 // Memory: shares the index; owns one descriptor a shard, opened at the first read of it and closed with the table, as
 // long as they are no more than max_open; beyond that a shard is opened for each read. What open() gives owns its
-// memory, or borrows a descriptor of the table's.
+// descriptor, or borrows one of the table's.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,8 @@ class ShardTable final : public FileTable {
   [[nodiscard]] std::string_view name(std::size_t) const noexcept override { return {}; }
   [[nodiscard]] std::size_t layout_hint(std::size_t i) const noexcept override;
 
-  // Whatever is wrong with an index, a shard or a checksum is Code::python: Python reads the sample again and says it.
+  // Whatever is wrong with an index, a shard or a checksum is Code::python, here or where the bytes are read
+  // (SampleFile::checked, failure): Python reads the sample again and says it.
   [[nodiscard]] Outcome open(std::size_t i, SampleFile& out) const noexcept override;
 
   // The path of the shard; empty where the index cannot be read.

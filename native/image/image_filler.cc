@@ -5,10 +5,13 @@
 #include <exception>
 #include <new>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "image/pixel_cache_filler.h"
+
+#include "tensor/npy_header.h"
 
 namespace penstock {
 namespace {
@@ -18,14 +21,46 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 constexpr const char* kTooLarge = "an encoded image of over 1 GiB";
 constexpr std::size_t kFirstRead = 256 * 1024;  // one read suffices for most photos
 
-// The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows.
-Outcome read_all(const SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole) {
+constexpr std::int64_t kMaxSide = 0xffff;  // of a decoded image: as of a JPEG file
+
+// nullptr when `image` is the array in the bytes of a file, with `channels` channels; else why Python reads it.
+const char* find_image(std::span<const std::uint8_t> bytes, int channels, DecodedImage& image) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!text.starts_with(kNpyMagic)) return "not an .npy file";
+  NpyHeader header;
+  if (const char* reason = read_npy_header(text, header)) return reason;
+  const TensorSpec& spec = header.spec;
+  if (spec.dtype != DType::u8 || (spec.ndim != 2 && spec.ndim != 3)) return "the array is no image";
+  if (header.fortran_order) return "npy: in Fortran order";
+  if ((spec.ndim == 3 ? spec.shape[2] : 1) != channels || (spec.ndim == 3 && channels == 1))
+    return "the image has another number of channels";
+  for (int d = 0; d < 2; ++d)
+    if (spec.shape[d] < 1 || spec.shape[d] > kMaxSide) return "an image of that size";
+  std::int64_t size = 0;
+  if (!checked_bytes(spec, size) || static_cast<std::uint64_t>(size) > bytes.size() - header.data_offset)
+    return "npy: truncated";
+  image = {bytes.data() + header.data_offset, static_cast<int>(spec.shape[0]), static_cast<int>(spec.shape[1]), channels};
+  return nullptr;
+}
+
+}  // namespace
+
+Outcome read_all(SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole) {
   if (file.in_memory()) {
     whole = file.bytes();
     return whole.size() <= kMaxFileBytes ? Outcome::success() : Outcome::to_python(kTooLarge);
   }
-  std::size_t size = 0;
   if (bytes.empty()) bytes.resize(kFirstRead);
+  std::uint64_t size = 0;
+  if (file.is_part()) {  // by one call, in which a checksum is compared as well
+    std::uint64_t known = 0;
+    if (const Outcome found = file.size(known); !found.ok()) return found;
+    if (known > kMaxFileBytes) return Outcome::to_python(kTooLarge);
+    if (known > bytes.size()) bytes.resize(known);
+    if (!file.read(bytes.data(), known, 0, size)) return file.failure();
+    whole = {bytes.data(), size};
+    return Outcome::success();
+  }
   while (true) {
     if (size == bytes.size()) {
       if (bytes.size() >= kMaxFileBytes) return Outcome::to_python(kTooLarge);
@@ -33,15 +68,13 @@ Outcome read_all(const SampleFile& file, std::vector<std::uint8_t>& bytes, std::
     }
     const iovec room{bytes.data() + size, bytes.size() - size};
     const ssize_t got = file.readv({&room, 1}, size);
-    if (got < 0) return Outcome::io_error(errno, "pread");
+    if (got < 0) return file.failure();
     if (got == 0) break;
-    size += static_cast<std::size_t>(got);
+    size += static_cast<std::uint64_t>(got);
   }
   whole = {bytes.data(), size};
   return Outcome::success();
 }
-
-}  // namespace
 
 Outcome JpegSource::pixels(Box need, ImagePart& part) noexcept {
   const std::uint8_t* data = nullptr;
@@ -113,15 +146,33 @@ Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Pict
   }
 }
 
-Outcome ImageFileFiller::fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
-                                          std::uint8_t* row, TensorSpec& got, Scratch& all) const noexcept {
+Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
+                     std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept {
   try {
     auto& scratch = all.part<ImageScratch>();
     ArraySource source(image.data, image.height, image.width, image.channels);
-    const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
+    const Outcome outcome = run(recipe, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
   } catch (const std::bad_alloc&) {
+    return Outcome::to_python("out of memory");
+  }
+}
+
+Outcome PixelFileFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
+                              TensorSpec& got, Scratch& all) const noexcept {
+  try {
+    auto& scratch = all.part<ImageScratch>();
+    SampleFile file;
+    if (const Outcome opened = all.open(locate(key, nullptr), file); !opened.ok()) return opened;
+    scratch.clock.lap(Stage::open);
+    std::span<const std::uint8_t> bytes;
+    if (const Outcome read = read_all(file, scratch.file, bytes); !read.ok()) return read;
+    scratch.clock.lap(Stage::read);
+    DecodedImage image;
+    if (const char* reason = find_image(bytes, recipe_->channels, image)) return Outcome::to_python(reason);
+    return fill_decoded(*recipe_, key, image, want, row, got, all);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
 }

@@ -1,4 +1,4 @@
-// Fillers of images: JPEG files by name, and decoded images in memory.
+// Fillers of images: JPEG files, and decoded images in files and in memory.
 //
 // Threads: as every Filler's (filler.h). Memory: an ImageArrayFiller borrows its array; recipes and tables are shared; a
 // Picture owns its pixels.
@@ -65,6 +65,14 @@ struct Picture {
 
 class PixelCacheFiller;
 
+// The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows. Code::python for one of
+// more than 1 GiB. Throws std::bad_alloc.
+[[nodiscard]] Outcome read_all(SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<const std::uint8_t>& whole);
+
+// Runs a recipe on an image that Python decoded: Filler::fill_from_pixels of a field of images.
+[[nodiscard]] Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image,
+                                   const TensorSpec& want, std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept;
+
 // Encoded images by name; without a table of its own, names come with each batch.
 class ImageFileFiller final : public Filler {
  public:
@@ -73,8 +81,10 @@ class ImageFileFiller final : public Filler {
       : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels), cache_(std::move(cache)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
-  Outcome fill_from_pixels(const SampleKey&, const DecodedImage&, const TensorSpec&, std::uint8_t*, TensorSpec&,
-                           Scratch&) const noexcept override;
+  Outcome fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want, std::uint8_t* row,
+                           TensorSpec& got, Scratch& scratch) const noexcept override {
+    return fill_decoded(*recipe_, key, image, want, row, got, scratch);
+  }
   [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable* paths) const noexcept override {
     return {table_ ? table_.get() : paths, table_ ? key.local : key.place, cache_.get(), key.local};
   }
@@ -92,6 +102,32 @@ class ImageFileFiller final : public Filler {
   const std::shared_ptr<const FileTable> table_;
   const std::shared_ptr<const Recipe> recipe_;
   const std::uint64_t max_pixels_;
+  std::shared_ptr<const SampleCache> cache_;
+};
+
+// Decoded images in files: .npy arrays (npy_header.h) of uint8, height x width (x channels), one a file. An array of
+// another dtype or layout, or of another number of channels than the recipe takes, is Code::python.
+class PixelFileFiller final : public Filler {
+ public:
+  PixelFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe,
+                  std::shared_ptr<const SampleCache> cache = nullptr)
+      : table_(std::move(table)), recipe_(std::move(recipe)), cache_(std::move(cache)) {}
+  Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
+               Scratch&) const noexcept override;
+  Outcome fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want, std::uint8_t* row,
+                           TensorSpec& got, Scratch& scratch) const noexcept override {
+    return fill_decoded(*recipe_, key, image, want, row, got, scratch);
+  }
+  [[nodiscard]] FileLocation locate(const SampleKey& key, const FileTable*) const noexcept override {
+    return {table_.get(), key.local, cache_.get(), key.local};
+  }
+  [[nodiscard]] std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const override {
+    return std::make_shared<PixelFileFiller>(table_, recipe_, std::move(cache));
+  }
+
+ private:
+  std::shared_ptr<const FileTable> table_;
+  std::shared_ptr<const Recipe> recipe_;
   std::shared_ptr<const SampleCache> cache_;
 };
 

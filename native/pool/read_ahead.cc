@@ -222,6 +222,10 @@ void ReadAhead::Shared::bring_bytes(Claim& claim, BroughtFile& brought_file) {
     const iovec room{bytes.get() + done, static_cast<std::size_t>(std::min(size + 1 - done, kPiece))};
     const ssize_t got = brought_file.file.readv({&room, 1}, done);
     if (got < 0) break;
+    if (brought_file.file.in_memory()) {  // a large one that is checked as a whole
+      brought_file.bytes = size;
+      return;
+    }
     done += static_cast<std::uint64_t>(got);
     if (got > 0 && done != size) continue;
     brought_file.bytes = done;

@@ -24,9 +24,9 @@ constexpr int kMaxMorePieces = 6;                   // SplitFile holds 8
 
 constexpr const char* kShrunk = "truncated (the file became shorter while it was read)";
 
-Outcome read_exactly(const SampleFile& source, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
+Outcome read_exactly(SampleFile& source, std::uint8_t* to, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;
-  if (!source.read(to, bytes, offset, done)) return Outcome::io_error(errno, "pread");
+  if (!source.read(to, bytes, offset, done)) return source.failure();
   return done == bytes ? Outcome::success() : Outcome::to_python(kShrunk);
 }
 
@@ -58,7 +58,7 @@ TensorReader::TensorReader(StageClock* clock)
       head_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxHead)),
       tail_(std::make_unique_for_overwrite<std::uint8_t[]>(kMaxTail + kSlack)) {}
 
-Outcome TensorReader::read(const SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
+Outcome TensorReader::read(SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                            TensorSpec& got) noexcept {
   Prediction& guess = predictions_[name_length % predictions_.size()];
   Outcome outcome;
@@ -84,7 +84,7 @@ Outcome TensorReader::read(const SampleFile& source, std::size_t name_length, co
 
 // One call reads the whole file, its elements straight into the row. Head and tail are then parsed as if
 // nothing had been foretold. False when the file turns out otherwise: the careful path is then taken.
-bool TensorReader::read_predicted(const SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row,
+bool TensorReader::read_predicted(SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row,
                                   TensorSpec& got, Outcome& outcome) noexcept {
   std::int64_t bytes = 0;
   if (!checked_bytes(want, bytes) || static_cast<std::uint64_t>(bytes) != guess.bytes) return false;
@@ -121,7 +121,7 @@ bool TensorReader::read_predicted(const SampleFile& source, const Prediction& gu
 }
 
 // Reads and parses what tells the layout: all of a small file, else both ends and what the parser asks for.
-Outcome TensorReader::open(const SampleFile& source, Opened& opened) noexcept {
+Outcome TensorReader::open(SampleFile& source, Opened& opened) noexcept {
   std::uint64_t size = 0;
   if (const Outcome outcome = source.size(size); !outcome.ok()) return outcome;
   if (size == 0) return Outcome::to_python("empty file");
@@ -136,7 +136,7 @@ Outcome TensorReader::open(const SampleFile& source, Opened& opened) noexcept {
   return reason ? Outcome::to_python(reason) : Outcome::success();
 }
 
-Outcome TensorReader::read_parts(const SampleFile& source, Opened& opened) noexcept {
+Outcome TensorReader::read_parts(SampleFile& source, Opened& opened) noexcept {
   const std::uint64_t size = opened.file.size();
   const std::array<FileRange, 2> ends{{{0, kFirstParts}, {size - kFirstParts, kFirstParts}}};
   const std::array<std::uint8_t*, 2> rooms{head_.get(), tail_.get()};
@@ -163,7 +163,7 @@ Outcome TensorReader::read_parts(const SampleFile& source, Opened& opened) noexc
 }
 
 // Brings the elements into the row.
-Outcome TensorReader::load(const SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept {
+Outcome TensorReader::load(SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept {
   const TensorLayout& layout = opened.layout;
   if (opened.whole) {
     lap(Stage::read);
@@ -191,7 +191,7 @@ Outcome TensorReader::load(const SampleFile& source, const Opened& opened, std::
 
 // Compares the CRC-32 of the whole record, of which `elements` holds the span of the tensor, with the file's. What lies
 // around the span is read for it, as torch.load reads it. Overwrites tail_.
-Outcome TensorReader::check(const SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept {
+Outcome TensorReader::check(SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept {
   if (layout.crc == 0) return Outcome::success();
   std::uint32_t crc = 0;
   const auto add_from_file = [&](std::uint64_t from, std::uint64_t end) {

@@ -28,7 +28,7 @@ class TensorReader {
   // have the same layout, as torch.save writes the name into the file. `got` is set when the layout was
   // understood, also on mismatch. After any outcome but ok the row's content is undefined.
   // The elements have the CRC-32 that the file gives for them, where it gives one.
-  [[nodiscard]] Outcome read(const SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
+  [[nodiscard]] Outcome read(SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                              TensorSpec& got) noexcept;
 
   // Whether the strides of the last file that read() understood are those of a tensor made in C order.
@@ -51,12 +51,12 @@ class TensorReader {
     bool whole = false;  // the file lies in scratch_ from its start
   };
 
-  bool read_predicted(const SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+  bool read_predicted(SampleFile& source, const Prediction& guess, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
                       Outcome& outcome) noexcept;
-  Outcome open(const SampleFile& source, Opened& opened) noexcept;
-  Outcome read_parts(const SampleFile& source, Opened& opened) noexcept;
-  Outcome load(const SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept;
-  Outcome check(const SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
+  Outcome open(SampleFile& source, Opened& opened) noexcept;
+  Outcome read_parts(SampleFile& source, Opened& opened) noexcept;
+  Outcome load(SampleFile& source, const Opened& opened, std::uint8_t* row) noexcept;
+  Outcome check(SampleFile& source, const TensorLayout& layout, const std::uint8_t* elements) noexcept;
   std::uint8_t* scratch(std::uint64_t bytes) noexcept;
   void trim_scratch() noexcept;
   void lap(Stage stage) const noexcept {

@@ -346,6 +346,11 @@ class PixelCacheFiller(Filler):
         (height, width) or (height, width, channels).
         """
 
+class PixelFileFiller(Filler):
+    """Decoded images in .npy files of uint8: (height, width, 3), or (height, width) for recipes from mode L."""
+
+    def __init__(self, paths: FileTable, recipe: Recipe) -> None: ...
+
 def read_image(
     filler: ImageFileFiller, local: int, path: bytes | None, seed: int, epoch: int, sample: int, position: int
 ) -> tuple[NDArray[np.uint8], bytes, bool] | str:

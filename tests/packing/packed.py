@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+
+import penstock
+import penstock._native as _native
 
 
 def write_photos(folder: Path, *, count: int = 12, png: bool = True) -> Path:
@@ -55,3 +59,21 @@ def plain(sample: Any) -> Any:
     if isinstance(sample, Image.Image):
         return sample.mode, np.asarray(sample)
     return tuple(map(plain, sample)) if isinstance(sample, tuple) else sample
+
+
+def offset_of(shards: penstock.Shards, position: int) -> tuple[Path, int]:
+    """Return the shard of a sample, and where its file begins in it."""
+    row = shards.index.rows([position])[0]
+    return Path(shards.files.path(int(row["shard"]))), int(row["members"]["offset"][0])
+
+
+def start_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers from the start of each pass, though nothing blocks."""
+    real = _native.Pool
+
+    def pool(*arguments: Any) -> Any:
+        made = real(*arguments)
+        made.start_readers()
+        return made
+
+    monkeypatch.setattr(_native, "Pool", pool)

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import penstock
 import penstock._native as _native
 from penstock.packing.unpack import unpack, verify
 from penstock.storage.index import MEMBER
-from tests.packing.packed import contents, flip_bit, write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit, offset_of, write_photos, write_tensors
 from tests.same import assert_same
 
 TRANSFORM = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
@@ -127,6 +128,20 @@ def test_pickled_and_in_a_forked_process(packed: Path) -> None:
     assert_same(found[-1], found[25])
 
 
+def test_shards_in_a_cycle_of_references_close_their_files_in_silence(packed: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        found = penstock.Shards(packed)
+        found.transform = [found]  # type: ignore[assignment]
+        assert found.name(0)
+    del found
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not caught and len(os.listdir("/proc/self/fd")) == before
+
+
 def test_packed_again_meanwhile(packed: Path, copy: Path, tmp_path: Path, photos: Path) -> None:
     state = pickle.dumps(penstock.Shards(copy))
     shutil.rmtree(copy)
@@ -221,14 +236,9 @@ def test_damaged_descriptions(copy: Path, change: Callable[[Any], Any]) -> None:
         penstock.Shards(copy)
 
 
-def _offset(shards: penstock.Shards, position: int) -> tuple[Path, int]:
-    row = shards.index.rows([position])[0]
-    return Path(shards.files.path(int(row["shard"]))), int(row["members"]["offset"][0])
-
-
 @pytest.mark.native
 def test_a_flipped_bit(copy: Path) -> None:
-    path, offset = _offset(penstock.Shards(copy), 7)
+    path, offset = offset_of(penstock.Shards(copy), 7)
     flip_bit(path, offset + 300)
     found = penstock.Shards(copy, transform=TRANSFORM)
     name = found.name(7)
@@ -360,7 +370,7 @@ def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> No
     assert contents(tmp_path / "back") == contents(photos)
     with pytest.raises(penstock.InvalidOption, match="holds files"):
         unpack(packed, tmp_path / "back")
-    path, offset = _offset(penstock.Shards(copy), 0)
+    path, offset = offset_of(penstock.Shards(copy), 0)
     flip_bit(path, offset)
     with pytest.raises(penstock.ChecksumMismatch):
         unpack(copy, tmp_path / "damaged")

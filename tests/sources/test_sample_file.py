@@ -3,8 +3,10 @@
 import errno
 import os
 
+import numpy as np
 import pytest
 
+import penstock._native as _native
 from tests.native_testing import SampleFile
 
 pytestmark = pytest.mark.native
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.native
 CONTENT = bytes(range(256)) * 40
 
 
-@pytest.fixture(params=["whole", "part", "memory"])
+@pytest.fixture(params=["whole", "part", "checked", "memory"])
 def sample(request, tmp_path):
     """Return CONTENT as a SampleFile of each kind."""
     path = tmp_path / "file"
@@ -22,6 +24,8 @@ def sample(request, tmp_path):
         path.write_bytes(CONTENT)
         return SampleFile.whole(str(path))
     path.write_bytes(b"x" * 1000 + CONTENT + b"y" * 1000)
+    if request.param == "checked":
+        return SampleFile.checked(str(path), 1000, len(CONTENT), _native.crc32c(CONTENT))
     return SampleFile.part(str(path), 1000, len(CONTENT))
 
 
@@ -46,6 +50,39 @@ def test_a_part_past_the_end_of_its_file_is_short(tmp_path):
     assert SampleFile.part(str(path), 0, 2**64 - 1).read(100, 2**63 + 5) == b""
 
 
+LONG = np.random.default_rng(0).bytes(1_000_003)
+
+
+@pytest.mark.parametrize("rooms", [[len(LONG)], [100, 999_000, 5_000], [0, 300_000, 300_000, 500_000], [len(LONG) + 9]])
+def test_a_checksum_is_compared_where_the_bytes_are_put(tmp_path, rooms):
+    path = tmp_path / "file"
+    path.write_bytes(b"before" + LONG + b"behind")
+    crc = _native.crc32c(LONG)
+    assert SampleFile.checked(str(path), 6, len(LONG), crc).readv(rooms, 0) == LONG
+    with pytest.raises(OSError) as caught:
+        SampleFile.checked(str(path), 6, len(LONG), crc ^ 1).readv(rooms, 0)
+    assert caught.value.errno == errno.EBADMSG
+
+
+@pytest.mark.parametrize(("rooms", "offset"), [([10], 0), ([5, 5], 7), ([2_000_000], 1), ([1], 2**62), ([], 0)])
+def test_no_byte_is_given_before_its_checksum_was_compared(tmp_path, rooms, offset):
+    path = tmp_path / "file"
+    path.write_bytes(LONG)
+    crc = _native.crc32c(LONG)
+    sample = SampleFile.checked(str(path), 0, len(LONG), crc)
+    assert sample.readv(rooms, offset) == LONG[offset : offset + sum(rooms)]
+    path.write_bytes(b"")
+    assert sample.read(len(LONG), 0) == LONG  # it is in memory
+    for content in (LONG[:-1], LONG[:-1] + bytes([LONG[-1] ^ 128]), b""):
+        path.write_bytes(content)
+        damaged = SampleFile.checked(str(path), 0, len(LONG), crc)
+        for _ in range(2):
+            with pytest.raises(OSError):
+                damaged.readv(rooms, offset)
+            with pytest.raises(OSError):
+                damaged.read(5, 0)
+
+
 def test_what_is_no_regular_file(tmp_path):
     folder = SampleFile.whole(str(tmp_path))
     with pytest.raises(IsADirectoryError):
@@ -67,6 +104,7 @@ def test_an_empty_sample(tmp_path):
         SampleFile.memory(b""),
         SampleFile.whole(str(tmp_path / "empty")),
         SampleFile.part(str(tmp_path / "empty"), 0, 0),
+        SampleFile.checked(str(tmp_path / "empty"), 0, 0, 0),
     ):
         assert sample.size() == 0
         assert sample.readv([5, 5], 0) == b""

@@ -44,7 +44,7 @@ std::uint64_t size_of(const SampleFile& file) {
 }
 
 // One call of readv(); each room has its own heap block, so that AddressSanitizer sees a step outside it.
-nb::bytes read(const SampleFile& file, const std::vector<std::size_t>& rooms, std::uint64_t offset) {
+nb::bytes read(SampleFile& file, const std::vector<std::size_t>& rooms, std::uint64_t offset) {
   std::vector<std::vector<std::uint8_t>> blocks;
   std::vector<iovec> given;
   for (const std::size_t size : rooms) blocks.emplace_back(size);
@@ -56,7 +56,7 @@ nb::bytes read(const SampleFile& file, const std::vector<std::size_t>& rooms, st
   return nb::bytes(all.data(), static_cast<std::size_t>(got));
 }
 
-nb::bytes read_whole(const SampleFile& file, std::uint64_t bytes, std::uint64_t offset) {
+nb::bytes read_whole(SampleFile& file, std::uint64_t bytes, std::uint64_t offset) {
   std::vector<std::uint8_t> room(bytes);
   std::uint64_t done = 0;
   if (!file.read(room.data(), bytes, offset, done)) raise(errno);
@@ -71,6 +71,9 @@ void bind_sample_file(nb::module_& m) {
       .def_static("part", [](const std::string& path, std::uint64_t offset,
                              std::uint64_t length) { return SampleFile::part(open_file(path), offset, length); },
                   nb::arg("path"), nb::arg("offset"), nb::arg("length"))
+      .def_static("checked", [](const std::string& path, std::uint64_t offset, std::uint64_t length, std::uint32_t crc32c) {
+             return SampleFile::checked(SampleFile::part(open_file(path), offset, length), crc32c);
+           }, nb::arg("path"), nb::arg("offset"), nb::arg("length"), nb::arg("crc32c"))
       .def_static("memory", &in_memory, nb::arg("data"))
       .def("size", &size_of)
       .def("readv", &read, nb::arg("rooms"), nb::arg("offset"))

@@ -99,7 +99,7 @@ nb::object read(TensorReader& reader, const std::string& path, std::size_t name_
   const TensorSpec want = make_spec(dtype, shape);
   std::int64_t size = 0;
   if (!checked_bytes(want, size)) throw nb::value_error("shape is negative or too large");
-  const SampleFile file = open_file(path);
+  SampleFile file = open_file(path);
   std::vector<std::uint8_t> row(static_cast<std::size_t>(size));
   TensorSpec got;
   const Outcome outcome = reader.read(file, name_length, want, row.data(), got);
@@ -110,7 +110,7 @@ nb::object read(TensorReader& reader, const std::string& path, std::size_t name_
 
 // What a file holds, by a reader that has seen no other.
 nb::object probe(const std::string& path) {
-  const SampleFile file = open_file(path);
+  SampleFile file = open_file(path);
   TensorReader reader;
   std::uint8_t row = 0;  // of the tensor that is asked for, a single byte; others do not match and are not loaded
   TensorSpec got;

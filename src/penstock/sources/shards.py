@@ -284,7 +284,8 @@ def _tensor(data: bytes, name: str, path: str) -> torch.Tensor:
 
 def _pixels(data: bytes, name: str, path: str) -> Image.Image:
     array = _tensor(data, name, path).numpy()
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or channels > 4 or array.shape[2:] == (1,):
         raise CorruptSample(
             f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the "
             f"dataset again",

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
+from penstock.recipe.originals import replaced_in
+from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.listing import label_values
 from penstock.sources.premises import same_attributes
@@ -53,7 +55,7 @@ class ShardsSource(Source):
         if kind == "images":
             return self._images(raw)
         if kind == "pixels":
-            return Refusal("Shards", "decoded images are Python's", "shards of JPEG files")
+            return self._pixels(raw)
         return self._tensors()
 
     def _images(self, raw: bool) -> NativeSource | Refusal:
@@ -79,7 +81,37 @@ class ShardsSource(Source):
         )
         if dataset.labels is not None:
             return replace(native, steps=steps, remote=self._remote())
-        return replace(native, steps=steps[:-1], apply=dataset.__getitem__, remote=self._remote())
+        return replace(native, steps=steps[:-1], apply=self._transformed, remote=self._remote())
+
+    def _pixels(self, raw: bool) -> NativeSource | Refusal:
+        dataset = self.dataset
+        mode = _mode_of_pixels(dataset)
+        recipe = read_recipe(dataset.transform, mode=mode, raw=raw)
+        if isinstance(recipe, Refusal):
+            return recipe
+        if (refusal := replaced_tensor_reading() or replaced_in("PIL.Image", "fromarray")) is not None:
+            return refusal
+        labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
+        return NativeSource(
+            size=len(dataset),
+            fields=(Field(_native.PixelFileFiller(self._table(), recipe.native), spec_of(recipe)),),
+            steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps, *labelled),
+            identify=self.name,
+            rescue=lambda position: np.asarray(dataset.read(position)),
+            apply=self._transformed,
+            pair=dataset.description.pair,
+            labels=self._label_column(),
+            table=recipe.table,
+            recipe=recipe,
+            still=transformed_as_now(dataset, "index", "files", "verify"),
+            remote=self._remote(),
+        )
+
+    def _transformed(self, position: int) -> Any:
+        """Return the image at a position as the transform makes it."""
+        dataset = self.dataset
+        value = dataset.read(position)
+        return value if dataset.transform is None else dataset.transform(value)
 
     def _tensors(self) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -161,3 +193,17 @@ class ShardsSource(Source):
         kept = dataset.files.describe() if isinstance(dataset.files, RemoteShards) else ""
         where = f"{counted(len(dataset), 'sample')} in {shards} of {dataset.root}"
         return Step(f"read    {where}{kept}, {checked}{more}", "native")
+
+
+#: Bytes that numpy.save writes before the elements of an image.
+_NPY_HEADER = 128
+
+
+def _mode_of_pixels(dataset: Shards) -> str:
+    """Return the mode of the first decoded image, as its row of the index tells it: RGB or L.
+
+    Images of another mode are read by Python.
+    """
+    row = dataset.index.rows([0])[0]
+    pixels = int(row["width"]) * int(row["height"])
+    return "L" if int(row["members"]["length"][0]) == _NPY_HEADER + pixels else "RGB"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -62,9 +62,12 @@ class Index:
         with _opened(self.path, split.index) as file:
             self.dtype, start = self._header(file)
             self.native = _native.RowFile(file.fileno(), start, self.dtype.itemsize, split.samples)
-        self._ids = _opened(self._ids_path, split.ids)
-        count, self._ids_start, _ = npy_header(self._ids, self._ids_path)
-        self._ids_bytes = count
+        with _opened(self._ids_path, split.ids) as file:
+            self._ids_bytes, self._ids_start, _ = npy_header(file, self._ids_path)
+            self._ids = os.dup(file.fileno())
+        # A file object warns where the garbage collector finds it open, as it does in a cycle of references.
+        self._close_ids = weakref.finalize(self, os.close, self._ids)
+        self._close_ids.atexit = False  # threads may be reading still
 
     def _header(self, file: BinaryIO) -> tuple[np.dtype[Any], int]:
         """Return the dtype of the rows, and where the first begins."""
@@ -104,7 +107,7 @@ class Index:
         offset, length = int(row["id_offset"]), int(row["id_length"])
         if offset + length >= self._ids_bytes:
             raise self._foreign_id()
-        text = os.pread(self._ids.fileno(), length + 1, self._ids_start + offset)
+        text = os.pread(self._ids, length + 1, self._ids_start + offset)
         if len(text) != length + 1 or text[-1] or b"\0" in text[:-1]:
             raise self._foreign_id()
         return text[:-1]
@@ -112,7 +115,7 @@ class Index:
     def ids(self) -> bytes:
         """Return the IDs of all samples, each followed by a NUL."""
         parts, at, end = [], self._ids_start, self._ids_start + self._ids_bytes
-        while at < end and (part := os.pread(self._ids.fileno(), min(end - at, 1 << 30), at)):
+        while at < end and (part := os.pread(self._ids, min(end - at, 1 << 30), at)):
             parts.append(part)
             at += len(part)
         return b"".join(parts)
@@ -130,11 +133,8 @@ class Index:
 
     def close(self) -> None:
         """Close the file of IDs; rows are closed with the object."""
-        self._ids.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # opening failed
-            self._ids.close()
+        self._ids = -1
+        self._close_ids()
 
 
 def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
