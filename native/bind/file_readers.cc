@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include <cstddef>
 #include <cstring>
@@ -49,9 +50,12 @@ using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c
 using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
-std::shared_ptr<const PathTable> table_of(const nb::bytes& names) {
-  return std::make_shared<const PathTable>(std::string(), std::string(names.c_str(), names.size()), std::string(), false);
+// names: each followed by a NUL.
+std::shared_ptr<const PathTable> table_of(std::string names) {
+  return std::make_shared<const PathTable>(std::string(), std::move(names), std::string(), false);
 }
+
+std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional<Sources>& source,
                const std::optional<nb::bytes>& names) {
@@ -65,7 +69,7 @@ nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional
   for (const std::int32_t index : sources)
     if (index < 0 || static_cast<std::size_t>(index) >= self.program().sources.size())
       throw nb::index_error("no such source");
-  std::shared_ptr<const PathTable> table = names ? table_of(*names) : nullptr;
+  std::shared_ptr<const PathTable> table = names ? table_of(text_of(*names)) : nullptr;
   if (table && table->size() != indices.size()) throw nb::value_error("names and local have different lengths");
   return nb::cast(self.readers().add(indices, sources, std::move(table)));
 }
@@ -84,8 +88,14 @@ nb::object take(PyFileReaders& self, ReadList& list, std::size_t file) {
 nb::object read(PyFileReaders& self, std::size_t source, std::size_t local, const std::optional<nb::bytes>& name,
                 std::uint64_t most) {
   if (source >= self.program().sources.size()) throw nb::index_error("no such source");
+  std::shared_ptr<const PathTable> table;
+  if (name) {
+    std::string text = text_of(*name);
+    if (text.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
+    text.push_back('\0');
+    table = table_of(std::move(text));
+  }
   auto brought = std::make_unique<BroughtFile>();
-  const std::shared_ptr<const PathTable> table = name ? table_of(*name) : nullptr;
   Outcome outcome;
   {
     const GilReleased released;

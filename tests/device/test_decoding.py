@@ -454,7 +454,7 @@ def test_threads_end_with_the_pass(root, way):
 def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(self, leaf, local):
+    def slow(self, number, local, brought):
         begun.set()
         go_on.wait(30)
         return "late"
@@ -481,7 +481,7 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
 
 def test_waiting_ends_after_the_timeout(root, monkeypatch):
     go_on = threading.Event()
-    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, leaf, local: str(go_on.wait(30)))
+    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local, brought: str(go_on.wait(30)))
     dataset = folder(root, v1.CenterCrop(20))
     batches = DecodingPass(planned(dataset), pass_input([[0]]), resources(timeout=0.05), OnHost(), CPU)
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):

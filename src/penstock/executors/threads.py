@@ -106,8 +106,9 @@ class ThreadPass(Pass):
         """Begin a pass with the same threads. readers: in the place of those before; None: they stay."""
         if self._readers is not None:
             self._readers.ahead.clear()
-        if readers is not None and self._readers is not None:
-            self._readers.close()
+        if readers is not None:
+            if self._readers is not None:
+                self._readers.close()
             self._readers = self._crew.readers = readers
             readers.open()
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)

@@ -25,22 +25,25 @@ class MeteredReaders:
         self._meter, self._stages, self._reading = meter, native.stages, native.reading
 
     @classmethod
-    def of(cls, program: _native.Program, meter: Meter) -> MeteredReaders:
-        """Return readers of a plan's files."""
-        return cls(_native.FileReaders(program, READERS, read_ahead_bytes()), meter)
+    def of(cls, program: _native.Program, meter: Meter, *, ahead: bool) -> MeteredReaders:
+        """Return readers of a plan's files. ahead: False starts no thread."""
+        return cls(_native.FileReaders(program, READERS if ahead else 0, read_ahead_bytes()), meter)
 
     def open(self) -> None:
         """Let the meter read their counts, until they are closed."""
         self._meter.open(self._stages)
         self._meter.reading.open(self._reading)
 
-    def batches_ahead(self, samples: int, sample_bytes: int) -> int:
+    def batches_ahead(self, samples: int, sample_bytes: int | None = None) -> int:
         """Return how many batches of so many samples are to be in flight for the readers; 0 where reads do not block.
 
-        sample_bytes: of a sample in a batch in flight.
+        sample_bytes: of a sample in a batch in flight; None: a file.
         """
         if not self.native.depth:
             return 0
+        if sample_bytes is None:
+            counts = self.native.reading()
+            sample_bytes = counts["bytes"] // max(1, counts["ahead"] + counts["awaited"])
         samples = max(1, samples)
         return min(-(-SAMPLES_AHEAD // samples), IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
 
