@@ -24,6 +24,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock
+import penstock._native as _native
+from penstock import observe
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.bottleneck import Meter, judge
@@ -477,6 +479,29 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     go_on.set()
     assert raised == ["the loader's iterator was closed while a batch was waited for"]
     wait_until(lambda: not reading_threads())
+
+
+@pytest.mark.parametrize("kind", [datasets.ImageFolder, penstock.ImageFolder])
+def test_readers_bring_files_that_block(root, kind, monkeypatch):
+    real = _native.FileReaders
+
+    def started(*given):  # as where reads were seen to block
+        readers = real(*given)
+        readers.start()
+        return readers
+
+    dataset = folder(root, v1.RandomCrop(20), kind=kind)
+    numbers = [[i % len(dataset), (i + 3) % len(dataset)] for i in range(30)]
+    expected = list(on_device(dataset, numbers))
+    monkeypatch.setattr(_native, "FileReaders", started)
+    meter = observe.Meter()
+    given = resources(meter=meter, settled=True)
+    ours = DecodingPass(planned(dataset), pass_input(numbers), given, OnHost(), CPU)
+    for batch, wanted in zip(ours, expected, strict=True):
+        assert torch.equal(batch[0], wanted[0]) and torch.equal(batch[1], wanted[1])
+    counts = meter.reading.counts()
+    assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
+    assert meter.stages()["read_ahead"].samples >= counts.ahead
 
 
 def test_waiting_ends_after_the_timeout(root, monkeypatch):
