@@ -86,8 +86,8 @@ class ImageReader(FolderReader):
         else:
             name, label = dataset.samples[position]
             path = os.fsencode(name)
-        ahead = self._ahead
-        brought = None if ahead is None else ahead.take(draw.position, self._file(position, path))
+        readers = self._readers
+        brought = self._brought(position, path, draw) if readers is not None and readers.depth else None
         value = self._image(position, path, draw, brought)
         if value is not None:
             value = self._rest(value)
@@ -115,8 +115,7 @@ class ImageReader(FolderReader):
 
     def _image(self, position: int, path: bytes | None, draw: Draw, brought: _native.BroughtFile | None = None) -> Any:
         """Return the image for the rest of the transform; None: Pillow must read it."""
-        readers = None if self._ahead is None else self._ahead.native
-        found = _native.read_image(self.filler, position, path, *draw, readers, brought)
+        found = _native.read_image(self.filler, position, path, *draw, self._readers, brought)
         if isinstance(found, str):
             return None
         drawing.note_draws(self._prefix.drawing)

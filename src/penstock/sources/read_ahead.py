@@ -40,7 +40,7 @@ class ReadAhead:
     """Brings the files of the samples of a pass, in their order, where reads of files block.
 
     The native core sees at some reads whether the thread sleeps for them. While it does not, nothing is brought, and a
-    sample costs a look at two attributes. Any thread may call any method. Threads share it: a copy is the
+    sample costs a look at the number of readers. Any thread may call any method. Threads share it: a copy is the
     object itself.
 
     Args:
@@ -62,11 +62,6 @@ class ReadAhead:
         self._unannounced: OrderedDict[int, tuple[ComingBatch, Sequence[Any], Sequence[int]]] = OrderedDict()
         self._announced: dict[int, tuple[_native.ReadList, int, SampleFile]] = {}  # by position in the epoch's order
 
-    @property
-    def works(self) -> bool:
-        """Whether readers are at work: reads of files block."""
-        return self.native.depth > 0
-
     def expect(self, batch: ComingBatch, indices: Sequence[Any], positions: Sequence[int]) -> None:
         """Take note of the samples of a batch, and where they stand in the order of the epoch."""
         self._unannounced[id(batch)] = (batch, indices, positions)
@@ -86,12 +81,10 @@ class ReadAhead:
     def take(self, position: int, file: SampleFile) -> _native.BroughtFile | None:
         """Return the file that was brought for the sample at a position of the epoch's order, after waiting for it.
 
-        None: the calling thread reads the file.
+        None: the calling thread reads the file. Called where readers are at work.
         """
-        if self._unannounced and self.native.depth:
+        if self._unannounced:
             self._announce()
-        if not self._announced:
-            return None
         found = self._announced.pop(position, None)
         if found is None or found[2] != file:  # another sample stands in for a bad one, or the dataset was changed
             return None

@@ -79,6 +79,8 @@ class FolderReader(SampleReader):
     """Of files: _native.TensorFileFiller or ImageFileFiller."""
     _number = -1
     _ahead: ReadAhead | None = None
+    _readers: _native.FileReaders | None = None
+    """Those of `_ahead`."""
     _cache: _native.SampleCache | None = None
 
     def __init__(self, dataset: Any, still: Holds) -> None:
@@ -109,6 +111,13 @@ class FolderReader(SampleReader):
     def read_from(self, ahead: ReadAhead | None, number: int) -> None:
         """Take files that readers have brought from here on. number: of this folder among those of the readers."""
         self._ahead, self._number = ahead, number
+        self._readers = None if ahead is None else ahead.native
+
+    def _brought(self, position: int, name: bytes | None, draw: Draw) -> _native.BroughtFile | None:
+        """Return the file that readers have brought for a sample, after waiting for it; None: none is at work on it."""
+        if self._ahead is None:
+            return None
+        return self._ahead.take(draw.position, self._file(position, name))
 
     def _content(self, position: int, name: bytes, brought: _native.BroughtFile | None) -> io.BytesIO | None:
         """Return the bytes of a file that lie in memory or in a cache already; None: Python must open the file.

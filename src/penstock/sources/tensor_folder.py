@@ -276,8 +276,8 @@ class TensorReader(FolderReader):
         return self.dataset.path(position)  # type: ignore[no-any-return]
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        ahead = self._ahead
-        brought = None if ahead is None else ahead.take(draw.position, self._file(position))
+        readers = self._readers
+        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
         tensor = self._tensor(position, brought)
         if tensor is None:
             tensor = self._by_python(position, brought)
@@ -295,8 +295,7 @@ class TensorReader(FolderReader):
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
-        readers = None if self._ahead is None else self._ahead.native
-        spec = self._spec
+        spec, readers = self._spec, self._readers
         for _ in range(2):  # the first time with room for a tensor like the one read before
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
             held = _native.read_tensor(self.filler, position, _bytes(tensor), spec, readers, brought)
