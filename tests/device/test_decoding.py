@@ -42,6 +42,7 @@ from penstock.plan import NativePlan, plan
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of
 from penstock.stats import Counters
+from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost
 from tests.waiting import wait_until
 
@@ -502,6 +503,18 @@ def test_readers_bring_files_that_block(root, kind, monkeypatch):
     counts = meter.reading.counts()
     assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
     assert meter.stages()["read_ahead"].samples >= counts.ahead
+
+
+def test_a_cache_keeps_what_the_decoder_takes(root):
+    dataset, caches = folder(root, v1.CenterCrop(20)), caches_of("64MiB")
+    numbers = [[i] for i in range(len(dataset))]
+    expected = list(on_device(dataset, numbers))
+    for _ in range(2):
+        chosen = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True, caches=caches)
+        ours = list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU))
+        assert all(torch.equal(batch[0], wanted[0]) for batch, wanted in zip(ours, expected, strict=True))
+    counts = caches.counts()["memory"]
+    assert counts.samples == len(dataset) and counts.hits >= len(dataset)
 
 
 def test_waiting_ends_after_the_timeout(root, monkeypatch):
