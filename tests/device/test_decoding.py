@@ -509,8 +509,10 @@ def test_a_cache_keeps_what_the_decoder_takes(root):
     dataset, caches = folder(root, v1.CenterCrop(20)), caches_of("64MiB")
     numbers = [[i] for i in range(len(dataset))]
     expected = list(on_device(dataset, numbers))
+    assert caches is not None
     for _ in range(2):
         chosen = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True, caches=caches)
+        assert isinstance(chosen, NativePlan)
         ours = list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU))
         assert all(torch.equal(batch[0], wanted[0]) for batch, wanted in zip(ours, expected, strict=True))
     counts = caches.counts()["memory"]

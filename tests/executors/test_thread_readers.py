@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 import penstock
 import penstock._native as _native
 from penstock.executors.workers import native as crew
-from penstock.sources import image_folder
+from penstock.sources import reading
 from tests.native_testing import SlowTable
 from tests.same import assert_same, assert_same_batches
 from tests.waiting import wait_until
@@ -110,6 +110,18 @@ def of_readers(tables):
     return max(tables, key=lambda table: table.deepest())
 
 
+def opened_by_python(monkeypatch):
+    """Return a list that grows by each file of a penstock.ImageFolder that Python opens for Pillow."""
+    opened = []
+
+    def open_sample(*given):
+        opened.append(given)
+        return reading.open_sample(*given)
+
+    monkeypatch.setattr("penstock.sources.image_folder.open_sample", open_sample)
+    return opened
+
+
 def assert_read_ahead(loader):
     reading = loader.stats().reading
     assert reading.deepest >= 16, reading
@@ -126,9 +138,9 @@ def test_batches_are_those_of_torchs_loader(slow, folder, batch_size, shuffle):
     torch.manual_seed(3)
     ours = in_threads(tensors(folder), **options)
     assert_same(list(ours), theirs)
-    reading = assert_read_ahead(ours)
+    counts = assert_read_ahead(ours)
     stages = ours.stats().stages
-    assert stages["read_ahead"].samples >= reading.ahead + reading.awaited == stages["wait"].samples
+    assert stages["read_ahead"].samples >= counts.ahead + counts.awaited == stages["wait"].samples
     assert "reading  up to " in ours.explain()
 
 
@@ -143,20 +155,19 @@ def test_photos_are_those_of_torchs_loader(started, photos, kind, transform):
 
 
 def test_what_pillow_decodes_is_not_opened_a_second_time(slow, photos, monkeypatch):
-    opened = []
-    real = image_folder.open_sample
-    monkeypatch.setattr(image_folder, "open_sample", lambda *given: opened.append(given) or real(*given))
+    opened = opened_by_python(monkeypatch)
     dataset = penstock.ImageFolder(str(photos), to_array)
     ours = in_threads(dataset, batch_size=4, shuffle=True, seed=1)
     assert sum(len(labels) for _, labels in ours) == 120
     assert_read_ahead(ours)
-    assert len(opened) <= 2  # before readers were at work
+    assert len(opened) <= 4  # before readers were at work; of 12
 
 
 def test_parts_of_several_folders(slow, folder):
-    both = tud.ConcatDataset([tensors(folder), tud.Subset(tensors(folder), [5, -3, 5, 8] * 50)])
+    both: tud.Dataset = tud.ConcatDataset([tensors(folder), tud.Subset(tensors(folder), [5, -3, 5, 8] * 50)])
     ours = in_threads(both, shuffle=True, seed=4, batch_size=5)
-    assert_same(sorted(float(x.sum()) for batch in ours for x in batch), sorted(float(x.sum()) for x in both))
+    found = sorted(float(x[0, 0]) for batch in ours for x in batch)
+    assert found == sorted([-float(i) for i in range(SIZE)] + [-5.0, -397.0, -5.0, -8.0] * 50)
     assert_read_ahead(ours)
 
 
@@ -372,9 +383,7 @@ def test_a_pass_goes_on_behind_its_state(slow, folder):
 
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
 def test_a_cache_serves_what_pillow_decodes(photos, kind, monkeypatch):
-    opened = []
-    real = image_folder.open_sample
-    monkeypatch.setattr(image_folder, "open_sample", lambda *given: opened.append(given) or real(*given))
+    opened = opened_by_python(monkeypatch)
     dataset = kind(str(photos), to_array)
     ours = in_threads(dataset, cache="64MiB", batch_size=4)
     expected = list(tud.DataLoader(dataset, batch_size=4))
@@ -393,3 +402,15 @@ def test_a_cache_is_filled_by_readers(slow, folder):
         assert_same(list(ours), expected)
     assert_read_ahead(ours)
     assert ours.stats().cache["memory"].samples == SIZE
+
+
+# --- shards -------------------------------------------------------------------------------------------------------
+
+
+def test_samples_of_shards(started, folder, tmp_path):
+    penstock.pack(penstock.TensorFolder(str(folder)), tmp_path / "packed", shard_size="200KiB")
+    packed = penstock.Shards(tmp_path / "packed", transform=negative)
+    ours = in_threads(packed, shuffle=True, seed=3)
+    assert sorted(float(x[0, 0]) for batch in ours for x in batch) == sorted(-float(i) for i in range(SIZE))
+    counts = ours.stats().reading
+    assert counts.ahead + counts.awaited > 0, counts
