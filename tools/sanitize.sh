@@ -38,6 +38,7 @@ case $sanitizer in
         options+=(
             --deselect tests/executors/test_loader_lifetime.py::test_fork_after_use
             --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
+            --deselect tests/executors/test_thread_readers.py::test_a_fork_while_readers_work
         )
         ;;
 esac

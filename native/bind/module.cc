@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   penstock::bind_order(m);
   penstock::bind_fillers(m);
   penstock::bind_pool(m);
+  penstock::bind_file_readers(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);
   penstock::bind_torch_load(m);

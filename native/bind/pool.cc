@@ -22,6 +22,8 @@
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "bind/program.h"
+#include "bind/reading.h"
 #include "bind/spec.h"
 #include "image/image_filler.h"
 #include "pool/pool.h"
@@ -46,60 +48,6 @@ const char* code_name(Code code) {
   }
   return "ok";
 }
-
-class PyProgram {
- public:
-  explicit PyProgram(nb::list sources) : held_(sources) {
-    auto program = std::make_shared<Program>();
-    for (nb::handle source : sources) {
-      Program::Fillers fillers;
-      for (nb::handle filler : nb::cast<nb::list>(source))
-        fillers.push_back(nb::cast<std::shared_ptr<Filler>>(filler));
-      if (!program->sources.empty() && fillers.size() != program->fields)
-        throw nb::value_error("all sources of a program have the same number of fields");
-      program->fields = fillers.size();
-      program->sources.push_back(std::move(fillers));
-    }
-    if (program->sources.empty()) throw nb::value_error("a program has at least one source");
-    program_ = std::move(program);
-  }
-
-  [[nodiscard]] const std::shared_ptr<const Program>& program() const { return program_; }
-
- private:
-  nb::list held_;
-  std::shared_ptr<const Program> program_;
-};
-
-// The programs of pools whose readers did not come back from a read when their pool ended. They hold Python's objects,
-// which those threads cannot let go of.
-class LeftBehind {
- public:
-  static LeftBehind& instance() {
-    static auto& one = *new LeftBehind;  // never destroyed: threads may be reading still when the process ends
-    return one;
-  }
-
-  void keep(const std::weak_ptr<const void>& readers, nb::object program) {
-    if (!readers.expired()) programs_.emplace_back(readers, std::move(program));
-  }
-
-  // Lets go of those whose readers have ended.
-  void forget() {
-    std::vector<std::pair<std::weak_ptr<const void>, nb::object>> ended;  // may run Python code when it ends
-    for (std::size_t i = 0; i < programs_.size();) {
-      if (!programs_[i].first.expired()) {
-        ++i;
-        continue;
-      }
-      ended.push_back(std::move(programs_[i]));
-      programs_.erase(programs_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-  }
-
- private:
-  std::vector<std::pair<std::weak_ptr<const void>, nb::object>> programs_;
-};
 
 class PyPool {
  public:
@@ -237,20 +185,7 @@ class PyPool {
     return samples;
   }
 
-  [[nodiscard]] nb::dict reading() const {
-    const ReadCounts counts = pool_->read_counts();
-    nb::dict found;
-    found["depth"] = counts.depth;
-    found["deepest"] = counts.deepest;
-    found["ahead"] = counts.ahead;
-    found["awaited"] = counts.awaited;
-    found["direct"] = counts.direct;
-    found["seen"] = counts.seen;
-    found["blocked"] = counts.blocked;
-    found["bytes"] = counts.bytes;
-    found["most_held"] = counts.most_held;
-    return found;
-  }
+  [[nodiscard]] nb::dict reading() const { return dict_of(pool_->read_counts()); }
 
   void start_readers() {
     check_process();
@@ -260,14 +195,7 @@ class PyPool {
   [[nodiscard]] unsigned read_depth() const { return pool_->read_depth(); }
 
   [[nodiscard]] nb::list stages() const {
-    nb::list found;
-    for (std::size_t i = 0; i < kStages.size(); ++i) {
-      const StageCounters::Count count = pool_->stage(static_cast<Stage>(i));
-      if (count.samples > 0)
-        found.append(nb::make_tuple(nb::str(kStages[i].data(), kStages[i].size()),
-                                    static_cast<double>(count.nanoseconds) / 1e9, count.samples));
-    }
-    return found;
+    return list_of([this](Stage stage) { return pool_->stage(stage); });
   }
 
   void add_python_server() {

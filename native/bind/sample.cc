@@ -17,6 +17,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/file_readers.h"
 #include "bind/gil_released.h"
 #include "files/path_table.h"
 #include "image/image_filler.h"
@@ -86,7 +87,8 @@ nb::object reason(const Outcome& outcome) {
 }
 
 nb::object read_image(const ImageFileFiller& filler, std::size_t local, const std::optional<nb::bytes>& path,
-                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
+                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position,
+                      PyFileReaders* readers, const PyBrought* brought) {
   std::string names;
   if (path) {
     names.assign(path->c_str(), path->size());
@@ -99,7 +101,9 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
     const GilReleased released;
     const PathTable paths({}, std::move(names), {}, false);
     const OwnScratch scratch;
-    outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, *scratch);
+    fill_brought(readers, brought, *scratch, [&](Scratch& own) {
+      outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, own);
+    });
   }
   if (!outcome.ok()) return reason(outcome);
   const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
@@ -114,7 +118,8 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
 // Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const Bytes& out, const TensorSpec& spec) {
+nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const Bytes& out, const TensorSpec& spec,
+                       PyFileReaders* readers, const PyBrought* brought) {
   std::int64_t bytes = 0;
   if (!checked_bytes(spec, bytes) || out.size() != static_cast<std::size_t>(bytes))
     throw nb::value_error("out and spec do not agree");
@@ -125,7 +130,9 @@ nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const 
   {
     const GilReleased released;
     const OwnScratch scratch;
-    outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, *scratch);
+    fill_brought(readers, brought, *scratch, [&](Scratch& own) {
+      outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, own);
+    });
     in_order = (*scratch).part<TensorScratch>().reader.in_order();
   }
   if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
@@ -265,8 +272,9 @@ nb::object sizes_before(const Recipe& recipe, int width, int height) {
 
 void bind_sample(nb::module_& m) {
   m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a,
-        "position"_a);
-  m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a);
+        "position"_a, "readers"_a.none() = nb::none(), "brought"_a.none() = nb::none());
+  m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a, "readers"_a.none() = nb::none(),
+        "brought"_a.none() = nb::none());
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
   m.def("certify_jpeg", &certify_jpeg, "data"_a);
   m.def("transform_jpeg", &transform_jpeg, "recipe"_a, "data"_a, "draws"_a, "out"_a);

@@ -1,10 +1,11 @@
 #include "pool/pool.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+
+#include "pool/block_signals.h"
 
 namespace penstock {
 namespace {
@@ -46,24 +47,6 @@ SampleKey key_of(const Batch& batch, std::uint32_t position) {
   return {static_cast<std::size_t>(batch.local[position]), static_cast<std::uint64_t>(batch.sample[position]),
           static_cast<std::uint64_t>(batch.position[position]), batch.epoch, position};
 }
-
-// Signals are for the threads that Python knows of, but for those that a thread brings upon itself: a fault whose
-// signal is blocked ends the process at once, past every handler (see guarded.h).
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 
 #include "files/cache_tier.h"
 #include "files/unique_fd.h"
+#include "pool/block_signals.h"
 
 namespace penstock {
 namespace {
@@ -75,8 +76,7 @@ double SleepClock::asleep(double& seconds) const noexcept {
 }
 
 bool SleepMeter::begin() noexcept {
-  const std::uint32_t sample = samples_++;
-  if (sample >= kFirst && sample % kEvery != 0) return false;
+  if (!meters(samples_++)) return false;
   clock_.start();
   return true;
 }
@@ -281,6 +281,7 @@ void ReadAhead::Shared::finish(const Claim& claim, std::unique_ptr<BroughtFile> 
 void ReadAhead::Shared::set_depth() {
   unsigned chosen = control.now();
   try {
+    const BlockSignals blocked;  // new threads inherit the mask, and the calling thread may be one of Python's
     while (threads.size() < chosen) {
       threads.emplace_back([self = shared_from_this(), i = static_cast<unsigned>(threads.size())] { self->run(i); });
       ++running;

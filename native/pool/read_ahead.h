@@ -81,7 +81,10 @@ class SleepClock {
 // Sees at some of one thread's samples whether the thread sleeps.
 class SleepMeter {
  public:
-  // Whether this sample is one; then end() follows it.
+  // Whether the sample with this number is one.
+  [[nodiscard]] static bool meters(std::uint32_t sample) noexcept { return sample < kFirst || sample % kEvery == 0; }
+
+  // Whether the next sample is one; then end() follows it.
   [[nodiscard]] bool begin() noexcept;
   // The seconds asleep since begin(), which `seconds` lasted.
   [[nodiscard]] double end(double& seconds) const noexcept { return clock_.asleep(seconds); }

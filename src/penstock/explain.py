@@ -63,6 +63,7 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats)
+        yield from _reading(stats)
         yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice(plan, stats)

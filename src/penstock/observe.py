@@ -94,7 +94,7 @@ StageReader = Callable[[], Iterable[tuple[str, float, int]]]
 
 @dataclass(frozen=True)
 class Reading:
-    """What reader threads did ahead of the native workers, in all passes of a loader."""
+    """What reader threads did ahead of the threads that make samples, in all passes of a loader."""
 
     depth: int = 0
     """Readers at work now: 0 where reads do not block, and between passes."""

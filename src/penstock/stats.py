@@ -67,7 +67,7 @@ class Stats:
     cache: dict[str, TierCounts]
     """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one."""
     reading: Reading
-    """What reader threads did ahead of native workers, where reads of files block."""
+    """What reader threads did ahead of native and Python threads, where reads of files block."""
 
 
 class Counters(Observer):

@@ -24,6 +24,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock
+import penstock._native as _native
+from penstock import observe
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.bottleneck import Meter, judge
@@ -40,6 +42,7 @@ from penstock.plan import NativePlan, plan
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of
 from penstock.stats import Counters
+from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost
 from tests.waiting import wait_until
 
@@ -454,7 +457,7 @@ def test_threads_end_with_the_pass(root, way):
 def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(self, leaf, local):
+    def slow(self, number, local, brought):
         begun.set()
         go_on.wait(30)
         return "late"
@@ -479,9 +482,46 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     wait_until(lambda: not reading_threads())
 
 
+@pytest.mark.parametrize("kind", [datasets.ImageFolder, penstock.ImageFolder])
+def test_readers_bring_files_that_block(root, kind, monkeypatch):
+    real = _native.FileReaders
+
+    def started(*given):  # as where reads were seen to block
+        readers = real(*given)
+        readers.start()
+        return readers
+
+    dataset = folder(root, v1.RandomCrop(20), kind=kind)
+    numbers = [[i % len(dataset), (i + 3) % len(dataset)] for i in range(30)]
+    expected = list(on_device(dataset, numbers))
+    monkeypatch.setattr(_native, "FileReaders", started)
+    meter = observe.Meter()
+    given = resources(meter=meter, settled=True)
+    ours = DecodingPass(planned(dataset), pass_input(numbers), given, OnHost(), CPU)
+    for batch, wanted in zip(ours, expected, strict=True):
+        assert torch.equal(batch[0], wanted[0]) and torch.equal(batch[1], wanted[1])
+    counts = meter.reading.counts()
+    assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
+    assert meter.stages()["read_ahead"].samples >= counts.ahead
+
+
+def test_a_cache_keeps_what_the_decoder_takes(root):
+    dataset, caches = folder(root, v1.CenterCrop(20)), caches_of("64MiB")
+    numbers = [[i] for i in range(len(dataset))]
+    expected = list(on_device(dataset, numbers))
+    assert caches is not None
+    for _ in range(2):
+        chosen = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True, caches=caches)
+        assert isinstance(chosen, NativePlan)
+        ours = list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU))
+        assert all(torch.equal(batch[0], wanted[0]) for batch, wanted in zip(ours, expected, strict=True))
+    counts = caches.counts()["memory"]
+    assert counts.samples == len(dataset) and counts.hits >= len(dataset)
+
+
 def test_waiting_ends_after_the_timeout(root, monkeypatch):
     go_on = threading.Event()
-    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, leaf, local: str(go_on.wait(30)))
+    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local, brought: str(go_on.wait(30)))
     dataset = folder(root, v1.CenterCrop(20))
     batches = DecodingPass(planned(dataset), pass_input([[0]]), resources(timeout=0.05), OnHost(), CPU)
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):

@@ -84,7 +84,8 @@ class DecodingPass(IndexedPass):
     ) -> None:
         """Begin a pass, with threads of its own."""
         workers, grey = self._resources.workers, self._decoder.grey
-        self._crew = Readers(plan, pass_input, workers, grey=grey, substitutes=self._substitutes)
+        meter = self._resources.meter
+        self._crew = Readers(plan, pass_input, workers, meter, grey=grey, substitutes=self._substitutes)
         self._hold(self._crew)
         self._plan = plan
         self._stream = stream
@@ -98,7 +99,11 @@ class DecodingPass(IndexedPass):
     def _depth(self, queue: deque[Batch]) -> int:
         if not self._reads_ahead:
             return 1
-        return AHEAD if self._resources.in_flight is None else max(1, min(self._resources.in_flight, IN_FLIGHT))
+        if self._resources.in_flight is not None:
+            return max(1, min(self._resources.in_flight, IN_FLIGHT))
+        if not queue or not self._resources.settled:
+            return AHEAD
+        return max(AHEAD, self._crew.files.batches_ahead(len(queue[0].indices)))
 
     def _ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]

@@ -1,11 +1,13 @@
-"""Files read ahead by Python threads, for a decoder on the device; Pillow decodes those that it is not trusted with."""
+"""Files read ahead for a decoder on the device; Pillow decodes those that it is not trusted with.
+
+Python threads take files that the native core reads: at once where they lie in memory, else brought by its readers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import stat
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,14 +19,15 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.device.decoders import planes, read_header
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidID, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.iterator import PassInput
 from penstock.executors.workers.leaving import end_crew
+from penstock.executors.workers.readers import MeteredReaders
+from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
 from penstock.sources.image_files import max_pixels
-from penstock.sources.source import NativeSource
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 
@@ -62,6 +65,8 @@ class Batch(IndexedBatch):
     """A batch whose files are being read. The lock of its Readers guards what threads write."""
 
     samples: list[Sample] = field(default_factory=list)
+    files: _native.ReadList | None = None
+    """The files that the native readers know of."""
     taken: int = 0
     unfinished: int = 0
     replaced: bool = False
@@ -70,6 +75,7 @@ class Batch(IndexedBatch):
 
     def let_go(self) -> None:
         self.samples.clear()
+        self.files = None
 
 
 class Readers:
@@ -79,6 +85,7 @@ class Readers:
         plan: what is read.
         pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
+        meter: counts what the native readers do.
         grey: the decoder takes files of one channel.
         substitutes: how bad samples are replaced; None: their errors are kept.
     """
@@ -88,11 +95,13 @@ class Readers:
         plan: NativePlan,
         pass_input: PassInput,
         threads: int,
+        meter: Meter,
         *,
         grey: bool,
         substitutes: Substitutes | None = None,
     ) -> None:
         self.ended = threading.Event()
+        self.files = MeteredReaders.of(plan.program, meter, ahead=threads > 0)
         self._plan = plan
         self._seed, self._epoch = pass_input.seed, pass_input.epoch
         self._grey = grey
@@ -104,6 +113,7 @@ class Readers:
         self._count = min(threads, MAX_READERS)
         self._threads: list[threading.Thread] = []
         Image.init()  # Pillow looks up its formats once, and not thread-safely
+        self.files.open()
         try:
             for number in range(self._count):
                 thread = threading.Thread(target=self._run, name=f"penstock-reading-{number}", daemon=True)
@@ -117,6 +127,10 @@ class Readers:
         """Begin to read a batch: once, however often it is submitted after interrupts."""
         count = len(batch.indices)
         unread: Any = None
+        if batch.files is None and self._threads:
+            with contextlib.suppress(InvalidID):  # a path that no file can have is the error of its sample
+                names = self._plan.names(batch.leaves, batch.local)
+                batch.files = self.files.native.add(batch.local, batch.leaves, names)
         with self._changed:
             if batch.taken or any(batch is other for other in self._open):
                 return
@@ -149,6 +163,7 @@ class Readers:
             self._closed = True
             self._open.clear()
             self._changed.notify_all()
+        self.files.close()
 
     # --- the threads' side --------------------------------------------------------------------------------------------
 
@@ -226,7 +241,12 @@ class Readers:
             leaves, inside = self._plan.root.resolve(np.array([index], dtype=np.int64))
             number, local = 0 if leaves is None else int(leaves[0]), int(inside[0])
         leaf = self._plan.leaves[number]
-        content: Encoded | torch.Tensor | str = self._encoded(leaf, local) if trusted else ""
+        content: Encoded | torch.Tensor | str = ""
+        if trusted:
+            brought = None
+            if batch.files is not None and index == batch.wanted[position]:
+                brought = self.files.native.take(batch.files, position)
+            content = self._encoded(number, local, brought)
         if isinstance(content, str):
             if content:
                 batch.rescued.append(content)
@@ -245,26 +265,28 @@ class Readers:
             with drawing.of_sample(self._seed, self._epoch, index, place):
                 return Sample(number, local, leaf.apply(local), None)
 
-    def _encoded(self, leaf: NativeSource, local: int) -> Encoded | str:
-        """Return a file for the decoder, or why Pillow must read it."""
-        path = leaf.identify(local)[1]
-        assert path is not None
-        try:
-            # A named pipe that nobody writes to is opened at once, and then seen to be no file.
-            with open(path, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                about = os.fstat(file.fileno())
-                if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= _MAX_FILE_BYTES:
-                    return "no regular file, or an empty or huge one"
-                data = torch.empty(about.st_size, dtype=torch.uint8, device="cpu")
-                if file.readinto(data.numpy().data) != about.st_size:
-                    return "the file became shorter while it was read"
-        except OSError as error:
-            return f"cannot be read: {os.strerror(error.errno or 0)}"
-        header = read_header(data.numpy())
+    def _encoded(self, number: int, local: int, brought: _native.BroughtFile | None) -> Encoded | str:
+        """Return a file for the decoder, or why Pillow must read it.
+
+        Args:
+            number, local: of the leaf, and of the sample in it.
+            brought: the file, where a reader has brought it.
+        """
+        if brought is None:
+            paths = self._plan.leaves[number].paths
+            name = None if paths is None else paths(np.array([local], dtype=np.int64))[0]
+            found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
+            if isinstance(found, str):
+                return found
+            brought = found
+        content = brought.content
+        if not 0 < len(content) <= _MAX_FILE_BYTES:
+            return "an empty file, or a huge one"
+        header = read_header(content)
         if isinstance(header, str):
             return header
         if header.channels == 1 and not self._grey:
             return "JPEG: grey, which this decoder does not take"
         if max_pixels() and header.width * header.height > max_pixels():
             return "over Pillow's limit for decompression bombs"
-        return Encoded(data, (header.height, header.width))
+        return Encoded(torch.from_numpy(content), (header.height, header.width))

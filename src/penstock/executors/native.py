@@ -28,7 +28,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
-from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
+from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
@@ -40,8 +40,6 @@ from penstock.system.modes import in_callers_mode
 
 #: Rows of unknown shape: every sample of such a batch says what it has.
 _UNKNOWN = Field(_native.Spec("uint8", [0]))
-#: Samples that readers know of where reads block: those in flight, and others whose batches have no memory yet.
-SAMPLES_AHEAD = 4 * READERS
 #: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
 _TIMES = 8
 

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from penstock.errors import InvalidOption, WorkerStuck
+from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Handed, Pass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import Init, OwnFetches
+from penstock.executors.workers.readers import ThreadReaders, readers_of
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
@@ -42,6 +44,7 @@ class ThreadPass(Pass):
         eager: start fetching now, not when the first batch is asked for.
         streams: the states of a dataset that has a state_dict(); the pass reports to them each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
+        readers: bring the files of the samples, which the threads take from them.
     """
 
     arrivals: Arrivals | None = None
@@ -60,8 +63,10 @@ class ThreadPass(Pass):
         eager: bool = True,
         streams: Streams | None = None,
         own: OwnFetches | None = None,
+        readers: ThreadReaders | None = None,
     ) -> None:
         super().__init__(resources)
+        self._readers = readers
         self._in_order = in_order
         self._iterable = iterable
         stacks = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
@@ -76,6 +81,7 @@ class ThreadPass(Pass):
             drop_last=drop_last,
             # With a seed passes differ by their epoch alone.
             seed=pass_input.seed if pass_input.epoch == 0 else sample_number((pass_input.seed, pass_input.epoch)) >> 1,
+            readers=readers,
         )
         self._hold(self._crew)  # before the threads start: an interrupt in any line leaves none behind
         try:
@@ -88,8 +94,23 @@ class ThreadPass(Pass):
         self._pid = os.getpid()
         self.begin(fetch, pass_input, eager=eager, streams=streams)
 
-    def begin(self, fetch: Fetch, pass_input: PassInput, *, eager: bool = True, streams: Streams | None = None) -> None:
-        """Begin a pass with the same threads."""
+    def begin(
+        self,
+        fetch: Fetch,
+        pass_input: PassInput,
+        *,
+        eager: bool = True,
+        streams: Streams | None = None,
+        readers: ThreadReaders | None = None,
+    ) -> None:
+        """Begin a pass with the same threads. readers: in the place of those before; None: they stay."""
+        if self._readers is not None:
+            self._readers.ahead.clear()
+        if readers is not None:
+            if self._readers is not None:
+                self._readers.close()
+            self._readers = self._crew.readers = readers
+            readers.open()
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
         self._fetch = fetch
         self._streams = streams
@@ -149,6 +170,9 @@ class ThreadPass(Pass):
                 return
         if self._owners and self._owners[0] == batch.owner:
             self._owners.rotate(-1)
+        if self._readers is not None and batch.task is not None:
+            given = batch.indices if self._fetch.batched else [batch.task.given]
+            self._readers.ahead.expect(batch, given or (), batch.task.positions)
         self._crew.submit(batch)
 
     def _depth(self, queue: deque[FetchedBatch]) -> int:
@@ -164,6 +188,8 @@ class ThreadPass(Pass):
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
         fitting = batches_that_fit(samples * sample_bytes)
+        if self._readers is not None and self._resources.settled:
+            fitting = max(fitting, self._readers.batches_ahead(samples, sample_bytes))
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
     def _ready(self, queue: deque[FetchedBatch]) -> FetchedBatch | None:
@@ -209,6 +235,8 @@ class ThreadPass(Pass):
     def _drop(self, batch: Any) -> None:
         if batch in self._queue:
             self._queue.remove(batch)
+        if self._readers is not None and batch is not None and batch.task is not None:
+            self._readers.ahead.forget(batch, batch.task.positions)
 
     @property
     def reusable(self) -> bool:
@@ -261,7 +289,12 @@ class ThreadExecutor:
         """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""
         settings = job.settings
         fetch = job.fetch(here=settings.num_workers == 0)
-        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
+        readers = _readers(job)
+        try:
+            own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
+        except NotCopied:
+            _read_directly(job)  # another executor may read by the same plan
+            raise
         made = ThreadPass(
             fetch,
             job.input_of_python(),
@@ -273,11 +306,26 @@ class ThreadExecutor:
             eager=job.eager,
             streams=job.streams,
             own=own,
+            readers=readers,
         )
         made.arrivals = job.progress.arrivals
         return made
 
     def restart(self, held: ThreadPass, job: Job) -> None:
         """Let the same threads make another pass."""
-        held.begin(job.fetch(here=False), job.input_of_python(), eager=job.eager, streams=job.streams)
+        readers = _readers(job) if job.settings.share_dataset else None  # copies keep those that they were made with
+        held.begin(job.fetch(here=False), job.input_of_python(), eager=job.eager, streams=job.streams, readers=readers)
         held.arrivals = job.progress.arrivals
+
+
+def _readers(job: Job) -> ThreadReaders | None:
+    """Return readers of the files that the threads of a pass need, None where threads read none that are known."""
+    if not job.settings.num_workers or not isinstance(job.plan, PythonPlan):
+        return None
+    return readers_of(job.plan, job.resources.meter)
+
+
+def _read_directly(job: Job) -> None:
+    """Have no files brought for a pass."""
+    if isinstance(job.plan, PythonPlan) and job.plan.assisted is not None:
+        job.plan.assisted.read_directly()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import penstock._native as _native
+from penstock.sources.read_ahead import MASK, ReadAhead, SampleFile
 from penstock.sources.sample_reader import Draw, whole
 from penstock.sources.source import sample_reader_of
 from penstock.sources.tree import source_of
 from penstock.storage.tiers import Caches, SampleNames
-
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Assisted:
@@ -26,6 +26,7 @@ class Assisted:
     Args:
         dataset: the dataset.
         caches: keep the bytes of the files that are read natively.
+        ahead: brings files before threads need them.
 
     Attributes:
         dataset: the dataset.
@@ -33,15 +34,16 @@ class Assisted:
         gains: whether any part of the dataset is read natively.
     """
 
-    def __init__(self, dataset: Any, caches: Caches | None = None) -> None:
+    def __init__(self, dataset: Any, caches: Caches | None = None, ahead: ReadAhead | None = None) -> None:
         self.dataset = dataset
         self._reader = sample_reader_of(source_of(dataset))
         self._caches = caches
         if caches is not None:
-            folders = [folder for folder in self._reader.folders() if len(folder.dataset)]
+            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
             names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
             for folder, cache in zip(folders, caches.of(names), strict=True):
                 folder.keep_in(cache)
+        self._take_from(ahead)
         self.steps = self._reader.steps
         self.gains = self._reader.gains
 
@@ -50,20 +52,45 @@ class Assisted:
         number = whole(index)
         if number is None:
             return self.dataset[index]
-        return self._reader.read(number, Draw(seed & _MASK, epoch & _MASK, number & _MASK, position & _MASK))
+        return self._reader.read(number, Draw(seed & MASK, epoch & MASK, number & MASK, position & MASK))
+
+    def read_ahead(self, readers: int, ahead_bytes: int) -> ReadAhead | None:
+        """Have files brought ahead of the threads that read samples by this object, or by a copy of it, from here on.
+
+        None: no sample is a file. readers: threads at the most. ahead_bytes: of files held ahead, at the most.
+        """
+        folders = [folder for folder in self._reader.folders() if not folder.remote]
+        if not folders:
+            return None
+        program = _native.Program([[folder.filler] for folder in folders])
+        self._take_from(ReadAhead(program, self._locate, readers, ahead_bytes))
+        return self._ahead
+
+    def read_directly(self) -> None:
+        """Have no files brought ahead any more."""
+        self._take_from(None)
+
+    def _take_from(self, ahead: ReadAhead | None) -> None:
+        self._ahead = ahead
+        for number, folder in enumerate(folder for folder in self._reader.folders() if not folder.remote):
+            folder.read_from(ahead, number)
+
+    def _locate(self, index: Any) -> SampleFile | None:
+        number = whole(index)
+        return None if number is None else self._reader.locate(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _assisted, (self.dataset, self._caches, os.getpid())
+        return _assisted, (self.dataset, self._caches, os.getpid(), self._ahead)
 
     def __repr__(self) -> str:
         return f"Assisted({self.dataset!r})"
 
 
-def _assisted(dataset: Any, caches: Caches | None, process: int) -> Assisted:
-    """Return a copy, made in this process or another one."""
+def _assisted(dataset: Any, caches: Caches | None, process: int, ahead: ReadAhead | None) -> Assisted:
+    """Return a copy, made in this process or another one. ahead: None in another one."""
     if caches is not None and os.getpid() != process:
         caches = caches.in_folders()  # memory would be taken once a process
-    return Assisted(dataset, caches)
+    return Assisted(dataset, caches, ahead)
 
 
 def assist(dataset: object, caches: Caches | None = None) -> Assisted | None:

@@ -19,6 +19,8 @@ from penstock.recipe.reader import Recipe
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
+from penstock.sources.read_ahead import SampleFile
+from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
 from penstock.system.words import counted
@@ -60,8 +62,8 @@ class ImageReader(FolderReader):
         super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader"), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
-        self._filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
-        self._in_table = paths is not None
+        self.filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
+        self._paths = paths
         self.steps = (
             _read_step(dataset),
             *self._prefix.steps,
@@ -72,23 +74,48 @@ class ImageReader(FolderReader):
     def path(self, position: int) -> str:
         return self.dataset.samples[position][0]  # type: ignore[no-any-return]
 
+    def _file(self, position: int, name: bytes | None = None) -> SampleFile:
+        if name is None and self._paths is None:
+            name = os.fsencode(self.path(position))
+        return super()._file(position, name)
+
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset
-        if self._in_table:
+        if self._paths is not None:
             path, label = None, int(dataset.labels[position])
         else:
             name, label = dataset.samples[position]
             path = os.fsencode(name)
-        value = self._image(position, path, draw)
-        if value is None:
+        readers = self._readers
+        brought = self._brought(position, path, draw) if readers is not None and readers.depth else None
+        value = self._image(position, path, draw, brought)
+        if value is not None:
+            value = self._rest(value)
+        else:
             Image.init()  # Pillow registers its rarer formats once, and an open() in another thread would not wait
-            return dataset[position]
-        value = self._rest(value)
+            value = self._by_pillow(position, path, brought)
+            if value is None:
+                return dataset[position]
+            if dataset.transform is not None:
+                value = dataset.transform(value)
         return value, label if dataset.target_transform is None else dataset.target_transform(label)
 
-    def _image(self, position: int, path: bytes | None, draw: Draw) -> Any:
+    def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
+        """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""
+        if not self.files:
+            return None
+        name = self.dataset.paths.name(position) if path is None else path
+        content = self._content(position, name, brought)
+        if content is None:
+            return None
+        try:
+            return read_image(content, self.path(position))
+        except Exception:  # the dataset reads the file, and raises the error
+            return None
+
+    def _image(self, position: int, path: bytes | None, draw: Draw, brought: _native.BroughtFile | None = None) -> Any:
         """Return the image for the rest of the transform; None: Pillow must read it."""
-        found = _native.read_image(self._filler, position, path, *draw)
+        found = _native.read_image(self.filler, position, path, *draw, self._readers, brought)
         if isinstance(found, str):
             return None
         drawing.note_draws(self._prefix.drawing)

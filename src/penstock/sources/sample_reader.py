@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 import penstock._native as _native
 from penstock.recipe.steps import Step
 from penstock.sources.premises import Holds
+from penstock.sources.read_ahead import ReadAhead, SampleFile
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -46,6 +48,10 @@ class SampleReader:
         """Yield the readers of the folders of files in the dataset."""
         return iter(())
 
+    def locate(self, index: int) -> SampleFile | None:
+        """Return the file of the sample at an index; None where it is none that readers may bring."""
+        return None
+
     def get(self, index: Any, draw: Draw) -> Any:
         """Return the sample at an index of any type."""
         number = whole(index)
@@ -67,16 +73,32 @@ class FolderReader(SampleReader):
     gains = True
     files = True
     """Each sample is a file of its own, whose bytes a cache may keep."""
-    _filler: Any
+    remote = False
+    """The files come from an object store, before they can be opened."""
+    filler: Any
     """Of files: _native.TensorFileFiller or ImageFileFiller."""
+    _number = -1
+    _ahead: ReadAhead | None = None
+    _readers: _native.FileReaders | None = None
+    """Those of `_ahead`."""
+    _cache: _native.SampleCache | None = None
 
     def __init__(self, dataset: Any, still: Holds) -> None:
         super().__init__(dataset)
         self._still = still
 
     def folders(self) -> Iterator[FolderReader]:
-        if self.files:
-            yield self
+        yield self
+
+    def locate(self, index: int) -> SampleFile | None:
+        size = len(self.dataset)
+        if self.remote or self._number < 0 or not -size <= index < size:
+            return None
+        return self._file(index % size)
+
+    def _file(self, position: int, name: bytes | None = None) -> SampleFile:
+        """Return the file of the sample at a position. name: its path, where it is known."""
+        return SampleFile(self._number, position, name)
 
     def path(self, position: int) -> str:
         """Return the file of the sample at a position."""
@@ -84,7 +106,30 @@ class FolderReader(SampleReader):
 
     def keep_in(self, cache: _native.SampleCache) -> None:
         """Have a cache keep the bytes of the files from here on."""
-        self._filler = self._filler.cached(cache) or self._filler
+        self.filler, self._cache = self.filler.cached(cache) or self.filler, cache
+
+    def read_from(self, ahead: ReadAhead | None, number: int) -> None:
+        """Take files that readers have brought from here on. number: of this folder among those of the readers."""
+        self._ahead, self._number = ahead, number
+        self._readers = None if ahead is None else ahead.native
+
+    def _brought(self, position: int, name: bytes | None, draw: Draw) -> _native.BroughtFile | None:
+        """Return the file that readers have brought for a sample, after waiting for it; None: none is at work on it."""
+        if self._ahead is None:
+            return None
+        return self._ahead.take(draw.position, self._file(position, name))
+
+    def _content(self, position: int, name: bytes, brought: _native.BroughtFile | None) -> io.BytesIO | None:
+        """Return the bytes of a file that lie in memory or in a cache already; None: Python must open the file.
+
+        name: of the file, as the native core knows it.
+        """
+        if not self.files:
+            return None
+        if brought is not None:
+            return io.BytesIO(brought.content.data)
+        kept = None if self._cache is None else self._cache.find(position, name)
+        return None if kept is None else io.BytesIO(kept)
 
     def read(self, index: int, draw: Draw) -> Any:
         size = len(self.dataset)

@@ -143,7 +143,7 @@ class ShardsSource(Source):
             reader = TensorReader(dataset, self._table(), self._read_step(""))
         else:
             return SampleReader(dataset)
-        reader.files = False
+        reader.files, reader.remote = False, isinstance(dataset.files, RemoteShards)
         return reader
 
     def _label_column(self) -> Callable[[Indices], LabelColumn] | None:

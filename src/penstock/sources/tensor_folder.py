@@ -265,7 +265,7 @@ class TensorReader(FolderReader):
 
     def __init__(self, dataset: Any, files: _native.FileTable, step: Step) -> None:
         super().__init__(dataset, same_attributes(dataset, "transform"))
-        self._filler = _native.TensorFileFiller(files)
+        self.filler = _native.TensorFileFiller(files)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
         steps = [step]
         if dataset.transform is not None:
@@ -276,15 +276,29 @@ class TensorReader(FolderReader):
         return self.dataset.path(position)  # type: ignore[no-any-return]
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        tensor = self._tensor(position)
+        readers = self._readers
+        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
+        tensor = self._tensor(position, brought)
+        if tensor is None:
+            tensor = self._by_python(position, brought)
         return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)
 
-    def _tensor(self, position: int) -> torch.Tensor | None:
+    def _by_python(self, position: int, brought: _native.BroughtFile | None) -> torch.Tensor | None:
+        """Return the tensor that torch.load or numpy reads from bytes in memory; None: the dataset reads the file."""
+        content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
+        if content is None:
+            return None
+        try:
+            return self.dataset._read(content, position)  # type: ignore[no-any-return]
+        except Exception:  # the dataset reads the file, and raises the error
+            return None
+
+    def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
-        spec = self._spec
+        spec, readers = self._spec, self._readers
         for _ in range(2):  # the first time with room for a tensor like the one read before
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
-            held = _native.read_tensor(self._filler, position, _bytes(tensor), spec)
+            held = _native.read_tensor(self.filler, position, _bytes(tensor), spec, readers, brought)
             if held is None:
                 return tensor
             if isinstance(held, str):

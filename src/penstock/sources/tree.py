@@ -27,7 +27,8 @@ from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items
-from penstock.sources.sample_reader import Draw, FolderReader, SampleReader
+from penstock.sources.read_ahead import SampleFile
+from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, whole
 from penstock.sources.shards_source import ShardsSource
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
@@ -177,6 +178,10 @@ class _SubsetReader(SampleReader):
     def folders(self) -> Iterator[FolderReader]:
         return self._child.folders()
 
+    def locate(self, index: int) -> SampleFile | None:
+        number = whole(self.dataset.indices[index])
+        return None if number is None else self._child.locate(number)
+
     def read(self, index: int, draw: Draw) -> Any:
         return self._child.get(self.dataset.indices[index], draw)
 
@@ -191,6 +196,13 @@ class _ConcatReader(SampleReader):
     def folders(self) -> Iterator[FolderReader]:
         for child in self._children:
             yield from child.folders()
+
+    def locate(self, index: int) -> SampleFile | None:
+        size = self.dataset.cumulative_sizes[-1]
+        if not -size <= index < size:
+            return None
+        part, inside = _part(self.dataset, index % size)
+        return self._children[part].locate(inside)
 
     def read(self, index: int, draw: Draw) -> Any:
         size = self.dataset.cumulative_sizes[-1]

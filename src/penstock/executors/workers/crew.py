@@ -23,6 +23,7 @@ from penstock.executors.workers.leaving import end_crew
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import CallerTime, Pace
+from penstock.executors.workers.readers import ThreadReaders
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
@@ -51,6 +52,7 @@ class ThreadCrew:
         meter: counts getitem, collate and iterate (over an iterable dataset).
         iterable: the dataset is iterable; each thread goes through it on its own.
         seed: of worker 0, for get_worker_info().
+        readers: bring the files that the threads take; ended with them.
     """
 
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
@@ -66,6 +68,7 @@ class ThreadCrew:
         iterable: bool = False,
         drop_last: bool = False,
         seed: int = 0,
+        readers: ThreadReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own
@@ -90,11 +93,14 @@ class ThreadCrew:
         self._caller = CallerTime(GRAIN_SECONDS)
         self._caller_activity = Activity()
         self._meter = meter
+        self.readers = readers
         self._workers = [WorkerThread(number, self._surroundings, own, self._run) for number in range(count)]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError: the system has not so many."""
+        if self.readers is not None:
+            self.readers.open()
         if self._threads:
             ready_for_threads()
         for thread in self._threads:
@@ -206,6 +212,8 @@ class ThreadCrew:
             self._open.clear()
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
+        if self.readers is not None:
+            self.readers.close()
 
     def _count(self, stage: str, batch: FetchedBatch, seconds: float, samples: int | None = None) -> None:
         """Count samples of a batch, all of it unless said otherwise."""

@@ -30,6 +30,8 @@ from penstock.system import cgroup
 READERS = 64
 #: Bytes of files that they hold ahead at the most, and at the most so much of the memory that this process may take.
 READ_AHEAD_BYTES, READ_AHEAD_SHARE = 256 << 20, 8
+#: Samples that readers know of where reads block: those in flight, and others whose batches have no memory yet.
+SAMPLES_AHEAD = 4 * READERS
 #: How long closing waits for Python threads that are reading a sample, in seconds.
 JOIN_SECONDS = 2.0
 
