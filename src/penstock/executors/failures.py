@@ -1,13 +1,20 @@
-"""What went wrong with the samples of a batch that native threads filled, as the error of the batch."""
+"""What went wrong with the samples of a batch that native threads filled: the error of the batch, or a remedy."""
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
+from collections.abc import Sequence
+
 import penstock._native as _native
 from penstock.errors import ShapeMismatch
-from penstock.executors.workers.native import NativeBatch
+from penstock.executors.buffers import Field
+from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
 from penstock.sources.reading import outside_root, system_error, unreadable
+from penstock.state.delivery import Task
+from penstock.state.substitutes import Substitutes
 
 
 def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure]) -> Exception:
@@ -36,6 +43,75 @@ def identify(plan: NativePlan, batch: NativeBatch, position: int) -> tuple[str, 
     if path is None:  # a number in one of several datasets would name two samples
         name = f"number {batch.indices[position]}"
     return name, path
+
+
+def with_lost(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure]) -> list[_native.Failure]:
+    """Return the failures of a batch and, in order, the samples that were lost in memory that moved meanwhile."""
+    lost = plan.lost(batch.leaves, batch.local) if plan.loses else []
+    if not failures and not lost:
+        return []
+    known = {failure[0] for failure in failures}
+    moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
+    return sorted([*failures, *moved], key=operator.itemgetter(0))
+
+
+def was_interrupted(batch: NativeBatch) -> bool:
+    """Return whether Ctrl-C came while the caller's thread read a sample, which is then read a second time."""
+    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
+
+
+def why_stuck(plan: NativePlan, crew: NativeCrew, pool: _native.Pool, timeout: float, threads: int) -> str:
+    """Return, for the error of a batch that did not come in so many seconds, what each thread is at."""
+    at = [(*busy, "natively") for busy in pool.busy()] + [(*busy, "by Python") for busy in crew.busy()]
+    lines = []
+    for number, position, seconds, how in at:
+        batch = crew.batches.get(number)
+        if batch is not None:
+            name, path = identify(plan, batch, position)
+            lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+    return (
+        f"DataLoader timed out after {timeout} seconds: no batch came from {threads} native threads. "
+        "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
+        + "\n".join(lines or ["No thread is at work."])
+    )
+
+
+def agreed_fields(
+    fields: Sequence[Field | None], failures: list[_native.Failure], samples: int, *, lenient: bool
+) -> list[Field | None] | None:
+    """Return fields with the shapes on which the samples of a batch agree, None where they do not.
+
+    Args:
+        fields: those that the batch was filled by; None is one of unknown shape.
+        failures: of the batch.
+        samples: of the batch.
+        lenient: bad samples are replaced: the shape that most samples of the first batch have is the right one.
+    """
+    if any(code != "mismatch" for _, _, code, *_ in failures):
+        return None
+    learned = list(fields)
+    for number in {failure[1] for failure in failures}:
+        found = Counter((dtype, shape) for _, field, _, _, _, dtype, shape in failures if field == number)
+        agree = len(found) == 1 and found.total() == samples
+        if not agree and (not lenient or learned[number] is not None):
+            return None
+        dtype, shape = found.most_common(1)[0][0]
+        learned[number] = Field(_native.Spec(dtype, shape))
+    return learned
+
+
+def put_others(batch: NativeBatch, positions: list[int], substitutes: Substitutes) -> bool:
+    """Draw a sample that is not known as bad for each of these positions; False: none is left for one of them."""
+    task = Task(batch.wanted, *batch.key)
+    indices = batch.indices.copy()
+    for position in positions:
+        candidates = substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
+        index = next((int(i) for i in candidates if not substitutes.is_bad(int(i))), None)
+        if index is None:
+            return False
+        indices[position] = index
+    batch.indices = indices
+    return True
 
 
 def _mismatch(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure], number: int) -> ShapeMismatch:

@@ -10,8 +10,7 @@ read was exchanged, or (in a live pass) the dataset was changed, it is planned a
 from __future__ import annotations
 
 import itertools
-import operator
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -23,7 +22,7 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
-from penstock.executors.failures import error_of, identify
+from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck, with_lost
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
 from penstock.executors.job import Job, fetcher
@@ -38,8 +37,7 @@ from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.modes import in_callers_mode
 
-#: Rows of unknown shape: every sample of such a batch says what it has.
-_UNKNOWN = Field(_native.Spec("uint8", [0]))
+_UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
 #: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
 _TIMES = 8
 
@@ -107,8 +105,7 @@ class NativePass(IndexedPass):
             return 0
         if not self._pool.read_depth:
             return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
-        samples = max(1, len(queue[-1].indices))
-        return max(0, -(-SAMPLES_AHEAD // samples) - self._target)
+        return max(0, -(-SAMPLES_AHEAD // max(1, len(queue[-1].indices))) - self._target)
 
     def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
         self._done = done
@@ -217,7 +214,7 @@ class NativePass(IndexedPass):
             return
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
-            self._put_others(batch, bad)
+            put_others(batch, bad, self._substitutes)
         self._resolve(batch)
         if self._staging:
             batch.number, batch.retired = -1, []
@@ -297,7 +294,7 @@ class NativePass(IndexedPass):
                 continue
             failures = self._retired(batch)
             if not failures or not (
-                _was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
+                was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
             ):
                 return failures
             self._submit(batch)
@@ -312,37 +309,16 @@ class NativePass(IndexedPass):
             if state == "python":
                 self._crew.start(self._threads)
             elif state == "timeout":
-                raise WorkerStuck(self._stuck())
+                raise WorkerStuck(why_stuck(self._plan, self._crew, self._pool, self._timeout, self._threads))
             else:
                 raise RuntimeError("the loader's iterator was closed while a batch was waited for")
-
-    def _stuck(self) -> str:
-        """Return what each thread is at."""
-        at = [(*busy, "natively") for busy in self._pool.busy()] + [(*busy, "by Python") for busy in self._crew.busy()]
-        lines = []
-        for number, position, seconds, how in at:
-            batch = self._crew.batches.get(number)
-            if batch is not None:
-                name, path = identify(self._plan, batch, position)
-                lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
-        return (
-            f"DataLoader timed out after {self._timeout} seconds: no batch came from {self._threads} native threads. "
-            "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
-            + "\n".join(lines or ["No thread is at work."])
-        )
 
     def _retired(self, batch: NativeBatch) -> list[_native.Failure]:
         """Return what failed in a batch that is done; after an interrupt, a second time."""
         if not batch.retired:
             batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
         self._crew.batches.pop(batch.number, None)
-        failures = batch.retired[0]
-        lost = self._plan.lost(batch.leaves, batch.local) if self._plan.loses else []
-        if not failures and not lost:
-            return []
-        known = {failure[0] for failure in failures}
-        moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
-        return sorted([*failures, *moved], key=operator.itemgetter(0))
+        return with_lost(self._plan, batch, batch.retired[0])
 
     def _assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
@@ -372,22 +348,10 @@ class NativePass(IndexedPass):
     # --- failures -------------------------------------------------------------------------------------------
 
     def _learn(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
-        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not.
-
-        Where bad samples are replaced, the shape that most samples of the first batch have is the right one.
-        """
-        if any(code != "mismatch" for _, _, code, *_ in failures):
-            return False
-        learned = list(self._fields)
-        for number in {failure[1] for failure in failures}:
-            found = Counter((dtype, shape) for _, field_, _, _, _, dtype, shape in failures if field_ == number)
-            agree = len(found) == 1 and found.total() == len(batch.indices)
-            if not agree and (self._substitutes is None or learned[number] is not None):
-                return False
-            dtype, shape = found.most_common(1)[0][0]
-            learned[number] = Field(_native.Spec(dtype, shape))
-        self._fields = learned
-        return True
+        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not."""
+        learned = agreed_fields(self._fields, failures, len(batch.indices), lenient=self._substitutes is not None)
+        self._fields = self._fields if learned is None else learned
+        return learned is not None
 
     def _replace(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
@@ -396,32 +360,13 @@ class NativePass(IndexedPass):
         bad = [failure for failure in failures if failure[2] != "mismatch"] or failures
         for failure in {failure[0]: failure for failure in reversed(bad)}.values():
             self._substitutes.found_bad(int(batch.indices[failure[0]]), error_of(self._plan, batch, [failure]))
-        if not self._put_others(batch, [failure[0] for failure in bad]):
+        if not put_others(batch, [failure[0] for failure in bad], self._substitutes):
             return False
         self._resolve(batch)
         if batch.shards is not None:  # the other samples may lie in other shards
             self._staging.stage(batch)
             batch.shards.wait(self._timeout or None)
         return True
-
-    def _put_others(self, batch: NativeBatch, positions: list[int]) -> bool:
-        """Draw a sample that is not known as bad for each of these positions; False: none is left for one of them."""
-        assert self._substitutes is not None
-        task = Task(batch.wanted, self._input.seed, self._input.epoch)
-        indices = batch.indices.copy()
-        for position in positions:
-            candidates = self._substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
-            index = next((int(i) for i in candidates if not self._substitutes.is_bad(int(i))), None)
-            if index is None:
-                return False
-            indices[position] = index
-        batch.indices = indices
-        return True
-
-
-def _was_interrupted(batch: NativeBatch) -> bool:
-    """Return whether Ctrl-C came while the caller's thread read a sample, which is then read a second time."""
-    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
 
 
 class NativeExecutor:
