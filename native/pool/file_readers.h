@@ -18,6 +18,7 @@
 #include "files/stages.h"
 #include "pool/pool.h"
 #include "pool/read_ahead.h"
+#include "pool/sleep_clock.h"
 
 namespace penstock {
 

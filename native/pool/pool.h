@@ -31,6 +31,7 @@
 #include "files/path_table.h"
 #include "files/stages.h"
 #include "pool/read_ahead.h"
+#include "pool/sleep_clock.h"
 #include "tensor/filler.h"
 
 namespace penstock {

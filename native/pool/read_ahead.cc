@@ -1,15 +1,9 @@
 #include "pool/read_ahead.h"
 
-#include <fcntl.h>
 #include <pthread.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
-#include <ctime>
 #include <new>
 #include <system_error>
 
@@ -28,27 +22,6 @@ constexpr double kWorthShare = 0.1;
 constexpr unsigned kJudged = 8;           // samples seen before that is judged,
 constexpr unsigned kJudgedIfSlow = 2;     // where the workers slept for so long in so many samples
 constexpr double kSlowlySeconds = 0.004;
-// A shorter sleep is no read of a storage, but a lock of the kernel's.
-constexpr double kLeastSleep = 30e-6;
-
-long sleeps_so_far() noexcept {
-  rusage usage{};
-  return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
-}
-
-// The seconds that the calling thread has run, or was ready to run, so far. On a busy machine a thread waits for a
-// processor for longer than for a disk. Source: the second number of schedstat (the kernel's sched-stats.rst), where it
-// keeps one.
-double awake_so_far() noexcept {
-  timespec ran{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
-  thread_local const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
-  std::array<char, 80> text{};
-  unsigned long long running = 0, ready = 0;
-  if (::pread(statistics.get(), text.data(), text.size() - 1, 0) > 0)
-    if (std::sscanf(text.data(), "%llu %llu", &running, &ready) != 2) ready = 0;
-  return static_cast<double>(ran.tv_sec) + (static_cast<double>(ran.tv_nsec) + static_cast<double>(ready)) / 1e9;
-}
 
 // Of a pool that ends: nobody will see it.
 std::unique_ptr<BroughtFile> closed_file() {
@@ -60,26 +33,6 @@ std::unique_ptr<BroughtFile> closed_file() {
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
 }  // namespace
-
-void SleepClock::start() noexcept {
-  sleeps_ = sleeps_so_far();
-  awake_ = awake_so_far();
-  began_ = Clock::now();
-}
-
-double SleepClock::asleep(double& seconds) const noexcept {
-  seconds = seconds_since(began_);
-  const long sleeps = sleeps_so_far();
-  if (sleeps == sleeps_ && sleeps != 0) return 0;  // a kernel that counts none has 0
-  const double asleep = seconds - (awake_so_far() - awake_);
-  return asleep > kLeastSleep ? asleep : 0;
-}
-
-bool SleepMeter::begin() noexcept {
-  if (!meters(samples_++)) return false;
-  clock_.start();
-  return true;
-}
 
 // What readers share with the workers, and what those left behind keep.
 struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {

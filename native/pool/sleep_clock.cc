@@ -1,0 +1,60 @@
+#include "pool/sleep_clock.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <ctime>
+
+#include "files/unique_fd.h"
+
+namespace penstock {
+namespace {
+
+// A shorter sleep is no read of a storage, but a lock of the kernel's.
+constexpr double kLeastSleep = 30e-6;
+
+long sleeps_so_far() noexcept {
+  rusage usage{};
+  return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+}
+
+// The seconds that the calling thread has run, or was ready to run, so far. On a busy machine a thread waits for a
+// processor for longer than for a disk. Source: the second number of schedstat (the kernel's sched-stats.rst), where it
+// keeps one.
+double awake_so_far() noexcept {
+  timespec ran{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+  thread_local const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
+  std::array<char, 80> text{};
+  unsigned long long running = 0, ready = 0;
+  if (::pread(statistics.get(), text.data(), text.size() - 1, 0) > 0)
+    if (std::sscanf(text.data(), "%llu %llu", &running, &ready) != 2) ready = 0;
+  return static_cast<double>(ran.tv_sec) + (static_cast<double>(ran.tv_nsec) + static_cast<double>(ready)) / 1e9;
+}
+
+}  // namespace
+
+void SleepClock::start() noexcept {
+  sleeps_ = sleeps_so_far();
+  awake_ = awake_so_far();
+  began_ = std::chrono::steady_clock::now();
+}
+
+double SleepClock::asleep(double& seconds) const noexcept {
+  seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  const long sleeps = sleeps_so_far();
+  if (sleeps == sleeps_ && sleeps != 0) return 0;  // a kernel that counts none has 0
+  const double asleep = seconds - (awake_so_far() - awake_);
+  return asleep > kLeastSleep ? asleep : 0;
+}
+
+bool SleepMeter::begin() noexcept {
+  if (!meters(samples_++)) return false;
+  clock_.start();
+  return true;
+}
+
+}  // namespace penstock
