@@ -27,7 +27,7 @@ long sleeps_so_far() noexcept {
 double awake_so_far() noexcept {
   timespec ran{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
-  thread_local const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
+  const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
   std::array<char, 80> text{};
   unsigned long long running = 0, ready = 0;
   if (::pread(statistics.get(), text.data(), text.size() - 1, 0) > 0)

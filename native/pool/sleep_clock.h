@@ -1,7 +1,6 @@
 // How long a thread sleeps, and at which of its samples that is looked at.
 //
-// Threads: each object belongs to the thread that calls it. Memory: each thread that has measured keeps one descriptor
-// until it ends.
+// Threads: each object belongs to the thread that calls it. Memory: nothing is kept.
 #pragma once
 
 #include <chrono>
