@@ -57,3 +57,16 @@ def assert_same_outcome(ours: Callable[[], Any], theirs: Callable[[], Any]) -> N
         assert (type(caught.value), str(caught.value)) == (type(error), str(error))
     else:
         assert_same(ours(), wanted)
+
+
+def outcomes(loader: Any) -> list[Any]:
+    """Return each batch of a loader's pass, or the type's name and the text of the error in its place."""
+    batches = iter(loader)
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append((type(error).__name__, str(error)))

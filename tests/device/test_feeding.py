@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import pickle
 import threading
 from collections import namedtuple
@@ -31,6 +30,7 @@ from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
+from tests.forking import assert_in_child
 from tests.same import assert_same
 from tests.sample_datasets import Made, in_memory
 from tests.waiting import wait_until
@@ -576,15 +576,12 @@ def test_stats_count_what_the_loop_waits(late: list[LateStream]) -> None:
 def test_a_forked_child_is_told(late: list[LateStream]) -> None:
     feeding = iter(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda"))
     next(feeding)
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match="forked off"):
             next(feeding)
-        except RuntimeError as error:
-            os._exit(0 if "forked off" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    assert_in_child(check)
     feeding.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 import weakref
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from penstock.executors import buffers
+from tests.forking import assert_in_child
 from tests.sample_datasets import Made
 
 SAMPLES = 64
@@ -237,13 +237,14 @@ def test_batches_sent_to_another_process_stay_what_they_are(loader: Any) -> None
 def test_batches_in_a_forked_child(loader: Any) -> None:
     batches = iter(loader)
     first = next(batches)
-    child = os.fork()
-    if child == 0:
-        right = is_right(first, 0)
+
+    def check() -> None:
+        nonlocal first
+        assert is_right(first, 0)
         del first
-        right = right and all(is_right(batch, number) for number, batch in enumerate(loader))
-        os._exit(0 if right else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert all(is_right(batch, number) for number, batch in enumerate(loader))
+
+    assert_in_child(check)
     assert is_right(first, 0)
     assert all(is_right(batch, number) for number, batch in enumerate(batches, 1))
 

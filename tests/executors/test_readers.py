@@ -5,64 +5,31 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
-from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.workers import native as crew
-from tests.native_testing import SlowTable
-from tests.same import assert_same, assert_same_batches
+from tests.forking import assert_in_child
+from tests.reading import assert_read_ahead, readers, save_tensors
+from tests.same import assert_same, assert_same_batches, outcomes
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
 SIZE = 900
-DELAY = 0.004
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tensors")
-    for i in range(SIZE):
-        torch.save(torch.full((10, 50), float(i)), root / f"{i:03}.pt")
-    return root
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
-    for i in range(120):
-        (root / f"{i % 3}").mkdir(exist_ok=True)
-        kind = "png" if i % 10 == 5 else "jpg"  # which Pillow reads
-        Image.fromarray(random.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(root / f"{i % 3}" / f"{i:03}.{kind}")
-    return root
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Make files of loaders that begin from here on take DELAY to open; returns the tables."""
-    tables = []
-
-    def slowly(real):
-        def make(table, *rest):
-            tables.append(SlowTable(table, DELAY))
-            return real(tables[-1], *rest)
-
-        return make
-
-    for name in ("TensorFileFiller", "ImageFileFiller"):
-        monkeypatch.setattr(_native, name, slowly(getattr(_native, name)))
-    return tables
+    return save_tensors(tmp_path_factory.mktemp("tensors"), SIZE)
 
 
 @pytest.fixture
@@ -84,24 +51,6 @@ def tensors(folder, **options):
 
 def loader(folder, **options):
     return penstock.DataLoader(tensors(folder), **{"batch_size": 8, "num_workers": 2, **options})
-
-
-def readers():
-    """Return how many reader threads this process has."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            names.append((task / "comm").read_text().strip())
-        except OSError:  # it has ended meanwhile
-            continue
-    return names.count("penstock-read")
-
-
-def assert_read_ahead(loader):
-    reading = loader.stats().reading
-    assert reading.deepest >= 16, reading
-    assert reading.ahead + reading.awaited > reading.direct, reading
-    return reading
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
@@ -165,51 +114,31 @@ def test_readers_cease_where_reads_cease_to_block(slow, folder):
 
 
 @pytest.fixture
-def broken(tmp_path):
-    """A folder of 100 tensors, of which some are missing, broken, no file at all, or of another shape."""
-    for i in range(100):
-        torch.save(torch.full((5,), float(i)), tmp_path / f"{i:03}.pt")
-    ids = [f"{i:03}" for i in range(100)]
-    (tmp_path / "050.pt").unlink()
-    (tmp_path / "060.pt").write_bytes(b"no tensor")
-    (tmp_path / "070.pt").write_bytes(b"")
-    (tmp_path / "080.pt").unlink()
-    (tmp_path / "080.pt").mkdir()
-    (tmp_path / "085.pt").unlink()
-    os.mkfifo(tmp_path / "085.pt")
-    torch.save(torch.zeros(6), tmp_path / "090.pt")
-    whole = (tmp_path / "095.pt").read_bytes()
-    (tmp_path / "095.pt").write_bytes(whole[: len(whole) // 2])
-    return tmp_path, ids
-
-
-def outcomes(dataset, **options):
-    """Return each batch of a loader, or the type and text of the error in its place."""
-    batches = iter(penstock.DataLoader(dataset, batch_size=4, num_workers=2, **options))
-    found = []
-    while True:
-        try:
-            found.append(next(batches))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append((type(error).__name__, str(error)))
-
-
-def test_errors_are_those_without_readers(broken, monkeypatch, request):
+def broken_or_fifo(broken):
     root, ids = broken
-    expected = outcomes(tensors(root, ids=ids))
+    (root / "085.pt").unlink()
+    os.mkfifo(root / "085.pt")
+    return root, ids
+
+
+def results(root, ids, **options):
+    return outcomes(penstock.DataLoader(tensors(root, ids=ids), batch_size=4, num_workers=2, **options))
+
+
+def test_errors_are_those_without_readers(broken_or_fifo, request):
+    root, ids = broken_or_fifo
+    expected = results(root, ids)
     slow = request.getfixturevalue("slow")
-    assert_same(outcomes(tensors(root, ids=ids)), expected)
+    assert_same(results(root, ids), expected)
     assert sum(isinstance(one, tuple) for one in expected) == 7
     assert slow[-1].deepest() > 2
 
 
-def test_bad_samples_are_replaced_as_without_readers(broken, request):
-    root, ids = broken
-    expected = outcomes(tensors(root, ids=ids), on_error=penstock.Replace(), seed=1)
+def test_bad_samples_are_replaced_as_without_readers(broken_or_fifo, request):
+    root, ids = broken_or_fifo
+    expected = results(root, ids, on_error=penstock.Replace(), seed=1)
     slow = request.getfixturevalue("slow")
-    assert_same(outcomes(tensors(root, ids=ids), on_error=penstock.Replace(), seed=1), expected)
+    assert_same(results(root, ids, on_error=penstock.Replace(), seed=1), expected)
     assert slow[-1].deepest() > 2
 
 
@@ -319,16 +248,13 @@ def test_a_fork_while_readers_work(slow, folder):
     batches = iter(loader(folder))
     expected = list(tud.DataLoader(tensors(folder), batch_size=8))
     found = [next(batches) for _ in range(10)]
-    child = os.fork()
-    if child == 0:
-        try:
-            same = all(map(torch.equal, loader(folder), expected))
-            with pytest.raises(RuntimeError, match="another process"):
-                next(batches)
-            os._exit(0 if same else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def check():
+        assert_same(list(loader(folder)), expected)
+        with pytest.raises(RuntimeError, match="another process"):
+            next(batches)
+
+    assert_in_child(check)
     assert_same([*found, *batches], expected)
 
 

@@ -225,37 +225,39 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
     assert next(batches).tolist() == [4, 5, 6, 7]
 
 
-@pytest.fixture
-def small_heap() -> Iterator[None]:
-    """Collections look at what the test makes alone: those of a whole run's objects take seconds."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def do_nothing(worker: int) -> None:
+    pass
 
 
-@pytest.mark.usefixtures("small_heap")
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
-    there = threading.Event()
+    in_cycle = threading.Event()
 
     def make(i: int) -> int:
         if i > 3:
-            there.wait()  # the threads go no further than the first batch before the cycle is there
-        if i > 20:
+            in_cycle.wait()  # the threads go no further than the first batch before the cycle holds the iterator
+        if i > 8:  # of the batches in flight behind the first, however few these are
             gc.collect()
         return i
 
     for _ in range(8):
-        there.clear()
+        gc.collect()  # while a thread collects what earlier tests left behind, collections of others do nothing
+        in_cycle.clear()
         batches = iter(
-            penstock.DataLoader(Made(make, 60), 4, num_workers=2, worker_method="thread", share_dataset=True)
+            penstock.DataLoader(
+                Made(make, 60),
+                4,
+                num_workers=2,
+                worker_method="thread",
+                share_dataset=True,
+                worker_init_fn=do_nothing,  # the caller fetches nothing in the threads' place
+            )
         )
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
         ended = batches._ended
         del batches, cycle
-        there.set()
+        in_cycle.set()
         assert ended.wait(30)
 
 
@@ -337,6 +339,38 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
     assert all(not ids.any() for _, _, ids, _ in always[20:])  # as worker 0
     assert not any(bool(by_caller.any()) for _, by_caller, _, _ in changing[55:])
     assert get_worker_info() is None
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("held", [1, 4])
+def test_the_caller_does_not_wait_until_threads_rest(
+    in_order: bool, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample in a thread may wait for another thread's, or for what the caller does with the batch before it."""
+    begun = {i: threading.Event() for i in range(40)}
+    got_first = threading.Event()
+
+    def come_back(caller: Any) -> None:
+        assert begun[held].wait(30)  # before the caller decides whether it works in the threads' place
+
+    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.come_back", come_back)
+    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.suffices", lambda caller, cost: True)
+    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
+
+    def make(i: int) -> int:
+        begun[i].set()
+        if i == held:
+            assert (begun[5] if held < 4 else got_first).wait(30)
+        return i
+
+    data = Made(make, 40)
+    batches = iter(
+        penstock.DataLoader(data, 4, num_workers=2, worker_method="thread", share_dataset=True, in_order=in_order)
+    )
+    first = next(batches).tolist()
+    got_first.set()
+    assert first == [0, 1, 2, 3] or not in_order
+    assert sorted(i for batch in batches for i in batch.tolist()) == sorted({*range(40)} - {*first})
 
 
 def test_a_trial_of_one_thread_is_the_callers() -> None:

@@ -25,6 +25,7 @@ from torch.utils.serialization import config
 from penstock import _native
 from penstock.hooks.refused import Refused
 from tests.corrupt import archive_of, saved
+from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, assert_equal, corpus, filled, random_object, refused
 
 CORPUS = corpus()
@@ -330,12 +331,4 @@ def test_errors_while_objects_are_made(file: str) -> None:
 def test_after_fork(file: str) -> None:
     wanted = torch.load(file)
     answered(file)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert_equal(answered(file), wanted)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_in_child(lambda: assert_equal(answered(file), wanted))

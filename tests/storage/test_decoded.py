@@ -25,6 +25,7 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock.sources.kept_pixels import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
+from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
 from tests.same import assert_same
 from tests.sample_datasets import noise_image, tensor_files
@@ -466,15 +467,7 @@ def test_copies_of_a_loader(tmp_path: Path) -> None:
     for one in (twin, other):
         assert_same(list(one), wanted)
         assert counts_of(one).decoded == 18 and counts_of(one).hits >= 18
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert_same(list(loader), wanted)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    assert_in_child(lambda: assert_same(list(loader), wanted))
 
 
 # --- what is not trusted ----------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from penstock.storage.index import MEMBER
 from penstock.storage.objects import ObjectStore, is_url
 from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
+from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
@@ -321,10 +322,11 @@ def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:
     put(cache, shard, bytes(10))
     held = cache.hold(shard)
     assert held is not None
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if held.descriptor == -1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def check() -> None:
+        assert held.descriptor == -1
+
+    assert_in_child(check)
     assert held.descriptor >= 0
     held.close()
 

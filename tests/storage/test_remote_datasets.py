@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.errors import CorruptDownload, MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
+from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 from tests.same import assert_same
 from tests.waiting import wait_until
@@ -304,14 +304,11 @@ def test_a_pass_in_a_forked_child(server: ObjectServer, packed: Path, tmp_path: 
     over = loader(remote(server, tmp_path / "cache"))
     batches = iter(over)
     next(batches)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            del batches
-            gc.collect()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def leave() -> None:
+        nonlocal batches
+        del batches
+        gc.collect()
+
+    assert_in_child(leave)
     assert sum(len(labels) for _, labels in batches) == SAMPLES - 16

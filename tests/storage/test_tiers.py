@@ -25,6 +25,7 @@ from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
 from penstock.errors import StorageError, UnsafeCache
 from penstock.storage.tiers import Caches, Tier, caches_of
+from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
 from tests.same import assert_same
 from tests.sample_datasets import noise_image, tensor_files
@@ -350,15 +351,7 @@ def test_copies_and_forks_of_a_loader(tmp_path: Path) -> None:
     assert twin.stats().cache[str(folder)].hits >= 12
     other = loader.with_samples(dataset, batch_size=6)
     assert len(list(other)) == 2 and other.cache == [folder, "1MiB"]
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert_same(list(loader), wanted)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    assert_in_child(lambda: assert_same(list(loader), wanted))
     assert_same(list(loader), wanted)
 
 

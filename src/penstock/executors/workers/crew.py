@@ -22,10 +22,10 @@ from penstock.executors.workers.iterating import IterableReader
 from penstock.executors.workers.leaving import end_crew
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.pace import CallerTime, Pace
+from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
 from penstock.executors.workers.readers import ThreadReaders
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
-from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
 from penstock.hooks.calls import natively
 from penstock.observe import Meter
@@ -88,8 +88,7 @@ class ThreadCrew:
         self._surroundings = surroundings()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
         self.ended = threading.Event()
-        self._busy = 0  # threads that have taken a part of a batch
-        self._caller_works = False  # in the threads' place
+        self._busy, self._caller_works = 0, False  # threads with a part of a batch; the caller works in their place
         self._caller = CallerTime(GRAIN_SECONDS)
         self._caller_activity = Activity()
         self._meter = meter
@@ -131,15 +130,11 @@ class ThreadCrew:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._workers:
             self._work_as_caller(batches[0], self._fetch)
-        elif not timeout and self._caller_should_work(batches[0]):
+        elif not timeout and self._caller_should_work(batches):
             fetch = self._workers[0].take_fetch(self._fetch)
             info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)
-            set_for_this_thread(info)
-            try:
-                with outside_inference(), drawing.beside_others():  # where the threads are
-                    self._work_as_caller(batches[0], fetch, info.rng)
-            finally:
-                set_for_this_thread(None)
+            with as_worker(info), outside_inference(), drawing.beside_others():  # where the threads are
+                self._work_as_caller(batches[0], fetch, info.rng)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -155,34 +150,41 @@ class ThreadCrew:
         """Take note that the caller goes away with a batch."""
         self._caller.leave()
 
-    def _caller_should_work(self, batch: FetchedBatch) -> bool:
-        """Return whether the caller fetches a batch itself, as worker 0, while all threads rest.
+    def _caller_should_work(self, batches: list[FetchedBatch]) -> bool:
+        """Return whether the caller fetches the first of the batches itself, as worker 0, while all threads rest.
 
         That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
         next to nothing else. Not where worker_init_fn has prepared the threads, or the dataset is iterable.
         """
         self._caller.come_back()
-        cost = self._sample_seconds * len(batch.indices or ())
         with self._lock:
-            before = self._caller_works
-            self._caller_works = (
+            self._let_caller_work(
                 not self._own.prepares
                 and not self._iterable
                 and self.pace.alone
-                and self._caller.suffices(cost)
-                and (before or self._workers[0].unbound())
+                and self._caller.suffices(self._sample_seconds * len(batches[0].indices or ()))
+                and (self._caller_works or self._workers[0].unbound())
             )
-            if self._caller_works:
-                self._caller.bind()
-            if before != self._caller_works:
-                self.pace.restart()
-            if before and not self._caller_works:
-                if not self._workers[0].unbound():
-                    self._workers[0].fetch = None  # the thread makes another one
-                self._parked.notify_all()
-            while self._caller_works and self._busy and not self._closed:
-                self._done.wait()  # they take no more, and finish what they have
-            return self._caller_works and not batch.done and not self._closed
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while works := self._caller_works and not self._closed and not any(batch.done for batch in batches):
+                if not self._busy:  # threads take no more, and have finished what they had
+                    break
+                if not self._done.wait(deadline - time.monotonic()):
+                    self._let_caller_work(False)  # one is in a long sample: it may wait for what the caller does next
+                    self._caller.defer()
+            return works
+
+    def _let_caller_work(self, works: bool) -> None:
+        """Have the caller fetch in the threads' place, or the threads again; the lock is held."""
+        if works:
+            self._caller.bind()
+        if works != self._caller_works:
+            self.pace.restart()
+        before, self._caller_works = self._caller_works, works
+        if before and not works:
+            self._parked.notify_all()
+            if not self._workers[0].unbound():
+                self._workers[0].fetch = None  # the thread makes another one
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
         """Begin a pass, in the caller's surroundings.
@@ -191,8 +193,7 @@ class ThreadCrew:
         """
         around = surroundings()
         with self._lock:
-            self._fetch = fetch
-            self._states = states
+            self._fetch, self._states = fetch, states
             self._open.clear()
             self._surroundings = around
             self._work.notify_all()

@@ -13,6 +13,10 @@ CHEAP_SECONDS = 1e-3
 IDLE_SHARE = 0.25
 #: and a batch costs less than this, in seconds.
 CALLER_SECONDS = 0.05
+#: It waits no longer for threads to finish their samples before.
+PATIENCE_SECONDS = 0.01
+#: What the caller's estimated absence becomes where threads shall fetch for a while, in seconds.
+DEFERRED_SECONDS = 1.0
 
 
 class Pace:
@@ -115,6 +119,10 @@ class CallerTime:
         """Take note that the caller wants the next batch."""
         if self._left is not None:
             self._away += 0.3 * (time.perf_counter() - self._left - self._away)
+
+    def defer(self) -> None:
+        """Let threads fetch the next batches, some 30 of them."""
+        self._away = DEFERRED_SECONDS
 
     def suffices(self, cost: float) -> bool:
         """Return whether the calling thread may fetch batches that take so many seconds: it does next to nothing else.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from torch.utils.data._utils import collate as torch_collate
@@ -39,6 +41,16 @@ def set_for_this_thread(info: ThreadWorkerInfo | None) -> None:
     """Make get_worker_info() answer with this in the calling thread; None: as torch does."""
     _teach_torch()
     _of_thread.info = info
+
+
+@contextmanager
+def as_worker(info: ThreadWorkerInfo) -> Iterator[None]:
+    """Make get_worker_info() answer with this in the calling thread, which is none of the workers, for a while."""
+    set_for_this_thread(info)
+    try:
+        yield
+    finally:
+        set_for_this_thread(None)
 
 
 def _answer(torchs: Any) -> Any:

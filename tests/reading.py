@@ -1,0 +1,34 @@
+"""What tests of readers look at: the reader threads of this process, and how far ahead they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save_tensors(root: Path, size: int) -> Path:
+    """Save `size` tensors of 2 KB, each full of its number, and return their folder."""
+    for i in range(size):
+        torch.save(torch.full((10, 50), float(i)), root / f"{i:03}.pt")
+    return root
+
+
+def readers() -> int:
+    """Return how many reader threads this process has."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except OSError:  # it has ended meanwhile
+            continue
+    return names.count("penstock-read")
+
+
+def assert_read_ahead(loader: Any) -> Any:
+    """Assert that readers brought most files of a loader's pass, many at a time; returns what stats() says of them."""
+    reading = loader.stats().reading
+    assert reading.deepest >= 16, reading
+    assert reading.ahead + reading.awaited > reading.direct, reading
+    return reading
