@@ -84,7 +84,7 @@ def ffcv(setup: Setup) -> Running:
     from ffcv.fields.decoders import NDArrayDecoder
     from ffcv.transforms import ToTensor
 
-    dataset = tensors(setup)
+    dataset = tensor_files.tutorial(setup)
 
     def sample(row: int) -> tuple[Any, int]:
         tensor, label = dataset[row]
