@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +50,68 @@ class Observer:
 
 
 Observers = tuple[Observer, ...]
+#: Called with a loader when one of its passes begins; returns an observer of what the pass's user gets, or None.
+Watcher = Callable[[Any], Observer | None]
+
+_watchers: list[Watcher] = []
+_log = logging.getLogger("penstock")
+
+
+def watch(watcher: Watcher) -> Callable[[], None]:
+    """Have a watcher called for each pass of any loader of this process that begins; return what ends that.
+
+    What a watcher and its observers raise is logged, once, and never reaches a program.
+    """
+    _watchers.append(watcher)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _watchers.remove(watcher)
+
+    return end
+
+
+def watching(loader: Any) -> Observers:
+    """Return the observers that watchers have for a pass of a loader that begins."""
+    found = []
+    for watcher in tuple(_watchers):
+        try:
+            observer = watcher(loader)
+        except Exception:
+            _log.exception("a watcher of loaders failed, and is not called any more")
+            with contextlib.suppress(ValueError):
+                _watchers.remove(watcher)
+        else:
+            found += [] if observer is None else [Harmless(observer)]
+    return tuple(found)
+
+
+class Harmless(Observer):
+    """Passes on what an observer is to know, until the observer raises an exception, which is logged."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer: Observer | None = observer
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Pass on a delivery."""
+        self._pass_on("delivered", delivery)
+
+    def failed(self, error: Exception) -> None:
+        """Pass on an error."""
+        self._pass_on("failed", error)
+
+    def ended(self) -> None:
+        """Pass on the end of the pass."""
+        self._pass_on("ended")
+
+    def _pass_on(self, method: str, *arguments: Any) -> None:
+        if self._observer is None:
+            return
+        try:
+            getattr(self._observer, method)(*arguments)
+        except Exception:
+            _log.exception("an observer of a loader failed, and is not called any more")
+            self._observer = None
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
