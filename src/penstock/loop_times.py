@@ -10,6 +10,8 @@ from penstock.observe import Delivery, Observer
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = 28
+#: The CPU time of the process, a call of the system, is read once in so many seconds.
+LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class LoopTimes:
     """Between a batch and the next call of next(), or the end of the pass; not what a loop does between two passes."""
     longest_wait: float = 0.0
     """For one batch, but for the first of each pass."""
+    cpu_seconds: float = 0.0
+    """CPU time of this process, in all of its threads, from the first batch of each pass to its last."""
     waits: tuple[int, ...] = field(default=(0,) * WAIT_CLASSES)
     """How many batches, but for the first of each pass, were waited for up to 1 us, 2 us, 4 us, ..."""
 
@@ -45,11 +49,17 @@ class LoopMeter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._batches = 0
-        self._waited = self._first_waited = self._worked = self._longest = 0.0
+        self._waited = self._first_waited = self._worked = self._longest = self._cpu = 0.0
         self._waits = [0] * WAIT_CLASSES
 
-    def add(self, waited: float, worked: float | None) -> None:
-        """Count a batch. worked: seconds between the batch before and the call for this one; None: it is the first."""
+    def add(self, waited: float, worked: float | None, cpu_seconds: float) -> None:
+        """Count a batch.
+
+        Args:
+            waited: seconds that it was waited for.
+            worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
+            cpu_seconds: of the process since the batch before.
+        """
         with self._lock:
             self._batches += 1
             self._waited += waited
@@ -57,18 +67,20 @@ class LoopMeter:
                 self._first_waited += waited
                 return
             self._worked += worked
+            self._cpu += cpu_seconds
             self._longest = max(self._longest, waited)
             self._waits[min(WAIT_CLASSES - 1, max(0, int(waited * 1e6)).bit_length())] += 1
 
-    def add_work(self, seconds: float) -> None:
-        """Count what a loop did with the last batch of its pass."""
+    def add_work(self, seconds: float, cpu_seconds: float) -> None:
+        """Count what a loop did with the last batch of its pass, and the CPU time of the process."""
         with self._lock:
             self._worked += seconds
+            self._cpu += cpu_seconds
 
     def times(self) -> LoopTimes:
         """Return the times so far."""
         with self._lock:
-            times = (self._waited, self._first_waited, self._worked, self._longest)
+            times = (self._waited, self._first_waited, self._worked, self._longest, self._cpu)
             return LoopTimes(self._batches, *times, tuple(self._waits))
 
 
@@ -78,11 +90,15 @@ class LoopClock(Observer):
     def __init__(self, meter: LoopMeter) -> None:
         self._meter = meter
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
+        self._looked, self._ran = 0.0, 0.0  # when the CPU time of the process was read, and what it was
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch, and the loop's work before it was called for."""
-        self._meter.add(delivery.waited, self._worked(delivery.waited))
+        worked = self._worked(delivery.waited)
+        self._meter.add(delivery.waited, worked, 0.0 if worked is None else self._cpu_seconds(LOOK_SECONDS))
         self._left = time.perf_counter()
+        if worked is None:
+            self._looked, self._ran = self._left, time.process_time()
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
@@ -91,8 +107,16 @@ class LoopClock(Observer):
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
         if (worked := self._worked(0.0)) is not None:
-            self._meter.add_work(worked)
+            self._meter.add_work(worked, self._cpu_seconds(0.0))
         self._left = None
+
+    def _cpu_seconds(self, after: float) -> float:
+        """Return the CPU time of the process since it was read, where that was so many seconds ago; else 0."""
+        now = time.perf_counter()
+        if now - self._looked < after:
+            return 0.0
+        before, self._looked, self._ran = self._ran, now, time.process_time()
+        return self._ran - before
 
     def _worked(self, waited: float) -> float | None:
         """Return the seconds from the latest batch to the call of next(), which waited so long."""

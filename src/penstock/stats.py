@@ -92,6 +92,11 @@ class Counters(Observer):
             if delivery.read_by_python:
                 self._read_by_python.update(delivery.read_by_python)
 
+    @property
+    def samples(self) -> int:
+        """Samples handed to the user."""
+        return self._samples
+
     def snapshot(self, buffers: tuple[int, int, int], cache: dict[str, TierCounts]) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers and tiers."""
         with self._lock:
