@@ -80,9 +80,10 @@ def slow_disk(folder: Path) -> Any:
 
 
 def slow_decoding(folder: Path) -> Any:
-    import penstock
     from PIL import Image
     from torchvision import transforms
+
+    import penstock
 
     random = np.random.default_rng(0)
     (folder / "a").mkdir()

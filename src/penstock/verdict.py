@@ -216,7 +216,8 @@ def measured(
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        blocked = max(0.0, time.seconds - time.cpu_seconds) if cause is Cause.PYTHON and kind is not Workers.THREADS else 0
+        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS  # threads wait for Python's lock too
+        blocked = max(0.0, time.seconds - time.cpu_seconds) if asleep else 0.0
         _add(busy, cause, (time.seconds - blocked) * share)
         _add(cpu, cause, time.cpu_seconds * share)
         _add(busy, Cause.READ, blocked * share)  # Python that waits waits for its files, or for another machine
@@ -405,7 +406,9 @@ def verdict(found: Measured) -> str:
     whole = sum(parts.values())
     shown = sorted(((seconds, cause) for cause, seconds in parts.items() if seconds >= 0.05 * whole), reverse=True)
     if shown:
-        text += ": " + ", ".join(f"{cause} {_time(found.wait * seconds / whole)}" for seconds, cause in shown) + " of it"
+        text += (
+            ": " + ", ".join(f"{cause} {_time(found.wait * seconds / whole)}" for seconds, cause in shown) + " of it"
+        )
     useful = [finding for finding in findings(found) if finding.change and finding.gain >= WORTH][:2]
     if not useful:
         return f"{text}."

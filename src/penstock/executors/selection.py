@@ -109,7 +109,10 @@ class Executors:
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         self._workers = settings.num_workers, kind
-        self._files = any(leaf.files is not None for leaf in chosen.leaves) if native else in_threads and chosen.assisted is not None
+        if isinstance(chosen, NativePlan):
+            self._files = any(leaf.files is not None for leaf in chosen.leaves)
+        else:
+            self._files = in_threads and chosen.assisted is not None
         if not self._logs:
             self._logs = True
             log_at_end(loader, self.measured)

@@ -103,7 +103,7 @@ def diagnose(
         )
     stats: Stats = together.loader.stats()
     ranked = findings(found)
-    trials = []
+    trials: list[Trial] = []
     for finding in ranked if apply else ():
         if finding.options and finding.gain >= WORTH and len(trials) < MOST_TRIALS:
             note(finding.change)
@@ -148,7 +148,7 @@ def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> flo
         raise InvalidOption("the loader gives no batch")
     del batches
     step(batch)
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         begin = time.perf_counter()
