@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 import penstock
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, StageTime
+from penstock.system.cpus import machine_cpu_seconds
 from penstock.verdict import Cause, Measured, Workers, findings, measured, outliers, verdict
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made
@@ -139,6 +142,29 @@ def test_stages_of_python_that_does_not_run_are_reads() -> None:
     assert in_threads.other_cpu == pytest.approx(0.01)
 
 
+def test_python_that_waits_for_a_cpu_does_not_read() -> None:
+    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=waits)
+    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
+    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
+    assert found is not None
+    assert found.foreign_cpus == pytest.approx(1.0)
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.16})
+    (first, *_) = findings(found)
+    assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
+
+
+def test_the_machines_cpu_time(tmp_path: Path) -> None:
+    path = tmp_path / "stat"
+    path.write_text("cpu  100 200 300 4000 5000 60 70 80 9 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+    assert machine_cpu_seconds(str(path)) == 810 / os.sysconf("SC_CLK_TCK")
+    assert machine_cpu_seconds() > 0
+    for text in ("", "cpu 1 2", "cpu a b c d e f g h", "intr 1 2 3 4 5 6 7 8 9"):
+        path.write_text(text)
+        assert machine_cpu_seconds(str(path)) == 0.0
+    assert machine_cpu_seconds(str(tmp_path / "none")) == 0.0
+
+
 def test_outlying_waits_are_a_few_long_ones() -> None:
     waits = [0] * WAIT_CLASSES
     waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
@@ -157,6 +183,7 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "process_time", lambda: 2 * now[0])
+    monkeypatch.setattr("penstock.loop_times.machine_cpu_seconds", lambda: 3 * now[0])
     meter = LoopMeter()
     for _ in range(2):
         clock = LoopClock(meter)
@@ -172,6 +199,7 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (times.batches, times.waited, times.first_waited, times.longest_wait) == (6, 11.5, 10.0, 0.5)
     assert times.worked == 2 * (1.0 + 2.0 + 4.0)
     assert times.cpu_seconds == 2 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
+    assert times.machine_cpu_seconds == 3 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
     assert sum(times.waits) == 4 and times.waits[18] == times.waits[19] == 2
     assert times.wait_share == pytest.approx(1.5 / 15.5)
 

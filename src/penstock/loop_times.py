@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from dataclasses import dataclass, field
 
 from penstock.observe import Delivery, Observer
+from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = 28
-#: The CPU time of the process, a call of the system, is read once in so many seconds.
-LOOK_SECONDS = 0.01
+#: CPU times, which take some 20 us, are read once in so many seconds.
+LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class LoopTimes:
     longest_wait: float = 0.0
     """For one batch, but for the first of each pass."""
     cpu_seconds: float = 0.0
-    """CPU time of this process, in all of its threads, from the first batch of each pass to its last."""
+    """CPU time of this process, in all of its threads, from the first batch of each pass to its end."""
+    machine_cpu_seconds: float = 0.0
+    """CPU time of all processes of the machine meanwhile; 0.0 where it is not known."""
     waits: tuple[int, ...] = field(default=(0,) * WAIT_CLASSES)
     """How many batches, but for the first of each pass, were waited for up to 1 us, 2 us, 4 us, ..."""
 
@@ -49,16 +53,16 @@ class LoopMeter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._batches = 0
-        self._waited = self._first_waited = self._worked = self._longest = self._cpu = 0.0
+        self._waited = self._first_waited = self._worked = self._longest = 0.0
+        self._cpu = self._machine_cpu = 0.0
         self._waits = [0] * WAIT_CLASSES
 
-    def add(self, waited: float, worked: float | None, cpu_seconds: float) -> None:
+    def add(self, waited: float, worked: float | None) -> None:
         """Count a batch.
 
         Args:
             waited: seconds that it was waited for.
             worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
-            cpu_seconds: of the process since the batch before.
         """
         with self._lock:
             self._batches += 1
@@ -67,20 +71,24 @@ class LoopMeter:
                 self._first_waited += waited
                 return
             self._worked += worked
-            self._cpu += cpu_seconds
             self._longest = max(self._longest, waited)
             self._waits[min(WAIT_CLASSES - 1, max(0, int(waited * 1e6)).bit_length())] += 1
 
-    def add_work(self, seconds: float, cpu_seconds: float) -> None:
-        """Count what a loop did with the last batch of its pass, and the CPU time of the process."""
+    def add_work(self, seconds: float) -> None:
+        """Count what a loop did with the last batch of its pass."""
         with self._lock:
             self._worked += seconds
-            self._cpu += cpu_seconds
+
+    def add_cpu(self, process: float, machine: float) -> None:
+        """Count CPU time of the process, and of all processes of the machine."""
+        with self._lock:
+            self._cpu += process
+            self._machine_cpu += machine
 
     def times(self) -> LoopTimes:
         """Return the times so far."""
         with self._lock:
-            times = (self._waited, self._first_waited, self._worked, self._longest, self._cpu)
+            times = (self._waited, self._first_waited, self._worked, self._longest, self._cpu, self._machine_cpu)
             return LoopTimes(self._batches, *times, tuple(self._waits))
 
 
@@ -90,15 +98,16 @@ class LoopClock(Observer):
     def __init__(self, meter: LoopMeter) -> None:
         self._meter = meter
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
-        self._looked, self._ran = 0.0, 0.0  # when the CPU time of the process was read, and what it was
+        self._looked = 0.0  # when the CPU times were read
+        self._ran = 0.0, 0.0  # of the process and the machine, then
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch, and the loop's work before it was called for."""
         worked = self._worked(delivery.waited)
-        self._meter.add(delivery.waited, worked, 0.0 if worked is None else self._cpu_seconds(LOOK_SECONDS))
+        self._meter.add(delivery.waited, worked)
+        if worked is None or time.perf_counter() - self._looked > LOOK_SECONDS:
+            self._look(first=worked is None)
         self._left = time.perf_counter()
-        if worked is None:
-            self._looked, self._ran = self._left, time.process_time()
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
@@ -107,16 +116,16 @@ class LoopClock(Observer):
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
         if (worked := self._worked(0.0)) is not None:
-            self._meter.add_work(worked, self._cpu_seconds(0.0))
+            self._meter.add_work(worked)
+            self._look()
         self._left = None
 
-    def _cpu_seconds(self, after: float) -> float:
-        """Return the CPU time of the process since it was read, where that was so many seconds ago; else 0."""
-        now = time.perf_counter()
-        if now - self._looked < after:
-            return 0.0
-        before, self._looked, self._ran = self._ran, now, time.process_time()
-        return self._ran - before
+    def _look(self, *, first: bool = False) -> None:
+        """Count the CPU times since they were read; first: only read them."""
+        before, self._ran = self._ran, (time.process_time(), machine_cpu_seconds())
+        self._looked = time.perf_counter()
+        if not first:
+            self._meter.add_cpu(*map(operator.sub, self._ran, before))
 
     def _worked(self, waited: float) -> float | None:
         """Return the seconds from the latest batch to the call of next(), which waited so long."""

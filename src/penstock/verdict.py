@@ -107,6 +107,8 @@ class Measured:
     """Of these, on a CPU."""
     other_cpu: float = 0.0
     """CPU time of the process beside that: of the loop and what it calls."""
+    foreign_cpus: float = 0.0
+    """CPUs that other processes of the machine took meanwhile."""
     host_cpus: int = 0
     """CPUs of its affinity, of which a cgroup's quota leaves fewer; 0: as many as `cpus`."""
     read_bytes: float = 0.0
@@ -210,17 +212,23 @@ def measured(
     steps = sum(loop.waits)
     if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
         return None
+    in_workers = sum(time.cpu_seconds for time in stages.values())
+    own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
+    whole = loop.steady_waited + loop.worked
+    foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
+    contended = foreign + own / whole > SATURATED * max(cpus, host_cpus)
     busy: dict[Cause, float] = {}
     cpu: dict[Cause, float] = {}
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS  # threads wait for Python's lock too
+        # What Python does not run for it waits for: files, another machine; but also for Python's lock, or for a CPU.
+        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS and not contended
         blocked = max(0.0, time.seconds - time.cpu_seconds) if asleep else 0.0
         _add(busy, cause, (time.seconds - blocked) * share)
         _add(cpu, cause, time.cpu_seconds * share)
-        _add(busy, Cause.READ, blocked * share)  # Python that waits waits for its files, or for another machine
+        _add(busy, Cause.READ, blocked * share)
     outlying, outlying_wait = outliers(loop)
     return Measured(
         steps=steps,
@@ -233,6 +241,7 @@ def measured(
         busy=busy,
         cpu=cpu,
         other_cpu=max(0.0, loop.cpu_seconds / steps - (0 if kind is Workers.PROCESSES else sum(cpu.values()))),
+        foreign_cpus=foreign,
         host_cpus=host_cpus,
         read_bytes=sum(time.bytes for time in stages.values()) * share,
         outlying_batches=outlying / steps,
@@ -304,7 +313,7 @@ def _outliers(found: Measured) -> Iterator[Finding]:
 
 def _overhead(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the cost of each batch, beside its samples, is the limit."""
-    if found.overhead < MOST * found.wait:
+    if found.overhead - found.outlying_wait < MOST * found.wait:
         return
     gain = found.step / (found.modelled + found.overhead / LARGER)
     if gain >= WORTH:
@@ -332,7 +341,11 @@ def _lock(found: Measured) -> Iterator[Finding]:
 def _cpus(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the CPUs are the limit."""
     running = found.total_cpu + found.other_cpu
-    if running < SATURATED * found.step * found.cpus or found.kind is Workers.CALLER or found.locked:
+    if (
+        running < SATURATED * found.step * (found.cpus - found.foreign_cpus)
+        or found.kind is Workers.CALLER
+        or found.locked
+    ):
         return
     quota = found.host_cpus > found.cpus
     wanted = found.cpus + 1
@@ -346,6 +359,8 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         f"The process ran for {_time(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most of it "
         f"for {largest}."
     )
+    if found.foreign_cpus > 0.1:
+        evidence += f" Other processes took {found.foreign_cpus:.2g} CPUs."
     more = math.ceil(wanted - found.cpus)
     if quota:
         evidence += f" Its cgroup leaves it {found.cpus:.3g} of {found.host_cpus} CPUs."
