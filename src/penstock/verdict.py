@@ -43,6 +43,10 @@ FEW, MOST = 0.05, 0.5
 LARGER = 8
 #: What a cache is given to try it out: files that do not fit are read as before.
 ROOM = "1GiB"
+#: Workers that are advised at the most, where there are no more CPUs: each process takes memory.
+MOST_WORKERS = 16
+#: A thread that could run takes up to so many times its CPU time where other processes take the CPUs.
+CROWDED = 4
 #: CPUs that are advised at the most: so many times those that there are.
 MOST_CPUS = 4
 
@@ -223,9 +227,10 @@ def measured(
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        # What Python does not run for it waits for: files, another machine; but also for Python's lock, or for a CPU.
-        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS and not contended
-        blocked = max(0.0, time.seconds - time.cpu_seconds) if asleep else 0.0
+        # What Python does not run for it waits for: files, another machine; but also Python's lock, or a CPU.
+        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
+        ran = time.cpu_seconds * (CROWDED if contended else 1)
+        blocked = max(0.0, time.seconds - ran) if asleep else 0.0
         _add(busy, cause, (time.seconds - blocked) * share)
         _add(cpu, cause, time.cpu_seconds * share)
         _add(busy, Cause.READ, blocked * share)
@@ -341,11 +346,8 @@ def _lock(found: Measured) -> Iterator[Finding]:
 def _cpus(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the CPUs are the limit."""
     running = found.total_cpu + found.other_cpu
-    if (
-        running < SATURATED * found.step * (found.cpus - found.foreign_cpus)
-        or found.kind is Workers.CALLER
-        or found.locked
-    ):
+    left = SATURATED * (found.cpus - found.foreign_cpus)
+    if running < left * found.step or found.kind is Workers.CALLER or found.locked:
         return
     quota = found.host_cpus > found.cpus
     wanted = found.cpus + 1
@@ -379,7 +381,7 @@ def _workers(found: Measured) -> Iterator[Finding]:
         return
     kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
     best = max(1, found.workers)
-    for workers in range(best, 65):
+    for workers in range(best, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
         if found.gain(workers=workers, kind=kind) > 1.02 * found.gain(workers=best, kind=kind):
             best = workers
     gain = found.gain(workers=best, kind=kind)
@@ -428,7 +430,8 @@ def verdict(found: Measured) -> str:
     if not useful:
         return f"{text}."
     first, *others = (f"{finding.change} would give about {finding.gain:.1f}x" for finding in useful)
-    return f"{text}. {first[0].upper()}{first[1:]}{''.join(f', {other}' for other in others)}."
+    first = first if "=" in first.split()[0] else first[0].upper() + first[1:]  # an argument has its own case
+    return f"{text}. {first}{''.join(f', {other}' for other in others)}."
 
 
 def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
