@@ -253,7 +253,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with target.current(stream):
             batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
-        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan)
+        idle = executors.counters.loop.add_idle
+        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, idle)
         feeding.observers = (target, *followers)
         return feeding
 

@@ -33,6 +33,9 @@ class LoopTimes:
     """CPU time of this process, in all of its threads, from the first batch of each pass to its end."""
     machine_cpu_seconds: float = 0.0
     """CPU time of all processes of the machine meanwhile; 0.0 where it is not known."""
+    device_idle: float = 0.0
+    """Of the time waited, what the device that batches go to had nothing to do in, by its own clock; 0.0 where batches
+    stay on the host, or the device has no such clock. The latest batches are not in it yet."""
     waits: tuple[int, ...] = field(default=(0,) * WAIT_CLASSES)
     """How many batches, but for the first of each pass, were waited for up to 1 us, 2 us, 4 us, ..."""
 
@@ -54,7 +57,7 @@ class LoopMeter:
         self._lock = threading.Lock()
         self._batches = 0
         self._waited = self._first_waited = self._worked = self._longest = 0.0
-        self._cpu = self._machine_cpu = 0.0
+        self._cpu = self._machine_cpu = self._idle = 0.0
         self._waits = [0] * WAIT_CLASSES
 
     def add(self, waited: float, worked: float | None) -> None:
@@ -79,6 +82,11 @@ class LoopMeter:
         with self._lock:
             self._worked += seconds
 
+    def add_idle(self, seconds: float) -> None:
+        """Count time in which the device had nothing to do because its loop waited."""
+        with self._lock:
+            self._idle += seconds
+
     def add_cpu(self, process: float, machine: float) -> None:
         """Count CPU time of the process, and of all processes of the machine."""
         with self._lock:
@@ -88,8 +96,8 @@ class LoopMeter:
     def times(self) -> LoopTimes:
         """Return the times so far."""
         with self._lock:
-            times = (self._waited, self._first_waited, self._worked, self._longest, self._cpu, self._machine_cpu)
-            return LoopTimes(self._batches, *times, tuple(self._waits))
+            times = (self._waited, self._first_waited, self._worked, self._longest)
+            return LoopTimes(self._batches, *times, self._cpu, self._machine_cpu, self._idle, tuple(self._waits))
 
 
 class LoopClock(Observer):

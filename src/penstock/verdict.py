@@ -121,6 +121,8 @@ class Measured:
     outlying_wait: float = 0.0
     longest_wait: float = 0.0
     """For one batch, in seconds."""
+    device_idle: float = 0.0
+    """What the device that batches go to had nothing to do in, by its own clock; of the wait."""
     cacheable: bool = False
     """A cache= could keep the files, and there is none."""
 
@@ -252,6 +254,7 @@ def measured(
         outlying_batches=outlying / steps,
         outlying_wait=outlying_wait / steps,
         longest_wait=loop.longest_wait,
+        device_idle=loop.device_idle / steps,
         cacheable=cacheable,
     )
 
@@ -413,7 +416,8 @@ def _reads(found: Measured) -> Iterator[Finding]:
 def verdict(found: Measured) -> str:
     """Return the one sentence, or two: how much the loop waited, what for, and what would help."""
     share = found.wait / found.step
-    text = f"The consumer waited {share:.0%} of the time ({_time(found.wait)} a step)"
+    idle = f", the device idle for {_time(found.device_idle)} of it" if found.device_idle > 0 else ""
+    text = f"The consumer waited {share:.0%} of the time ({_time(found.wait)} a step{idle})"
     if share < WAITING:
         return f"{text}: its own work, {_time(found.work)} a step, is what takes the time."
     parts = dict(found.busy)
