@@ -49,6 +49,9 @@ class LateStream:
         with self.lock:
             return len(self.waiting)
 
+    def timed_event(self) -> None:
+        return None
+
     def receive(self, mark: int, tensors: Iterable[torch.Tensor]) -> None:
         with self.lock:
             for there, tensor in self.waiting[:mark]:

@@ -26,7 +26,8 @@ inline nanobind::dict dict_of(const ReadCounts& counts) {
   return found;
 }
 
-// (name, seconds, samples) of each stage that had samples; count: returns those of a stage.
+// (name, seconds, samples, seconds on a processor, bytes read) of each stage that had samples; count: returns those of a
+// stage.
 template <class CountOf>
 nanobind::list list_of(CountOf&& count) {
   nanobind::list found;
@@ -34,7 +35,8 @@ nanobind::list list_of(CountOf&& count) {
     const StageCounters::Count one = count(static_cast<Stage>(i));
     if (one.samples > 0)
       found.append(nanobind::make_tuple(nanobind::str(kStages[i].data(), kStages[i].size()),
-                                        static_cast<double>(one.nanoseconds) / 1e9, one.samples));
+                                        static_cast<double>(one.nanoseconds) / 1e9, one.samples,
+                                        one.running_seconds(), one.bytes));
   }
   return found;
 }

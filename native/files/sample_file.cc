@@ -79,7 +79,11 @@ ssize_t SampleFile::readv(std::span<const iovec> rooms, std::uint64_t offset) no
     return -1;
   }
   if (checked_) {
-    if (offset == 0 && bytes_in(rooms) >= length_) return read_checked(rooms) ? static_cast<ssize_t>(length_) : -1;
+    if (offset == 0 && bytes_in(rooms) >= length_) {
+      if (!read_checked(rooms)) return -1;
+      bytes_read_ += length_;
+      return static_cast<ssize_t>(length_);
+    }
     if (!bring()) return -1;
   }
   if (memory_) return copy(rooms, offset);
@@ -97,6 +101,7 @@ ssize_t SampleFile::readv(std::span<const iovec> rooms, std::uint64_t offset) no
   do {
     got = ::preadv(fd_, rooms.data(), static_cast<int>(rooms.size()), static_cast<off_t>(offset));
   } while (got < 0 && errno == EINTR);
+  if (got > 0) bytes_read_ += static_cast<std::uint64_t>(got);
   return got;
 }
 
@@ -135,7 +140,9 @@ bool SampleFile::bring() noexcept {
   std::unique_ptr<std::uint8_t[]> bytes(new (std::nothrow) std::uint8_t[length_]);
   const iovec room{bytes.get(), static_cast<std::size_t>(length_)};
   if (!bytes || !read_checked({&room, 1})) return false;
+  const std::uint64_t read = bytes_read_ + length_;
   *this = memory(std::move(bytes), length_);
+  bytes_read_ = read;
   return true;
 }
 

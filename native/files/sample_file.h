@@ -62,6 +62,9 @@ class SampleFile {
   // Python reads it once more and says what is wrong with it.
   [[nodiscard]] Outcome failure() const noexcept;
 
+  // The bytes that its reads brought from the file so far; those of memory bring none.
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
+
   // Whether it is a part of a file, whose size() takes no call of the system.
   [[nodiscard]] bool is_part() const noexcept { return part_; }
 
@@ -82,6 +85,7 @@ class SampleFile {
   std::uint32_t crc32c_ = 0;  // of a part that has one
   std::uint64_t offset_ = 0;  // of a part, in the file
   std::uint64_t length_ = 0;  // of a part
+  std::uint64_t bytes_read_ = 0;
   std::unique_ptr<std::uint8_t[]> memory_owned_;
   std::span<const std::uint8_t> bytes_;
 };

@@ -99,6 +99,7 @@ Outcome open_image(const FileLocation& where, std::uint64_t max_pixels, EncodedI
   scratch.clock.lap(Stage::open);
   if (const Outcome got = read_all(encoded.file, scratch.file, encoded.bytes); !got.ok()) return got;
   scratch.clock.lap(Stage::read);
+  scratch.clock.add_bytes(Stage::read, encoded.file.bytes_read());
   return scratch.jpeg.open(encoded.bytes.data(), encoded.bytes.size(), max_pixels);
 }
 
@@ -169,6 +170,7 @@ Outcome PixelFileFiller::fill(const SampleKey& key, const FileTable*, const Tens
     std::span<const std::uint8_t> bytes;
     if (const Outcome read = read_all(file, scratch.file, bytes); !read.ok()) return read;
     scratch.clock.lap(Stage::read);
+    scratch.clock.add_bytes(Stage::read, file.bytes_read());
     DecodedImage image;
     if (const char* reason = find_image(bytes, recipe_->channels, image)) return Outcome::to_python(reason);
     return fill_decoded(*recipe_, key, image, want, row, got, all);

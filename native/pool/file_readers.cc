@@ -80,8 +80,8 @@ Outcome FileReaders::read(std::size_t source, std::size_t local, const PathTable
 }
 
 StageCounters::Count FileReaders::stage(Stage stage) const {
-  const StageCounters::Count waits = waits_.count(stage), readers = ahead_.stage(stage);
-  return {waits.nanoseconds + readers.nanoseconds, waits.samples + readers.samples};
+  StageCounters::Count total = waits_.count(stage);
+  return total += ahead_.stage(stage);
 }
 
 void FileReaders::close() {

@@ -222,6 +222,7 @@ const Pool::Fillers& Pool::fillers_of(const Batch& batch, std::uint32_t position
 
 // Fills a sample, and sees at some of them whether the worker sleeps for its files.
 void Pool::fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker) {
+  if (!in_memory_) scratch.clock.begin_sample();  // rows in memory are timed a batch at a time
   const bool metered = batch.reads != nullptr && readers_.depth() == 0 && worker.sleeps.begin();
   fill_sample(batch, position, scratch);
   if (!metered) return;
@@ -343,13 +344,8 @@ Outcome Pool::fill_from_pixels(const PythonJob& job, const DecodedImage& image, 
 
 StageCounters::Count Pool::stage(Stage stage) const {
   StageCounters::Count total = python_stages_.count(stage);
-  for (std::size_t i = 0; i <= thread_count_; ++i) {
-    const StageCounters::Count one = states_[i].stages.count(stage);
-    total.nanoseconds += one.nanoseconds;
-    total.samples += one.samples;
-  }
-  const StageCounters::Count readers = readers_.stage(stage);
-  return {total.nanoseconds + readers.nanoseconds, total.samples + readers.samples};
+  for (std::size_t i = 0; i <= thread_count_; ++i) total += states_[i].stages.count(stage);
+  return total += readers_.stage(stage);
 }
 
 }  // namespace penstock

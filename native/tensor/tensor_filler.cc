@@ -33,7 +33,10 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const Ten
     SampleFile file;
     if (const Outcome opened = scratch.open(locate(key, nullptr), file); !opened.ok()) return opened;
     scratch.clock.lap(Stage::open);
-    return scratch.part<TensorScratch>().reader.read(file, table_->layout_hint(key.local), want, row, got);
+    TensorReader& reader = scratch.part<TensorScratch>().reader;
+    const Outcome outcome = reader.read(file, table_->layout_hint(key.local), want, row, got);
+    scratch.clock.add_bytes(Stage::read, file.bytes_read());
+    return outcome;
   } catch (const std::bad_alloc&) {
     return Outcome::to_python("out of memory");
   }

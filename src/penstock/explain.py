@@ -23,6 +23,7 @@ from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
+from penstock.verdict import Measured, verdict
 
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
@@ -62,7 +63,7 @@ class Explained:
         yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
-        yield from _so_far(stats)
+        yield from _so_far(stats, self.executors.measured())
         yield from _reading(stats)
         yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
@@ -89,7 +90,7 @@ class Explained:
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
             for line in describe_decoded(plan.leaves, caches):
                 yield f"cache    {line}"
-        yield from _so_far(stats)
+        yield from _so_far(stats, self.executors.measured())
         yield from _reading(stats)
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
@@ -217,10 +218,12 @@ class Explained:
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
 
-def _so_far(stats: Stats) -> Iterator[str]:
+def _so_far(stats: Stats, found: Measured | None) -> Iterator[str]:
     if stats.samples:
         done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
+    if found is not None:
+        yield f"verdict  {verdict(found)}"
 
 
 def _reading(stats: Stats) -> Iterator[str]:

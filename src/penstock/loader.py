@@ -18,7 +18,8 @@ from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
-from penstock.observe import Observers
+from penstock.loop_times import LoopClock
+from penstock.observe import Observers, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
 from penstock.order.epochs import SetEpoch
@@ -35,7 +36,7 @@ from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
 from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
-from penstock.stats import DeviceWaits, Stats
+from penstock.stats import Stats
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.arguments import check_numbers, naming_empty
 from penstock.system.cpus import usable_cpus
@@ -241,9 +242,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
         self._checkpoint.progress, self._checkpoint.record = progress, record
         executors = self._executors
-        executors.counters.ahead = sends
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)
+        followers = (*followers, LoopClock(executors.counters.loop), *watching(self))
         if feed is None or target is None:
             batches = self._batches(settings, None)
             batches.observers = (*executors.observers, *followers)
@@ -252,9 +253,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with target.current(stream):
             batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
-        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan)
-        waits = (DeviceWaits(executors.counters), target) if sends else (target,)
-        feeding.observers = (*waits, *followers)
+        idle = executors.counters.loop.add_idle
+        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, idle)
+        feeding.observers = (target, *followers)
         return feeding
 
     def _get_iterator(self) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import operator
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +52,68 @@ class Observer:
 
 
 Observers = tuple[Observer, ...]
+#: Called with a loader when one of its passes begins; returns an observer of what the pass's user gets, or None.
+Watcher = Callable[[Any], Observer | None]
+
+_watchers: list[Watcher] = []
+_log = logging.getLogger("penstock")
+
+
+def watch(watcher: Watcher) -> Callable[[], None]:
+    """Have a watcher called for each pass of any loader of this process that begins; return what ends that.
+
+    What a watcher and its observers raise is logged, once, and never reaches a program.
+    """
+    _watchers.append(watcher)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _watchers.remove(watcher)
+
+    return end
+
+
+def watching(loader: Any) -> Observers:
+    """Return the observers that watchers have for a pass of a loader that begins."""
+    found = []
+    for watcher in tuple(_watchers):
+        try:
+            observer = watcher(loader)
+        except Exception:
+            _log.exception("a watcher of loaders failed, and is not called any more")
+            with contextlib.suppress(ValueError):
+                _watchers.remove(watcher)
+        else:
+            found += [] if observer is None else [Harmless(observer)]
+    return tuple(found)
+
+
+class Harmless(Observer):
+    """Passes on what an observer is to know, until the observer raises an exception, which is logged."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer: Observer | None = observer
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Pass on a delivery."""
+        self._pass_on("delivered", delivery)
+
+    def failed(self, error: Exception) -> None:
+        """Pass on an error."""
+        self._pass_on("failed", error)
+
+    def ended(self) -> None:
+        """Pass on the end of the pass."""
+        self._pass_on("ended")
+
+    def _pass_on(self, method: str, *arguments: Any) -> None:
+        if self._observer is None:
+            return
+        try:
+            getattr(self._observer, method)(*arguments)
+        except Exception:
+            _log.exception("an observer of a loader failed, and is not called any more")
+            self._observer = None
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
@@ -86,10 +151,25 @@ class StageTime(NamedTuple):
     seconds: float
     samples: int
     """Samples that went through the stage, or are in it."""
+    cpu_seconds: float = 0.0
+    """Of the seconds, those in which the worker ran on a CPU: in the others it waited for files, for Python's lock or
+    for a CPU. The share is that of some of the samples."""
+    bytes: int = 0
+    """Bytes that the stage read from files."""
 
 
-#: Returns the name, the seconds and the samples of each stage since its workers began, from any thread.
-StageReader = Callable[[], Iterable[tuple[str, float, int]]]
+class StageCount(NamedTuple):
+    """A stage by its name, and what was counted of it since its workers began: a StageTime's fields."""
+
+    stage: str
+    seconds: float
+    samples: int
+    cpu_seconds: float = 0.0
+    bytes: int = 0
+
+
+#: Returns a StageCount, or a tuple of its fields, for each stage, from any thread.
+StageReader = Callable[[], Iterable[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
@@ -169,6 +249,19 @@ class ProcessTimes:
         self.samples += samples
 
 
+class Instant(NamedTuple):
+    """A moment by the clocks of a thread, in seconds."""
+
+    time: float
+    cpu_time: float
+    """What the thread has run on a CPU until then."""
+
+    @classmethod
+    def now(cls) -> Instant:
+        """Return this moment, of the calling thread."""
+        return cls(time.perf_counter(), time.thread_time())
+
+
 class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
 
@@ -179,7 +272,7 @@ class Meter:
         self._lock = threading.Lock()
         self._totals: dict[str, StageTime] = {}
         self._working: list[StageReader] = []
-        self._finished: deque[tuple[str, float, int]] = deque()  # counts that the totals do not have yet
+        self._finished: deque[tuple[Any, ...]] = deque()  # counts that the totals do not have yet
         self.calls = CallMeter()
         self.processes = ProcessTimes()
         self.reading = ReadMeter()
@@ -201,11 +294,13 @@ class Meter:
         if calls is not None:
             self.calls.close(calls)
 
-    def add(self, stage: str, seconds: float, samples: int) -> None:
-        """Count work of the calling thread."""
-        self._finished.append((stage, seconds, samples))
+    def add(self, stage: str, begun: Instant, samples: int) -> float:
+        """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
+        seconds, cpu_seconds = time.perf_counter() - begun.time, time.thread_time() - begun.cpu_time
+        self._finished.append(StageCount(stage, seconds, samples, cpu_seconds))
         if len(self._finished) > _UNCOUNTED:
             self._count_finished()
+        return seconds
 
     def stages(self) -> dict[str, StageTime]:
         """Return the stages that had samples."""
@@ -221,7 +316,7 @@ class Meter:
             return dict(self._totals)
 
 
-def _count(totals: dict[str, StageTime], found: Iterable[tuple[str, float, int]]) -> None:
-    for stage, seconds, samples in found:
+def _count(totals: dict[str, StageTime], found: Iterable[tuple[Any, ...]]) -> None:
+    for stage, *counts in found:
         before = totals.get(stage, StageTime(0.0, 0))
-        totals[stage] = StageTime(before.seconds + seconds, before.samples + samples)
+        totals[stage] = StageTime(*map(operator.add, before, StageTime(*counts)))

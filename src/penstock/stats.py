@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from penstock.call_counts import CallCounts
+from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 
 
@@ -45,7 +46,7 @@ class Stats:
     """Samples in those batches: what the sampler gave for each. Of an iterable dataset, what the batch shows; where its
     loader has a collate_fn of its own, batch_size for each batch, so that short ones count as full."""
     wait_seconds: float
-    """Time that the user's thread waited for batches (with num_workers=0: filled them)."""
+    """Time that the user's thread waited for batches (with num_workers=0: filled them): loop.waited."""
     read_by_python: dict[str, int]
     """Samples that the native core left to Pillow, torch.load or numpy, by reason."""
     buffers_lent: int
@@ -68,6 +69,8 @@ class Stats:
     """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one."""
     reading: Reading
     """What reader threads did ahead of native and Python threads, where reads of files block."""
+    loop: LoopTimes
+    """What the loops over the loader's batches did with their time."""
 
 
 class Counters(Observer):
@@ -77,10 +80,8 @@ class Counters(Observer):
         self._lock = threading.Lock()
         self._batches = 0
         self._samples = 0
-        self._wait_seconds = 0.0
         self.meter = Meter()
-        self.ahead = False
-        """A thread takes the batches and sends them to a device: what the user waits counts, not what it waits."""
+        self.loop = LoopMeter()
         self._read_by_python: Counter[str] = Counter()
 
     def delivered(self, delivery: Delivery) -> None:
@@ -88,32 +89,21 @@ class Counters(Observer):
         with self._lock:
             self._batches += 1
             self._samples += delivery.samples
-            self._wait_seconds += 0.0 if self.ahead else delivery.waited
             if delivery.read_by_python:
                 self._read_by_python.update(delivery.read_by_python)
 
-    def waited(self, seconds: float) -> None:
-        """Count seconds that the user's thread waited for a batch on its device."""
-        with self._lock:
-            self._wait_seconds += seconds
+    @property
+    def samples(self) -> int:
+        """Samples handed to the user."""
+        return self._samples
 
     def snapshot(self, buffers: tuple[int, int, int], cache: dict[str, TierCounts]) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers and tiers."""
         with self._lock:
-            counted = (self._batches, self._samples, self._wait_seconds, dict(self._read_by_python))
-        meter = self.meter
-        return Stats(*counted, *buffers, meter.stages(), meter.calls.counts(), cache, meter.reading.counts())
-
-
-class DeviceWaits(Observer):
-    """Counts what the user's thread waits for batches on their device, which another thread takes from their pass."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-
-    def delivered(self, delivery: Delivery) -> None:
-        """Count a batch."""
-        self._counters.waited(delivery.waited)
+            batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
+        meter, loop = self.meter, self.loop.times()
+        stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
+        return Stats(batches, samples, loop.waited, read_by_python, *buffers, stages, calls, cache, reading, loop)
 
 
 def samples_given(given: Any) -> int:

@@ -53,8 +53,8 @@ def test_a_map_style_dataset(dataset: Any, options: dict[str, Any], collate: Any
         stats = loader.stats()
         assert (stats.batches, stats.samples) == (3 * epochs, 10 * epochs)
         assert stats.wait_seconds > 0
-        assert all(seconds > 0 for seconds, _ in stats.stages.values())
-        assert {samples for _, samples in stats.stages.values()} == {10 * epochs}
+        assert all(stage.seconds > 0 for stage in stats.stages.values())
+        assert {stage.samples for stage in stats.stages.values()} == {10 * epochs}
         assert stats.stages.keys() - {"collate"} in ({"getitem"}, {"gather"})
     assert "20 samples in 6 batches" in loader.explain()
 

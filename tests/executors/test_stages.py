@@ -40,8 +40,8 @@ def fill(pool, size, spec, names=None, fields=1):
 
 def samples(pool):
     found = pool.stages()
-    assert all(seconds >= 0 for _, seconds, _ in found)
-    return {name: count for name, _, count in found}
+    assert all(seconds >= on_cpu >= 0 for _, seconds, _, on_cpu, _ in found)
+    return {name: count for name, _, count, _, _ in found}
 
 
 def files(folder, images):
@@ -151,7 +151,7 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
         pool.retire(fill(pool, 4, PIXELS, names * 4))
     pool.close()
     wall = time.perf_counter() - began
-    found = {name: seconds for name, seconds, _ in pool.stages()}
+    found = {name: seconds for name, seconds, *_ in pool.stages()}
     assert all(seconds > 0 for seconds in found.values())
     assert found["decode"] > found["open"]
     assert sum(found.values()) <= (threads + 1) * wall  # run_here is the one more

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.device.idle import TimedEvent
+
 
 class CopyStream(Protocol):
     """Copies to one device, in order, while its other streams compute. One thread sends, any thread may receive."""
@@ -28,6 +30,9 @@ class CopyStream(Protocol):
 
     def mark(self) -> Any:
         """Return a mark behind all that was begun so far; called while working."""
+
+    def timed_event(self) -> TimedEvent | None:
+        """Return an event behind all that the calling thread's current stream was given; None: it has no times."""
 
     def receive(self, mark: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Hand tensors over to the calling thread's current stream.
@@ -64,6 +69,13 @@ class AcceleratorStream:
 
     def mark(self) -> torch.Event:
         return self._stream.record_event()
+
+    def timed_event(self) -> TimedEvent | None:
+        if self.device.type != "cuda":
+            return None
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event  # type: ignore[no-any-return]
 
     def receive(self, mark: torch.Event, tensors: Iterable[torch.Tensor]) -> None:
         current = torch.accelerator.current_stream(self.device)

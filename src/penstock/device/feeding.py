@@ -23,6 +23,7 @@ import torch.utils.data
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.feed import Device, Feed
+from penstock.device.idle import IdleMeter
 from penstock.device.moving import Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.leaving import leave_behind
@@ -178,6 +179,8 @@ class Feeding(Generic[T]):
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
+        count_idle: called with the seconds that the device was idle while the loop waited for a batch, where its
+            stream has times; they come some batches later.
     """
 
     observers: Observers = ()
@@ -192,8 +195,10 @@ class Feeding(Generic[T]):
         arithmetic: Arithmetic | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
+        count_idle: Callable[[float], None] | None = None,
     ) -> None:
         self.device = device
+        self._idle = None if stream is None or count_idle is None else IdleMeter(stream.timed_event, count_idle)
         self._mover = Mover(feed, device, stream, arithmetic)
         self._number = 0
         self._open = True
@@ -215,6 +220,7 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
+        idle_since = None if self._idle is None else self._idle.begin()
         sent = self.sender.next()
         if sent is _END:
             self.close()
@@ -231,6 +237,8 @@ class Feeding(Generic[T]):
             with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
                 error.add_note(f"while batch {number} of this pass went to its device")
             raise
+        if self._idle is not None:
+            self._idle.end(idle_since)
         return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
 
     def close(self) -> None:

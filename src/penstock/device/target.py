@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -161,9 +161,16 @@ class DeviceFeed:
         return self._target if self._target is not None and self._target.device == device else Target(device)
 
     def feeding(
-        self, batches: Any, feed: Feed, target: Target, stream: CopyStream | None, settings: Settings, plan: Plan
+        self,
+        batches: Any,
+        feed: Feed,
+        target: Target,
+        stream: CopyStream | None,
+        settings: Settings,
+        plan: Plan,
+        count_idle: Callable[[float], None],
     ) -> Feeding[Any]:
-        """Return the pass that brings batches to the device."""
+        """Return the pass that brings batches to the device. count_idle: of Feeding."""
         end = getattr(batches, "_shutdown_workers", None)
         feeding: Feeding[Any] = Feeding(
             batches,
@@ -173,6 +180,7 @@ class DeviceFeed:
             arithmetic=target.arithmetic(plan),
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,
+            count_idle=count_idle,
         )
         self._sender = feeding.sender if settings.persistent_workers else None
         return feeding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -17,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.hooks.calls import natively
-from penstock.observe import Meter
+from penstock.observe import Instant, Meter
 from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
@@ -103,11 +102,11 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         return batch
 
     def _next_data(self) -> Any:
-        started = time.perf_counter()
+        begun = Instant.now()
         with natively(self._meter.calls) if self._composes else nullcontext():
             batch = super()._next_data()  # type: ignore[no-untyped-call]
         if self._dataset_kind == _DatasetKind.Iterable:
-            self._meter.add("iterate", time.perf_counter() - started, self._samples(batch))
+            self._meter.add("iterate", begun, self._samples(batch))
         return batch
 
 
@@ -118,16 +117,16 @@ class _Noting(_MapDatasetFetcher):
 
     def fetch(self, given: Any) -> Any:
         """Return the batch of what a sampler gave."""
-        began = time.perf_counter()
+        begun = Instant.now()
         if self.auto_collation:
             samples = fetch_samples(self.dataset, given)
         else:
             (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
-        fetched_at = time.perf_counter()
-        batch = collated(self.collate_fn, given, samples)
         count = samples_given(given) if self.auto_collation else 1
-        self.meter.add("getitem", fetched_at - began, count)
-        self.meter.add("collate", time.perf_counter() - fetched_at, count)
+        self.meter.add("getitem", begun, count)
+        begun = Instant.now()
+        batch = collated(self.collate_fn, given, samples)
+        self.meter.add("collate", begun, count)
         return batch
 
 

@@ -35,8 +35,9 @@ from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
 from penstock.storage.tiers import Caches
-from penstock.system.cpus import usable_cpus
+from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
+from penstock.verdict import Measured, Workers, log_at_end, measured
 
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
@@ -63,6 +64,9 @@ class Executors:
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
+        self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
+        self._files = False  # a cache could keep the files of that pass
+        self._logs = False  # why the loop waited is logged when the loader is gone
 
     def copied(self) -> Executors:
         """Return what a copy of the loader has."""
@@ -75,9 +79,24 @@ class Executors:
         cache = {} if self.caches is None else self.caches.counts()
         return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts(), cache)
 
+    def measured(self) -> Measured | None:
+        """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
+        workers, kind = self._workers
+        counters = self.counters
+        return measured(
+            counters.loop.times(),
+            counters.meter.stages(),
+            samples=counters.samples,
+            workers=workers,
+            kind=kind,
+            cpus=usable_cpus(),
+            host_cpus=host_cpus(),
+            cacheable=self._files and self.caches is None,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "observers", "buffers", "shared", "_base_seed")
+        anew = ("counters", "observers", "buffers", "shared", "_base_seed", "_workers", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -87,6 +106,16 @@ class Executors:
     ) -> Job:
         """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
         native = isinstance(chosen, NativePlan)
+        in_threads = not native and self.in_threads(settings, chosen)
+        kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
+        self._workers = settings.num_workers, kind
+        if isinstance(chosen, NativePlan):
+            self._files = any(leaf.files is not None for leaf in chosen.leaves)
+        else:
+            self._files = in_threads and chosen.assisted is not None
+        if not self._logs:
+            self._logs = True
+            log_at_end(loader, self.measured)
         pins = self.pins(settings)  # which warns, once a pass
         return Job(
             loader,
@@ -99,7 +128,7 @@ class Executors:
             self.resources(settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
-            not native and self.in_threads(settings, chosen),
+            in_threads,
         )
 
     def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:

@@ -28,7 +28,7 @@ from penstock.executors.workers.surroundings import one_core_each, ready_for_thr
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
 from penstock.hooks.calls import natively
-from penstock.observe import Meter
+from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
@@ -216,12 +216,12 @@ class ThreadCrew:
         if self.readers is not None:
             self.readers.close()
 
-    def _count(self, stage: str, batch: FetchedBatch, seconds: float, samples: int | None = None) -> None:
-        """Count samples of a batch, all of it unless said otherwise."""
+    def _count(self, stage: str, batch: FetchedBatch, begun: Instant, samples: int | None = None) -> float:
+        """Count samples of a batch, all of it unless said otherwise, and return the seconds that they took."""
         if samples is None or batch.indices is None:
             assert batch.task is not None
             samples = samples_given(batch.task.given) if self._fetch.batched else 1
-        self._meter.add(stage, seconds, samples)
+        return self._meter.add(stage, begun, samples)
 
     # --- the threads' side --------------------------------------------------------------------------------------
 
@@ -315,18 +315,18 @@ class ThreadCrew:
     ) -> None:
         """Fetch a part of a batch's samples, and finish the batch with the last of them."""
         batch, begin, end = work
-        started = time.perf_counter()
+        begun = Instant.now()
         if batch.failed is None and not self._closed:
             failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity, interruptible=by_caller)
             if failed is not None:
                 self._fail(batch, *failed)
-        self._finish(batch, end - begin, fetch, time.perf_counter() - started, by_caller=by_caller)
+        self._finish(batch, end - begin, fetch, begun, by_caller=by_caller)
 
     def _read_iterable(
         self, batch: FetchedBatch, worker: WorkerThread, fetch: Fetch, reader: IterableReader | None
     ) -> IterableReader | None:
         """Make a batch of an iterable dataset in the thread that owns it, and return the thread's reader."""
-        started = time.perf_counter()
+        begun = Instant.now()
         try:
             if reader is None:
                 state = None if self._states is None else self._states[worker.number]
@@ -334,7 +334,7 @@ class ThreadCrew:
                 reader = IterableReader(fetch, drop_last=self._drop_last, state=state, alone=alone)
             reader.read(batch)
             if not batch.ended:
-                self._count("iterate", batch, time.perf_counter() - started)
+                self._count("iterate", batch, begun)
         except BaseException as error:
             self._fail(batch, 0, error)
         return reader
@@ -351,11 +351,10 @@ class ThreadCrew:
                 self._done.notify_all()
 
     def _finish(
-        self, batch: FetchedBatch, samples: int, fetch: Fetch, seconds: float = 0.0, *, by_caller: bool = False
+        self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None, *, by_caller: bool = False
     ) -> None:
         """Count a part as done; whoever finishes the last one collates."""
-        if seconds:
-            self._count("getitem", batch, seconds, samples)
+        seconds = 0.0 if begun is None else self._count("getitem", batch, begun, samples)
         with self._lock:
             before = self.pace.active
             if seconds:
@@ -368,10 +367,10 @@ class ThreadCrew:
             if batch.unfinished:
                 return
         if batch.failed is None and batch.indices is not None:
-            started = time.perf_counter()
+            begun = Instant.now()
             try:
                 batch.collate(fetch, self._rows)
-                self._count("collate", batch, time.perf_counter() - started)
+                self._count("collate", batch, begun)
             except BaseException as error:
                 if by_caller and not isinstance(error, Exception):
                     raise

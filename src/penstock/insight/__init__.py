@@ -1,0 +1,1 @@
+"""What observers wrote, read: diagnosis, machine checks, recordings, traces, reports and views."""

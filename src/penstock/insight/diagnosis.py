@@ -1,0 +1,157 @@
+"""A loop measured in its parts: the loader alone, the step alone, both together; and what a change really gives."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.errors import InvalidOption
+from penstock.observe import StageTime
+from penstock.stats import Stats
+from penstock.verdict import WORTH, Finding, Measured, findings, verdict
+
+#: Changes that are tried out at the most, the best one first.
+MOST_TRIALS = 3
+
+
+class MakeLoader(Protocol):
+    """Makes the penstock.DataLoader of a diagnosis."""
+
+    def __call__(self, **changed: Any) -> Any:
+        """Return a new loader, with these arguments changed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change that was made, and what it gave."""
+
+    finding: Finding
+    gain: float
+    """How many times as fast the loop was with it, measured in turn with the loop as it is."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a loop was found to be, in samples a second and seconds."""
+
+    alone: float
+    """Samples a second of the loader, with a loop that does nothing."""
+    step: float | None
+    """Seconds of the step, on one batch that is replayed; None: none was given."""
+    together: float
+    """Samples a second of the loop."""
+    measured: Measured
+    stages: Mapping[str, StageTime]
+    findings: tuple[Finding, ...]
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The sentence that says how much the loop waits, what for, and what would help."""
+        return verdict(self.measured)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A loop for some seconds."""
+
+    samples: int
+    seconds: float
+    loader: Any
+
+    @property
+    def rate(self) -> float:
+        return self.samples / self.seconds
+
+
+def diagnose(
+    make: MakeLoader,
+    step: Callable[[Any], object] | None = None,
+    *,
+    seconds: float = 3.0,
+    apply: bool = False,
+    note: Callable[[str], None] = lambda doing: None,
+) -> Diagnosis:
+    """Measure a loop over the batches of a loader, and return what holds it up and what would help.
+
+    Args:
+        make: makes the loader, once for each part of the measurement.
+        step: what the loop does with a batch; it is waited for, so it must not leave work behind on an accelerator.
+            None: nothing.
+        seconds: for each part.
+        apply: try the changes that arguments of the loader make, and say what they gave.
+        note: called with what is measured now.
+
+    Raises:
+        InvalidOption: seconds is not above 0, or the loader gives too few batches to tell.
+    """
+    if not seconds > 0:
+        raise InvalidOption(f"seconds={seconds!r}: a measurement takes a number of seconds above 0")
+    note("the loader alone")
+    alone = _run(make(), None, seconds)
+    note("the step alone")
+    alone_step = None if step is None else _replayed(make(), step, seconds)
+    note("the loop")
+    together = alone if step is None else _run(make(), step, seconds)
+    found = together.loader._executors.measured()
+    if found is None:
+        raise InvalidOption(
+            f"the loader gave too few batches in {seconds:g} s to tell anything: give more seconds, or more samples"
+        )
+    stats: Stats = together.loader.stats()
+    ranked = findings(found)
+    trials: list[Trial] = []
+    for finding in ranked if apply else ():
+        if finding.options and finding.gain >= WORTH and len(trials) < MOST_TRIALS:
+            note(finding.change)
+            trials.append(Trial(finding, _gain(make, finding, step, seconds)))
+    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(trials))
+
+
+def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | None, seconds: float) -> float:
+    """Return how many times as fast the loop is with a change: both ways in turn, each twice."""
+    rates: dict[bool, float] = {False: 0.0, True: 0.0}
+    for changed in (False, True) * 2:
+        loader = make(**finding.options) if changed else make()
+        if "cache" in finding.options and changed:
+            _run(loader, None, seconds, epochs=1)  # which fills it
+        rates[changed] = max(rates[changed], _run(loader, step, seconds / 2).rate)
+    return rates[True] / rates[False]
+
+
+def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, epochs: int | None = None) -> _Run:
+    """Go through a loader, epoch after epoch, for some seconds; the first batch is not counted."""
+    samples_before, begin = 0, 0.0
+    for _ in itertools.count() if epochs is None else range(epochs):
+        given = 0
+        for batch in loader:
+            given += 1
+            if not begin:
+                begin, samples_before = time.perf_counter(), loader.stats().samples
+            if step is not None:
+                step(batch)
+            if time.perf_counter() - begin > seconds:
+                return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
+        if not given:
+            raise InvalidOption("the loader gives no batch")
+    return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
+
+
+def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> float:
+    """Return the seconds of a step on one batch: the median of as many as fit into the time, after a first one."""
+    batches: Iterator[Any] = iter(loader)
+    batch = next(batches, None)
+    if batch is None:
+        raise InvalidOption("the loader gives no batch")
+    del batches
+    step(batch)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        begin = time.perf_counter()
+        step(batch)
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]

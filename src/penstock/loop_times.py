@@ -1,0 +1,140 @@
+"""What the loop over a loader's batches does with its time: it waits for a batch, or it works on one."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+from dataclasses import dataclass, field
+
+from penstock.observe import Delivery, Observer
+from penstock.system.cpus import machine_cpu_seconds
+
+#: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
+WAIT_CLASSES = 28
+#: CPU times, which take some 20 us, are read once in so many seconds.
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class LoopTimes:
+    """Times of the loops over a loader's batches, in all of its passes, in seconds."""
+
+    batches: int = 0
+    waited: float = 0.0
+    """For batches: from each call of next() to the batch, with num_workers=0 the work on it included."""
+    first_waited: float = 0.0
+    """Of these, for the first batch of each pass, in which workers start."""
+    worked: float = 0.0
+    """Between a batch and the next call of next(), or the end of the pass; not what a loop does between two passes."""
+    longest_wait: float = 0.0
+    """For one batch, but for the first of each pass."""
+    cpu_seconds: float = 0.0
+    """CPU time of this process, in all of its threads, from the first batch of each pass to its end."""
+    machine_cpu_seconds: float = 0.0
+    """CPU time of all processes of the machine meanwhile; 0.0 where it is not known."""
+    device_idle: float = 0.0
+    """Of the time waited, what the device that batches go to had nothing to do in, by its own clock; 0.0 where batches
+    stay on the host, or the device has no such clock. The latest batches are not in it yet."""
+    waits: tuple[int, ...] = field(default=(0,) * WAIT_CLASSES)
+    """How many batches, but for the first of each pass, were waited for up to 1 us, 2 us, 4 us, ..."""
+
+    @property
+    def steady_waited(self) -> float:
+        """Seconds waited, but for the first batch of each pass."""
+        return self.waited - self.first_waited
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the time that the loops waited, but for the first batch of each pass: 0 to 1."""
+        return self.steady_waited / total if (total := self.steady_waited + self.worked) > 0 else 0.0
+
+
+class LoopMeter:
+    """Adds up the times of all passes of a loader. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._waited = self._first_waited = self._worked = self._longest = 0.0
+        self._cpu = self._machine_cpu = self._idle = 0.0
+        self._waits = [0] * WAIT_CLASSES
+
+    def add(self, waited: float, worked: float | None) -> None:
+        """Count a batch.
+
+        Args:
+            waited: seconds that it was waited for.
+            worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
+        """
+        with self._lock:
+            self._batches += 1
+            self._waited += waited
+            if worked is None:
+                self._first_waited += waited
+                return
+            self._worked += worked
+            self._longest = max(self._longest, waited)
+            self._waits[min(WAIT_CLASSES - 1, max(0, int(waited * 1e6)).bit_length())] += 1
+
+    def add_work(self, seconds: float) -> None:
+        """Count what a loop did with the last batch of its pass."""
+        with self._lock:
+            self._worked += seconds
+
+    def add_idle(self, seconds: float) -> None:
+        """Count time in which the device had nothing to do because its loop waited."""
+        with self._lock:
+            self._idle += seconds
+
+    def add_cpu(self, process: float, machine: float) -> None:
+        """Count CPU time of the process, and of all processes of the machine."""
+        with self._lock:
+            self._cpu += process
+            self._machine_cpu += machine
+
+    def times(self) -> LoopTimes:
+        """Return the times so far."""
+        with self._lock:
+            times = (self._waited, self._first_waited, self._worked, self._longest)
+            return LoopTimes(self._batches, *times, self._cpu, self._machine_cpu, self._idle, tuple(self._waits))
+
+
+class LoopClock(Observer):
+    """Measures the loop over one pass: the last of the observers of what its user gets."""
+
+    def __init__(self, meter: LoopMeter) -> None:
+        self._meter = meter
+        self._left: float | None = None  # when the loop got its latest batch, or an error in its place
+        self._looked = 0.0  # when the CPU times were read
+        self._ran = 0.0, 0.0  # of the process and the machine, then
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a batch, and the loop's work before it was called for."""
+        worked = self._worked(delivery.waited)
+        self._meter.add(delivery.waited, worked)
+        if worked is None or time.perf_counter() - self._looked > LOOK_SECONDS:
+            self._look(first=worked is None)
+        self._left = time.perf_counter()
+
+    def failed(self, error: Exception) -> None:
+        """Take note that the loop goes on from here."""
+        self._left = time.perf_counter()
+
+    def ended(self) -> None:
+        """Count the loop's work on the last batch."""
+        if (worked := self._worked(0.0)) is not None:
+            self._meter.add_work(worked)
+            self._look()
+        self._left = None
+
+    def _look(self, *, first: bool = False) -> None:
+        """Count the CPU times since they were read; first: only read them."""
+        before, self._ran = self._ran, (time.process_time(), machine_cpu_seconds())
+        self._looked = time.perf_counter()
+        if not first:
+            self._meter.add_cpu(*map(operator.sub, self._ran, before))
+
+    def _worked(self, waited: float) -> float | None:
+        """Return the seconds from the latest batch to the call of next(), which waited so long."""
+        return None if self._left is None else max(0.0, time.perf_counter() - waited - self._left)

@@ -1,0 +1,75 @@
+"""The time in which a device is idle while its loop waits, with a device whose clock the tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import penstock
+from penstock.device.idle import MOST_PENDING, IdleMeter
+from tests.accelerator import PromptStream, replaced_by_late_streams
+
+
+class Event:
+    """An event that a device comes to when a test says so."""
+
+    def __init__(self, time: float | None) -> None:
+        self.time = time
+
+    def query(self) -> bool:
+        return self.time is not None
+
+    def elapsed_time(self, end_event: Any) -> float:
+        assert self.time is not None
+        return float(end_event.time - self.time)
+
+
+def test_waits_are_counted_when_the_device_has_gone_through_them() -> None:
+    events: list[Event] = []
+    counted: list[float] = []
+
+    def record() -> Event:
+        events.append(Event(None))
+        return events[-1]
+
+    meter = IdleMeter(record, counted.append)
+    for _ in range(3):
+        meter.end(meter.begin())
+    assert not counted
+    for event, time in zip(events, (10.0, 12.0, 30.0, 30.0, 45.0, 45.5), strict=True):
+        event.time = time  # in milliseconds
+    meter.end(meter.begin())
+    assert counted == pytest.approx([2e-3, 0, 0.5e-3])
+
+
+def test_a_device_far_behind_costs_no_memory() -> None:
+    counted: list[float] = []
+    meter = IdleMeter(lambda: Event(None), counted.append)
+    for _ in range(3 * MOST_PENDING):
+        meter.end(meter.begin())
+    assert len(meter._pending) == MOST_PENDING and not counted
+
+
+def test_a_device_without_a_clock_counts_nothing() -> None:
+    meter = IdleMeter(lambda: None, lambda seconds: pytest.fail("nothing was measured"))
+    meter.end(meter.begin())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_knows_its_devices_idle_time(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+
+    class TimedStream(PromptStream):
+        def timed_event(self) -> Any:
+            return Event(float(next(clock)))  # each is a millisecond behind the one before
+
+    replaced_by_late_streams(monkeypatch)
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: TimedStream())
+    data = TensorDataset(torch.arange(24.0))
+    loader = penstock.DataLoader(data, batch_size=4, num_workers=workers, device="cuda")
+    for _ in range(2):
+        assert len(list(loader)) == 6
+    assert loader.stats().loop.device_idle == pytest.approx(12e-3)

@@ -1,0 +1,282 @@
+"""Why a loop waits, from numbers of built cases: the first finding, its prediction and the sentence."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock
+from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
+from penstock.observe import Delivery, StageTime
+from penstock.system.cpus import machine_cpu_seconds
+from penstock.verdict import Cause, Measured, Workers, findings, measured, outliers, verdict
+from tests.forking import assert_in_child
+from tests.sample_datasets import Made
+
+MS = 1e-3
+
+
+def case(
+    *, wait: float, work: float, busy: dict[Cause, float], cpu: dict[Cause, float] | None = None, **rest: Any
+) -> Measured:
+    """Return a case whose times are in milliseconds a step."""
+    seconds = {cause: MS * time for cause, time in busy.items()}
+    on_cpu = seconds if cpu is None else {cause: MS * time for cause, time in cpu.items()}
+    given = {"steps": 100, "workers": 2, "kind": Workers.NATIVE, "cpus": 2, "batch_size": 64, **rest}
+    return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
+
+
+CASES = {
+    # Two native threads read 5 ms for each of 64 files, and no CPU is busy.
+    "slow disk": (case(wait=150, work=20, busy={Cause.READ: 340}, cpu={Cause.READ: 10}, cacheable=True), Cause.READ),
+    "slow decoding": (
+        case(
+            wait=60, work=20, busy={Cause.DECODE: 140, Cause.READ: 15}, other_cpu=5 * MS, read_bytes=6e6, cacheable=True
+        ),
+        Cause.DECODE,
+    ),
+    "slow Python": (
+        case(wait=80, work=20, busy={Cause.PYTHON: 195}, kind=Workers.PROCESSES, other_cpu=2 * MS),
+        Cause.PYTHON,
+    ),
+    "Python's lock": (
+        case(
+            wait=80,
+            work=20,
+            busy={Cause.PYTHON: 380},
+            cpu={Cause.PYTHON: 98},
+            kind=Workers.THREADS,
+            workers=4,
+            cpus=4,
+        ),
+        Cause.LOCK,
+    ),
+    "tiny batches": (case(wait=0.09, work=0.01, busy={Cause.COPY: 0.004}, batch_size=1), Cause.OVERHEAD),
+    "a cgroup's quota": (
+        case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8),
+        Cause.CPUS,
+    ),
+    "copies": (case(wait=30, work=10, busy={Cause.COPY: 78}), Cause.COPY),
+    "compute": (case(wait=0.5, work=100, busy={Cause.DECODE: 50}), Cause.COMPUTE),
+    "outliers": (
+        case(
+            wait=30,
+            work=20,
+            busy={Cause.PYTHON: 30},
+            kind=Workers.PROCESSES,
+            outlying_batches=0.01,
+            outlying_wait=28 * MS,
+            longest_wait=2.8,
+        ),
+        Cause.OUTLIERS,
+    ),
+    "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_finding(name: str) -> None:
+    found, cause = CASES[name]
+    first = findings(found)[0]
+    assert first.cause is cause, findings(found)
+    assert first.evidence.endswith(".")
+    assert (first.gain == 1.0 and not first.change) if cause is Cause.COMPUTE else first.gain > 1.1
+    assert verdict(found).startswith(f"The consumer waited {found.wait / found.step:.0%} of the time (")
+
+
+def test_predictions_are_those_of_the_pipeline() -> None:
+    decoding = case(wait=80, work=20, busy={Cause.DECODE: 200})
+    assert decoding.modelled == pytest.approx(0.1)
+    assert decoding.overhead == pytest.approx(0)
+    (more, *_) = findings(decoding)
+    assert (more.change, more.cause) == ("6 more cores", Cause.DECODE)
+    assert more.gain == pytest.approx(200 / 2 / (200 / 8))
+    assert findings(replace(decoding, work=0.09, wait=0.01))[0].gain == pytest.approx(100 / 90)
+    here = replace(decoding, workers=0, kind=Workers.CALLER, wait=0.2)
+    assert here.modelled == pytest.approx(0.22)
+    (first, *_) = findings(here)
+    assert (first.cause, first.change, first.options) == (Cause.DECODE, "num_workers=2", {"num_workers": 2})
+    assert first.gain == pytest.approx(2.2)
+
+
+def test_the_sentence() -> None:
+    busy = {Cause.DECODE: 270.0, Cause.READ: 74.0, Cause.COPY: 26.0}
+    found = case(wait=71, work=116, busy=busy, other_cpu=4 * MS, cacheable=True)
+    assert verdict(found) == (
+        "The consumer waited 38% of the time (71 ms a step): decode 51.8 ms, read 14.2 ms, copy 4.99 ms of it. 2 more "
+        "cores would give about 1.6x, cache= with room for the files, from the second epoch on, would give about 1.2x."
+    )
+    working = "The consumer waited 1% of the time (1 ms a step): its own work, 99 ms a step, is what takes the time."
+    assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
+
+
+def test_nothing_is_said_of_a_short_time() -> None:
+    waits = (0,) * 15 + (9,) + (0,) * (WAIT_CLASSES - 16)
+    few = LoopTimes(batches=10, waited=9.0, worked=9.0, waits=waits)
+    short = LoopTimes(batches=100, waited=0.1, worked=0.1, waits=(99, *waits[1:]))
+    for loop in (few, short, LoopTimes()):
+        assert measured(loop, {}, samples=640, workers=2, kind=Workers.NATIVE, cpus=2) is None
+
+
+def test_stages_of_python_that_does_not_run_are_reads() -> None:
+    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, waits=waits)
+    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=2.0), "read_ahead": StageTime(99.0, 1)}
+    given: dict[str, Any] = dict(samples=6400, workers=2, cpus=2)
+    found = measured(loop, stages, kind=Workers.PROCESSES, **given)
+    assert found is not None
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.READ: 0.14})
+    assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
+    assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
+    in_threads = measured(loop, stages, kind=Workers.THREADS, **given)  # which wait for Python's lock too
+    assert in_threads is not None
+    assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16})
+    assert in_threads.other_cpu == pytest.approx(0.01)
+
+
+def test_python_that_waits_for_a_cpu_does_not_read() -> None:
+    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=waits)
+    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
+    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
+    assert found is not None
+    assert found.foreign_cpus == pytest.approx(1.0)
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.16})
+    (first, *_) = findings(found)
+    assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
+
+
+def test_the_machines_cpu_time(tmp_path: Path) -> None:
+    path = tmp_path / "stat"
+    path.write_text("cpu  100 200 300 4000 5000 60 70 80 9 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+    assert machine_cpu_seconds(str(path)) == 810 / os.sysconf("SC_CLK_TCK")
+    assert machine_cpu_seconds() > 0
+    for text in ("", "cpu 1 2", "cpu a b c d e f g h", "intr 1 2 3 4 5 6 7 8 9"):
+        path.write_text(text)
+        assert machine_cpu_seconds(str(path)) == 0.0
+    assert machine_cpu_seconds(str(tmp_path / "none")) == 0.0
+
+
+def test_outlying_waits_are_a_few_long_ones() -> None:
+    waits = [0] * WAIT_CLASSES
+    waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
+    loop = LoopTimes(batches=1001, waited=4.0, waits=tuple(waits))
+    count, wait = outliers(loop)
+    assert count == 10
+    assert wait == pytest.approx(4.0, rel=0.02)
+    waits[6], waits[19] = 10, 990
+    assert outliers(replace(loop, waits=tuple(waits)))[0] == 0
+
+
+# --- the clock of a loop --------------------------------------------------------------------------------------------
+
+
+def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: 2 * now[0])
+    monkeypatch.setattr("penstock.loop_times.machine_cpu_seconds", lambda: 3 * now[0])
+    meter = LoopMeter()
+    for _ in range(2):
+        clock = LoopClock(meter)
+        for waited, worked in ((5.0, 1.0), (0.5, 2.0), (0.25, 3.0)):
+            now[0] += waited
+            clock.delivered(Delivery(None, 8, waited))
+            now[0] += worked
+        clock.failed(ValueError())  # an error comes in a batch's place
+        now[0] += 4.0
+        clock.ended()
+        now[0] += 1000  # between two passes
+    times = meter.times()
+    assert (times.batches, times.waited, times.first_waited, times.longest_wait) == (6, 11.5, 10.0, 0.5)
+    assert times.worked == 2 * (1.0 + 2.0 + 4.0)
+    assert times.cpu_seconds == 2 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
+    assert times.machine_cpu_seconds == 3 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
+    assert sum(times.waits) == 4 and times.waits[18] == times.waits[19] == 2
+    assert times.wait_share == pytest.approx(1.5 / 15.5)
+
+
+def test_a_loader_measures_its_loop() -> None:
+    loader = penstock.DataLoader(penstock.Arrays(torch.zeros(64, 4).numpy()), batch_size=4, num_workers=2)
+    for _ in range(2):
+        for _ in loader:
+            time.sleep(2e-3)  # the loop's work
+    stats = loader.stats()
+    assert stats.loop.batches == stats.batches == 32
+    assert stats.loop.waited == stats.wait_seconds
+    assert stats.loop.worked >= 30 * 2e-3
+    assert sum(stats.loop.waits) == 30
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}, {"num_workers": 0}])
+def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
+    def busy(index: int) -> torch.Tensor:
+        end = time.thread_time() + 1e-3
+        while time.thread_time() < end:
+            pass
+        return torch.zeros(2)
+
+    def idle(index: int) -> torch.Tensor:
+        time.sleep(2e-3)  # a file that is slow to read
+        return torch.zeros(2)
+
+    for make, least, most in ((busy, 0.05, 1.1), (idle, 0.0, 0.5)):
+        loader = penstock.DataLoader(Made(make, 48), 8, **{"num_workers": 1, **options})
+        list(loader)
+        stage = loader.stats().stages["getitem"]
+        assert stage.samples == 48
+        assert least <= stage.cpu_seconds / stage.seconds <= most
+
+
+# --- the log line ---------------------------------------------------------------------------------------------------
+
+
+def slow(index: int) -> torch.Tensor:
+    time.sleep(0.01)  # a loop that waits for over a second
+    return torch.zeros(2)
+
+
+def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    loader = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
+    list(loader)
+    assert "verdict  The consumer waited " in loader.explain()
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "penstock"):
+        del loader
+        gc.collect()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("The consumer waited ") and "read " in record.getMessage()
+
+
+def test_a_forked_child_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
+    list(loaders[0])
+
+    def check() -> None:
+        loaders.clear()
+        gc.collect()
+        assert not caplog.records
+
+    assert_in_child(check)
+    loaders.clear()
+    gc.collect()
+    assert len(caplog.records) == 1
+
+
+def test_a_loader_whose_loop_works_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    loader = penstock.DataLoader(Made(lambda index: torch.zeros(2), 40), 2, num_workers=0)
+    for _ in loader:
+        time.sleep(0.06)  # the loop's work
+    assert loader._executors.measured() is not None
+    with caplog.at_level(logging.WARNING, "penstock"):
+        del loader
+        gc.collect()
+    assert not caplog.records
