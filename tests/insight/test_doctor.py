@@ -38,6 +38,12 @@ class Noisy(torch.utils.data.Dataset):
 noisy = Noisy()
 opened = Noisy(open(__file__))
 quiet = torch.utils.data.TensorDataset(torch.zeros(4))
+class Lengthless(torch.utils.data.Dataset):
+    def __len__(self):
+        raise OSError("the list of files is gone")
+    def __getitem__(self, index):
+        return index
+lengthless = Lengthless()
 class Splits:
     train = quiet
 def make():
@@ -159,6 +165,8 @@ def test_an_object_of_a_module(folder: Path, capsys: Captured) -> None:
     for name in ("quiet", "make", "Splits.train"):
         assert run(capsys, f"own_train:{name}")[0] == 0
     assert "1 remark" in run(capsys, "own_train:Noisy")[1]
+    code, out, _ = run(capsys, "own_train:lengthless")
+    assert code == 0 and "unknown  dataset files  what was looked at raised OSError: the list of files is gone" in out
 
 
 @pytest.mark.usefixtures("folder", "healthy")
@@ -166,7 +174,7 @@ def test_an_object_of_a_module(folder: Path, capsys: Captured) -> None:
     ("name", "words"),
     [
         ("no_such_folder", "there is no such folder"),
-        ("own_train.py:noisy", "own_train"),
+        ("own_train.py:noisy", "own_train:noisy"),
         ("own_nothing:noisy", "own_nothing"),
         ("own_train:nothing", "nothing"),
         ("own_train:noisy.file.x", "x"),

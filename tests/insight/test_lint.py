@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib
 import io
 import linecache
 import random
@@ -591,3 +592,21 @@ def test_what_fails_comes_before_what_costs(tmp_path: Path) -> None:
     with open(tmp_path / "x", "rb") as file:
         assert rules(Both([file])) == ["open-handle", "global-random"]
         assert rules(Both(transform=OnCuda("to"))) == ["cuda", "global-random"]
+
+
+def test_what_is_installed_is_no_code_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "own_installed"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import random\n\ndef noise(x):\n    return x + random.random()\n")
+    (package / "data.py").write_text(
+        "from own_installed import noise\n\nclass Noisy:\n    def __getitem__(self, i):\n        return noise(i)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    try:
+        installed = importlib.import_module("own_installed")
+        data = importlib.import_module("own_installed.data")
+        assert lint(Held(transform=installed.noise)) == []
+        assert "own_installed" in only(data.Noisy()).where  # the dataset itself is looked at wherever it lies
+    finally:
+        sys.modules.pop("own_installed", None)
+        sys.modules.pop("own_installed.data", None)

@@ -16,7 +16,7 @@ from penstock.cli.terminal import shown, width, write_lines
 from penstock.insight.check import Check, State
 from penstock.insight.dataset_files import dataset_files
 from penstock.insight.lint import Remark, lint
-from penstock.insight.machine.examine import examine
+from penstock.insight.machine.examine import DatasetFiles, examine
 from penstock.insight.targets import target
 
 _DESCRIPTION = (
@@ -77,8 +77,21 @@ def _dataset(name: str) -> Report:
     """Return what was found about a dataset. Raises InvalidOption, OSError, CorruptShards."""
     with _prints_to_stderr():
         found = target(name)
-        checks = list(examine(dataset_files(found)))
-        return Report(checks, name, lint(found))
+        checks, files, remarks = [], DatasetFiles(), list[Remark]()
+        try:
+            files = dataset_files(found)
+        except Exception as error:  # of the dataset's own code
+            checks.append(_unknown("dataset files", error))
+        checks += examine(files)
+        try:
+            remarks = lint(found)
+        except Exception as error:
+            checks.append(_unknown("lint", error))
+        return Report(checks, name, remarks)
+
+
+def _unknown(name: str, error: Exception) -> Check:
+    return Check(name, State.UNKNOWN, f"what was looked at raised {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager

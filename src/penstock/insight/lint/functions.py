@@ -194,6 +194,8 @@ def _expressions(code: types.CodeType) -> Iterator[tuple[list[str], int]]:
                 *before, last = step.argval if isinstance(step.argval, tuple) else (step.argval,)
                 yield from (([str(name)], line) for name in before)
                 names = [str(last)]
+            elif step.opname == "STORE_FAST_LOAD_FAST":  # Python 3.13 stores one variable and loads another in one step
+                names = [str(step.argval[1])]
     yield names, begun
 
 

@@ -100,7 +100,7 @@ def cuda_calls(functions: Iterable[Function]) -> Iterator[Remark]:
                 "cuda",
                 State.BAD,
                 function,
-                sorted(found, key=lambda one: one.line),
+                found,
                 "uses CUDA while a sample is made",
                 "A forked worker cannot set CUDA up where its parent has ('Cannot re-initialize CUDA in forked "
                 "subprocess'); a spawned one takes hundreds of MiB of the GPU's memory for a context of its own, and "
@@ -188,6 +188,7 @@ def _remark(
     rule: str, state: State, function: Function, found: list[Mention], does: str, why: str, change: str
 ) -> Remark:
     """Return the remark on what a function names."""
+    found = sorted(found, key=lambda mention: mention.line)
     names = list(dict.fromkeys(mention.name for mention in found))
     lines = list(dict.fromkeys(mention.line for mention in found))
     more = f" and {len(names) - _LINES} more" if len(names) > _LINES else ""

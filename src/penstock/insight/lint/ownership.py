@@ -58,7 +58,12 @@ class Ownership:
         module = sys.modules.get(name)
         if file is None and module is not None:
             file = vars(module).get("__file__")
-        return file is None or not os.path.realpath(file).startswith(_FOLDERS)
+        return file is None or not _is_installed(os.path.realpath(file))
+
+
+def _is_installed(path: str) -> bool:
+    """Return whether a file lies where packages are installed, of this environment or of one below it."""
+    return path.startswith(_FOLDERS) or not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
 
 
 def _package(module: Any) -> str:

@@ -132,7 +132,7 @@ class _Source:
         if isinstance(parent, ast.Call) and node in parent.args:
             name = self._name(parent.func) or ""
             manages = isinstance(parent.func, ast.Attribute) and parent.func.attr == "enter_context"
-            return manages or name == "contextlib.closing" or name.startswith(("numpy.", "torchvision."))
+            return manages or name == "contextlib.closing" or name.startswith(("numpy.", "torchvision.", "PIL."))
         return False
 
     def _is_path(self, node: ast.expr) -> bool:
