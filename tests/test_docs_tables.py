@@ -20,6 +20,7 @@ import penstock
 import penstock.cli
 import penstock.frameworks
 import penstock.testing
+from penstock.insight.lint import __all__ as REMARKS
 from tests.pages import ROOT, name_of, parts_of, rows_of, text_of
 
 
@@ -151,7 +152,7 @@ def test_stats_table_is_complete() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     shown = " ".join(row[0] for row in rows_of(ROOT / "docs" / "reference.md", "name"))
     listed = [re.match(r"\w+", span)[0] for span in re.findall(r"`([^`]+)`", shown)]  # type: ignore[index]
-    public = [*penstock.__all__, *penstock.testing.__all__, *penstock.frameworks.__all__]
+    public = [*penstock.__all__, *penstock.testing.__all__, *penstock.frameworks.__all__, *REMARKS]
     assert sorted(listed) == sorted(public)
 
 

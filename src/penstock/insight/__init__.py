@@ -1,1 +1,1 @@
-"""What observers wrote, read: diagnosis, machine checks, recordings, traces, reports and views."""
+"""What a user is shown of a loader: batches as pictures, and its counters as metrics of other tools."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -93,7 +95,7 @@ def held_generators(root: object) -> list[tuple[str, Any]]:
         if isinstance(value, _GENERATORS) or _is_seedable(value):
             found.append((path, value))
         elif depth < _DEPTH:
-            waiting.extend((path + name, part, depth + 1) for name, part in _parts(value))
+            waiting.extend((path + name, part, depth + 1) for name, part in parts(value))
     return found
 
 
@@ -132,24 +134,46 @@ def _is_seedable(value: Any) -> bool:
     )
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with the end of the expression that leads to it."""
-    if isinstance(value, (list, tuple)):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value[:_ENTRIES]))
-    elif isinstance(value, dict):
-        for i, (key, part) in enumerate(value.items()):
-            if i == _ENTRIES:
-                break
-            yield f"[{key!r}]", part
-    elif isinstance(value, functools.partial):
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each with the end of the expression that leads to it; no code of its class runs.
+
+    Of a list, a tuple or a dictionary only the first entries.
+    """
+    kind = type(value)
+    if issubclass(kind, list):
+        yield from ((f"[{i}]", part) for i, part in enumerate(list.__getitem__(value, slice(_ENTRIES))))
+    elif issubclass(kind, tuple):
+        yield from ((f"[{i}]", part) for i, part in enumerate(tuple.__getitem__(value, slice(_ENTRIES))))
+    elif issubclass(kind, dict):
+        yield from ((f"[{_shown(key)}]", part) for key, part in islice(dict.items(value), _ENTRIES))
+    elif issubclass(kind, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
+    elif kind is types.MethodType:
         yield ".__self__", value.__self__
-    elif isinstance(value, types.FunctionType):
+    elif kind is types.FunctionType:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:
                 yield f".<{name}>", cell.cell_contents
             except ValueError:  # not set yet
                 continue
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield from ((f".{name}", part) for name, part in list(vars(value).items()))
+    else:
+        yield from ((f".{name}", part) for name, part in attributes(value).items())
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in (str, int, float, bool, bytes) else f"<{type(key).__name__}>"
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object holds itself, those of __slots__ too; no code of its class runs."""
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        for name, slot in kind.__dict__.items() if "__slots__" in kind.__dict__ else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # not set
+                    found[name] = slot.__get__(value)
+    with contextlib.suppress(AttributeError):
+        held = object.__getattribute__(value, "__dict__")
+        if type(held) is dict:
+            found.update(held)
+    return found

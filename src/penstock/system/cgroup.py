@@ -5,6 +5,7 @@ Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,13 @@ class Memory:
 
 
 def cgroup_quota(membership: str = MEMBERSHIP, mount: str = MOUNT) -> int | None:
-    """Return the CPUs of the tightest quota above this process, rounded up, or None where there is none.
+    """Return the CPUs of the tightest quota above this process, rounded up, or None where there is none."""
+    exact = exact_quota(membership, mount)
+    return None if exact is None else math.ceil(exact)
+
+
+def exact_quota(membership: str = MEMBERSHIP, mount: str = MOUNT) -> float | None:
+    """Return the CPUs of the tightest quota above this process, such as 0.5, or None where there is none.
 
     Sources: cpu.max of cgroup v2 and cpu.cfs_quota_us of v1.
     """
@@ -36,8 +43,24 @@ def cgroup_quota(membership: str = MEMBERSHIP, mount: str = MOUNT) -> int | None
         for folder in folders:
             words = _read_words(folder, names)
             if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
-                quotas.append(-(-int(words[0]) // int(words[1])))
+                quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
+
+
+def throttled_share(membership: str = MEMBERSHIP, mount: str = MOUNT) -> float | None:
+    """Return the share of periods, 0 to 1, in which the quota stopped the innermost group; None: nothing counts them.
+
+    Source: nr_periods and nr_throttled of cpu.stat, since the group was made.
+    """
+    share = None
+    for _, folders in _groups("cpu", membership, mount):
+        for folder in folders:
+            words = _read_words(folder, ("cpu.stat",))
+            counts = dict(zip(words[::2], words[1::2], strict=False))
+            periods, throttled = counts.get("nr_periods", "0"), counts.get("nr_throttled", "")
+            if periods.isdigit() and throttled.isdigit() and int(periods):
+                share = min(1.0, int(throttled) / int(periods))
+    return share
 
 
 def memory(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Memory:

@@ -1,0 +1,183 @@
+"""Checks of a folder: the kind of its file system, and how fast it gives bytes that are not in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from penstock.insight.check import Check, State
+from penstock.system.mounts import TABLE, Mount, mount_of
+from penstock.system.words import size_of
+
+BLOCK_DEVICES = "/sys/dev/block"
+
+#: The most bytes of the file that is written and read, and the share of the free space that it may take.
+MOST, SHARE = 64 << 20, 0.1
+#: Seconds that writing, reading in sequence and reading small parts may take, each.
+SECONDS = 1.0
+#: Bytes of one write, of one read in sequence, and of one of a small part: about a photo or a tensor.
+WRITTEN, IN_SEQUENCE, PART = 4 << 20, 1 << 20, 64 << 10
+#: A disk below this rate in bytes a second, or above this latency in seconds, holds up most training loops.
+SLOW, LATE = 100 << 20, 0.005
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    """How fast a folder gives bytes."""
+
+    sequence: float
+    """Bytes a second, of one reader that reads from the beginning to the end."""
+    latency: float
+    """Seconds until a part of 64 KiB is here, of one reader."""
+    cold: bool | None
+    """Whether the bytes came from the disk, and not from the page cache; None: the file system does not say."""
+    file_bytes: int
+    """Size of the file."""
+
+
+def read_mount(folder: str, table: str = TABLE, devices: str = BLOCK_DEVICES) -> tuple[Mount | None, bool | None]:
+    """Return (the mount of a folder, whether its disk rotates); None for what the system does not say."""
+    mount = mount_of(folder, table)
+    return mount, None if mount is None else _rotates(mount.device, devices)
+
+
+def _rotates(device: str, devices: str) -> bool | None:
+    for path in ("queue/rotational", "../queue/rotational"):  # of a disk, or of a partition of one
+        try:
+            with open(os.path.join(os.path.realpath(os.path.join(devices, device)), path), encoding="ascii") as file:
+                return file.read().strip() == "1"
+        except OSError:
+            continue
+    return None
+
+
+def check_file_system(folder: str, mount: Mount | None, rotates: bool | None) -> Check:
+    """Check the kind of a folder's file system."""
+    name = "file system"
+    if mount is None:
+        return Check(name, State.UNKNOWN, f"{folder}: /proc/self/mountinfo does not say what it lies on")
+    words = f"{folder} lies on {mount.kind}, mounted at {mount.point}"
+    if mount.in_memory:
+        return Check(name, State.OK, f"{words}: in memory")
+    if mount.remote:
+        change = (
+            "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
+            "them: each file costs round trips over the network."
+        )
+        return Check(name, State.LOOK, f"{words}: over a network", change)
+    if mount.kind.startswith("fuse") or mount.kind in ("9p", "virtiofs", "vboxsf"):
+        change = "Copy the files to a disk of this machine: each call passes through another program."
+        return Check(name, State.LOOK, f"{words}: through a program in user space or a host", change)
+    if mount.kind == "overlay":
+        words += ": a container's own layers"
+    return Check(
+        name, State.OK, f"{words}; the disk says that it rotates, as virtual ones do too" if rotates else words
+    )
+
+
+def check_read_rate(folder: str, mount: Mount | None, rate: ReadRate | None) -> Check:
+    """Check how fast a folder's file system gives bytes that are not in memory. rate: None: it was not measured."""
+    name = "cold reads"
+    if mount is not None and mount.in_memory:
+        return Check(name, State.OK, f"{folder} lies in memory ({mount.kind}): there is no disk to read")
+    if rate is None:
+        words = f"{folder} has no space for a file of {size_of(PART * 16)} to measure with"
+        return Check(name, State.UNKNOWN, words, "Free some space.")
+    words = (
+        f"{size_of(int(rate.sequence))}/s in sequence, {rate.latency * 1e3:.2g} ms for 64 KiB, one reader, a new file "
+        f"of {size_of(rate.file_bytes)} in {folder}"
+    )
+    if rate.cold is False:
+        reason = "the file system keeps the file in memory although it was to drop it"
+        return Check(name, State.UNKNOWN, f"{words}: {reason}, so that this is no rate of the disk")
+    if rate.cold is None:
+        words += "; the file system does not say whether it came from memory"
+    if rate.sequence < SLOW or rate.latency > LATE:
+        change = (
+            "More readers help where latency is the limit (Penstock starts them by itself); packed shards (penstock "
+            "pack) where there are many small files; a faster disk, or cache=FOLDER on one, where the rate is."
+        )
+        return Check(name, State.LOOK, words, change)
+    return Check(name, State.OK if rate.cold else State.UNKNOWN, words)
+
+
+def read_rate(folder: str, most: int = MOST, clock: Callable[[], float] = time.perf_counter) -> ReadRate | None:
+    """Return how fast a new file in a folder is read, after the page cache has dropped it; None: there is no space.
+
+    The file has no name, or loses it at once, so that nothing of it stays. It takes at most a tenth of the free space,
+    and writing and reading it takes some seconds at most. The disk's own cache, or a host's, may still hold it.
+
+    Args:
+        folder: which can be written.
+        most: bytes of the file.
+        clock: gives seconds.
+
+    Raises:
+        OSError: the folder cannot be written or read.
+    """
+    space = os.statvfs(folder)
+    size = min(most, int(space.f_bavail * space.f_frsize * SHARE)) // PART * PART
+    if size < PART * 16:
+        return None
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        written = _write(file, size, clock)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        cold = _dropped(file.fileno(), written)
+        half = written // 2 // PART * PART
+        sequence = _in_sequence(file.fileno(), half, clock)
+        latency = _in_parts(file.fileno(), half, written, clock)
+    return ReadRate(sequence, latency, cold, written)
+
+
+def _write(file: BinaryIO, size: int, clock: Callable[[], float]) -> int:
+    """Write up to so many bytes, and have the disk take them; return how many."""
+    deadline, written, bytes_ = clock() + SECONDS, 0, min(WRITTEN, size)
+    while written + bytes_ <= size and (not written or clock() < deadline):
+        rest = memoryview(os.urandom(bytes_))  # of noise: a disk may compress, or store equal blocks once
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fdatasync(file.fileno())
+        written += bytes_
+    return written
+
+
+def _dropped(descriptor: int, size: int) -> bool | None:
+    """Return whether the page cache holds nothing of a file; None: its file system does not say."""
+    for offset in (0, size // 2 // PART * PART, size - PART):
+        try:
+            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                return None
+            raise
+        return False
+    return True
+
+
+def _in_sequence(descriptor: int, end: int, clock: Callable[[], float]) -> float:
+    """Return the bytes a second of reads from the beginning to an offset, or as far as the time allows."""
+    begun, offset, buffer = clock(), 0, bytearray(IN_SEQUENCE)
+    while offset < end and clock() - begun < SECONDS:
+        offset += os.preadv(descriptor, [memoryview(buffer)[: end - offset]], offset)
+    return offset / max(clock() - begun, 1e-9)
+
+
+def _in_parts(descriptor: int, begin: int, end: int, clock: Callable[[], float]) -> float:
+    """Return the seconds that a part of 64 KiB takes, for parts between two offsets, none beside the one before."""
+    os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_RANDOM)
+    parts, step, buffer = (end - begin) // PART, 7, bytearray(PART)
+    begun, read = clock(), 0
+    for first in range(min(step, parts)):
+        for part in range(first, parts, step):
+            if read and clock() - begun >= SECONDS:
+                return (clock() - begun) / read
+            os.preadv(descriptor, [buffer], begin + part * PART)
+            read += 1
+    return (clock() - begun) / max(read, 1)

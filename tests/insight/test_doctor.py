@@ -1,0 +1,202 @@
+"""``penstock doctor``: its table, its JSON, its exit codes, and one line for each wrong DATASET."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.cli import doctor, main
+from penstock.insight.check import Check, State
+from penstock.insight.machine import files
+from penstock.insight.machine.examine import DatasetFiles
+from tests.sample_datasets import noise_image, tensor_files
+
+Captured = pytest.CaptureFixture[str]
+
+TRAIN = """
+import random
+import torch
+import penstock
+
+print("the module's own words")
+
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self, file=None):
+        self.file = file
+    def __len__(self):
+        return 10
+    def __getitem__(self, index):
+        return random.random()
+
+noisy = Noisy()
+opened = Noisy(open(__file__))
+quiet = torch.utils.data.TensorDataset(torch.zeros(4))
+class Lengthless(torch.utils.data.Dataset):
+    def __len__(self):
+        raise OSError("the list of files is gone")
+    def __getitem__(self, index):
+        return index
+lengthless = Lengthless()
+class Splits:
+    train = quiet
+def make():
+    print("called")
+    return penstock.DataLoader(quiet, batch_size=2)
+def needs(argument):
+    pass
+def fails():
+    raise RuntimeError("no data here")
+number = 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a working folder with modules of a user's; what they import is forgotten afterwards."""
+    modules, path = set(sys.modules), list(sys.path)
+    (tmp_path / "own_train.py").write_text(TRAIN)
+    (tmp_path / "own_broken.py").write_text("raise ValueError('first line\\nsecond line')\n")
+    (tmp_path / "own_exits.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "MOST", 1 << 20)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("own_"):
+            opened = vars(sys.modules.pop(name)).get("opened")
+            if opened is not None:
+                opened.file.close()
+
+
+@pytest.fixture
+def healthy(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Put a machine without faults in the place of this one; return what was asked of it."""
+    seen: list[Any] = []
+
+    def examine(of: DatasetFiles | None = None) -> Iterator[Check]:
+        seen.append(of)
+        yield Check("CPUs", State.OK, "8 CPUs usable")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    return seen
+
+
+def run(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    code = main(["doctor", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    before = sorted(os.listdir(folder))
+    code, out, err = run(capsys)
+    assert code == (1 if " bad" in out.splitlines()[-1] else 0) and err == ""
+    lines = out.splitlines()
+    assert any(" CPUs " in line for line in lines) and any("/dev/shm" in line for line in lines)
+    columns = {line.index("  ", 14) for line in lines if line.startswith("worth a look")}
+    assert len(columns) <= 3
+    assert sorted(os.listdir(folder)) == before
+    json.loads(run(capsys, "--json")[1])
+
+
+def test_exit_code_and_json_of_a_bad_machine(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    checks = [Check("CPUs", State.BAD, "0.5 CPU", "more \x1b[31m"), Check("disk", State.UNKNOWN, "no words")]
+    monkeypatch.setattr(doctor, "examine", lambda _=None: iter(checks))
+    code, out, _ = run(capsys)
+    assert code == 1 and out == (
+        "bad      CPUs  0.5 CPU\n               -> more \\x1b[31m\nunknown  disk  no words\n\n1 bad, 1 unknown\n"
+    )
+    code, out, _ = run(capsys, "--json")
+    assert code == 1
+    assert json.loads(out) == {
+        "penstock": penstock.__version__,
+        "bad": True,
+        "machine": [
+            {"name": "CPUs", "state": "bad", "found": "0.5 CPU", "change": "more \x1b[31m"},
+            {"name": "disk", "state": "unknown", "found": "no words", "change": ""},
+        ],
+    }
+    monkeypatch.setattr(doctor, "examine", lambda _=None: iter(checks[1:]))
+    assert run(capsys)[0] == 0
+
+
+def test_lines_of_a_narrow_terminal() -> None:
+    report = doctor.Report([Check("CPUs", State.LOOK, "many words " * 20, "do this " * 20)])
+    lines = doctor._text(report, 60)
+    assert max(map(len, lines)) <= 60 and sum("->" in line for line in lines) == 1
+    assert len({len(line) - len(line.lstrip()) for line in lines[1:4]}) == 1
+
+
+def test_an_image_folder(folder: Path, healthy: list[Any], capsys: Captured) -> None:
+    (folder / "photos" / "cat").mkdir(parents=True)
+    noise_image(1, 8, 8).save(folder / "photos" / "cat" / "1.png")
+    code, out, err = run(capsys, "photos")
+    assert (code, err) == (0, "") and "photos: no remark of the lint" in out
+    assert healthy[0].folder == str(folder / "photos" / "cat")
+
+
+def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> None:
+    tensor_files(folder / "data", 3)
+    before = sorted(os.listdir(folder / "data"))
+    code, out, _ = run(capsys, "data", "--json")
+    found = json.loads(out)
+    names = [check["name"] for check in found["machine"]]
+    assert {"page cache", "file system", "cold reads"} <= set(names) and "GPU" not in names
+    assert code == int(found["bad"]) and found["lint"] == [] and found["dataset"] == "data"
+    assert sorted(os.listdir(folder / "data")) == before
+
+
+@pytest.mark.usefixtures("healthy")
+def test_an_object_of_a_module(folder: Path, capsys: Captured) -> None:
+    code, out, err = run(capsys, "own_train:noisy")
+    assert code == 0  # a remark, and nothing bad
+    assert "own_train:noisy: 1 remark of the lint" in out and "Noisy.__getitem__ (own_train.py:14)" in out
+    assert "the module's own words" in err and "words" not in out
+    code, out, _ = run(capsys, "own_train:opened", "--json")
+    assert code == 1 and [one["rule"] for one in json.loads(out)["lint"]] == ["open-handle", "global-random"]
+    for name in ("quiet", "make", "Splits.train"):
+        assert run(capsys, f"own_train:{name}")[0] == 0
+    assert "1 remark" in run(capsys, "own_train:Noisy")[1]
+    code, out, _ = run(capsys, "own_train:lengthless")
+    assert code == 0 and "unknown  dataset files  what was looked at raised OSError: the list of files is gone" in out
+
+
+@pytest.mark.usefixtures("folder", "healthy")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_folder", "there is no such folder"),
+        ("own_train.py:noisy", "own_train:noisy"),
+        ("own_nothing:noisy", "own_nothing"),
+        ("own_train:nothing", "nothing"),
+        ("own_train:noisy.file.x", "x"),
+        ("own_broken:dataset", "ValueError: first line\\nsecond line"),
+        ("own_exits:dataset", "SystemExit: 3"),
+        ("own_train:number", "int"),
+        ("own_train:needs", "argument"),
+        ("own_train:fails", "RuntimeError: no data here"),
+        (".", "penstock: "),
+        ("", "penstock: "),
+        ("a\nb", "a\\nb"),
+    ],
+)
+def test_wrong_datasets(name: str, words: str, capsys: Captured) -> None:
+    code, out, err = run(capsys, name)
+    err = err.replace("the module's own words\n", "")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert words in err
+
+
+def test_help_says_what_it_takes(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "module:object" in out and "--json" in out and "Exit code 1" in out

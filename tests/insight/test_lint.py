@@ -1,0 +1,612 @@
+"""The lint of a dataset's code and state: what it remarks on, where, and that none of the dataset's code runs."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import io
+import linecache
+import random
+import socket
+import sqlite3
+import sys
+import tarfile
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import rand
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+import penstock
+from penstock.insight.check import State
+from penstock.insight.lint import Remark, lint, state_rules
+
+DEVICE = torch.device("cuda:1")
+
+
+def rules(dataset: Any) -> list[str]:
+    return [remark.rule for remark in lint(dataset)]
+
+
+def only(dataset: Any) -> Remark:
+    (remark,) = lint(dataset)
+    assert remark.why and remark.change
+    return remark
+
+
+def line_of(function: Any, words: str) -> int:
+    """Return the line of this file in which a function says so."""
+    first = function.__code__.co_firstlineno
+    return next(n for n in range(first, first + 60) if words in linecache.getline(__file__, n))
+
+
+class Held(Dataset[Any]):
+    """A dataset that holds whatever it is given."""
+
+    def __init__(self, value: Any = None, transform: Any = None) -> None:
+        self.value = value
+        self.transform = transform
+
+    def __len__(self) -> int:
+        raise AssertionError("the lint called the dataset")
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("the lint called the dataset")
+
+
+# --- Python objects --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a megabyte of objects worth a remark, so that tests need not make more."""
+    monkeypatch.setattr(state_rules, "COSTLY_BYTES", 1 << 20)
+
+
+MANY: dict[str, Any] = {
+    "a list of texts": lambda: [f"/data/train/{i}.jpg" for i in range(30_000)],
+    "a list of pairs": lambda: [(f"{i}.jpg", i % 10) for i in range(20_000)],
+    "a list of numbers": lambda: list(range(1000, 60_000)),
+    "a dictionary": lambda: {f"id-{i}": {"label": i, "box": [i, i + 1]} for i in range(10_000)},
+    "a set": lambda: {f"id-{i}" for i in range(30_000)},
+    "an array of objects": lambda: np.array([f"id-{i}" for i in range(30_000)], dtype=object),
+    "a list of objects": lambda: [types.SimpleNamespace(path=f"{i}.jpg", size=i * 1000) for i in range(10_000)],
+    "a default dictionary": lambda: collections.defaultdict(list, {f"{i}": [f"{i}.jpg"] for i in range(10_000)}),
+}
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize("make", MANY.values(), ids=MANY)
+def test_many_python_objects(make: Any) -> None:
+    remark = only(Held(make()))
+    assert (remark.rule, remark.state) == ("python-objects", State.LOOK)
+    assert "dataset.value" in remark.what and "MiB" in remark.what
+    assert remark.where == f"Held.__init__ (tests/insight/test_lint.py:{line_of(Held.__init__, 'self.value =')})"
+
+
+FEW: dict[str, Any] = {
+    "an array": lambda: np.zeros(1 << 20),
+    "bytes": lambda: bytes(8 << 20),
+    "a tensor": lambda: torch.zeros(1 << 20),
+    "some arrays": lambda: [np.zeros(1 << 16) for _ in range(100)],
+    "an array of texts": lambda: np.array([f"id-{i}" for i in range(30_000)]),
+    "few texts": lambda: [f"id-{i}" for i in range(100)],
+    "small numbers": lambda: [i % 10 for i in range(100_000)],
+    "one text, many times": lambda: ["cat", "dog"] * 50_000,
+    "itself": lambda: _cycle(),
+}
+
+
+def _cycle() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize("make", FEW.values(), ids=FEW)
+def test_few_python_objects(make: Any) -> None:
+    assert lint(Held(make())) == []
+
+
+def test_weight_is_about_what_memory_takes() -> None:
+    texts = [f"/data/train/{i:08}.jpg" for i in range(20_000)]
+    objects, bytes_ = state_rules.weight(texts)
+    assert objects == pytest.approx(20_001, rel=0.01)
+    assert bytes_ == pytest.approx(sum(map(sys.getsizeof, texts)), rel=0.02)
+
+
+@pytest.mark.usefixtures("costly")
+def test_objects_of_a_class_and_of_slots() -> None:
+    class Slots:
+        __slots__ = ("names",)
+
+    class Shared(Held):
+        table: ClassVar[dict[int, str]] = {i: f"{i}" for i in range(30_000)}
+
+    slotted = Slots()
+    slotted.names = [f"{i}" for i in range(30_000)]  # type: ignore[attr-defined]
+    assert "dataset.table" in only(Shared()).what
+    assert "dataset.value.names" in only(Held(slotted)).what
+
+
+@pytest.mark.usefixtures("costly")
+def test_objects_of_a_librarys_dataset_in_one_of_the_users() -> None:
+    datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
+    inner = object.__new__(datasets.ImageFolder)
+    inner.samples = [(f"{i}.jpg", i) for i in range(20_000)]
+    assert "dataset.value, an ImageFolder," in only(Held(inner)).what
+    assert "dataset.value.value, a list," in only(Held(Held(inner.samples))).what
+    assert lint(inner) == []
+
+
+@pytest.mark.usefixtures("costly")
+def test_objects_in_a_table_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install pandas")
+    names = np.array([f"{i}.jpg" for i in range(30_000)], dtype=object)
+    table = pandas.DataFrame({"name": pandas.Series(names, dtype=object), "label": np.arange(30_000)})
+    assert "dataset.value, a DataFrame" in only(Held(table)).what
+    assert lint(Held(table[["label"]])) == []
+
+
+# --- open files --------------------------------------------------------------------------------------------------
+
+
+def handles(tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    file = tmp_path / "data.bin"
+    file.write_bytes(b"data")
+    Image.new("RGB", (4, 4)).save(tmp_path / "one.png")
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("a", "b")
+    with tarfile.open(tmp_path / "data.tar", "w") as shard:
+        shard.add(file, "data.bin")
+    yield "an open file", open(file, "rb")  # noqa: SIM115
+    yield "an open file", open(file, encoding="utf-8")  # noqa: SIM115
+    yield "an open file", open(file, "rb", buffering=0)  # noqa: SIM115
+    yield "an open socket", socket.socket()
+    yield "SQLite", sqlite3.connect(":memory:")
+    yield "ZIP", zipfile.ZipFile(tmp_path / "data.zip")
+    yield "tar", tarfile.open(tmp_path / "data.tar")  # noqa: SIM115
+    yield "Pillow", Image.open(tmp_path / "one.png")
+
+
+def test_open_handles(tmp_path: Path) -> None:
+    for words, handle in handles(tmp_path):
+        with handle:
+            for value in (handle, [handle], {"train": handle}, (1, [handle])):
+                remark = only(Held(value))
+                assert (remark.rule, remark.state) == ("open-handle", State.BAD)
+                assert words in remark.what and "self.value = None" in remark.change
+        handle.close()
+        if "SQLite" not in words:  # nothing says that such a connection is closed
+            assert lint(Held(handle)) == []
+
+
+def test_files_in_memory_are_no_handles() -> None:
+    assert lint(Held([io.BytesIO(b"x"), io.StringIO("x"), io.TextIOWrapper(io.BytesIO(b"x"))])) == []
+
+
+def test_handles_of_other_libraries(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install h5py")
+    lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed: pip install lmdb")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.zeros(3)
+        assert rules(Held(file)) == rules(Held(file["x"])) == ["open-handle"]
+    assert lint(Held(file)) == []
+    with lmdb.open(str(tmp_path / "data.lmdb")) as environment:
+        assert rules(Held(environment)) == ["open-handle"]
+
+
+def test_handles_in_datasets_of_datasets(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    with open(tmp_path / "x", "rb") as file:
+        inner = Held(file)
+        whole: Any = Subset(ConcatDataset([TensorDataset(torch.zeros(3)), Subset(inner, [0])]), [0, 1])
+        # ConcatDataset calls len() of its datasets, a Subset's is that of its indices
+        remark = only(whole)
+    assert remark.what.startswith("dataset.dataset.datasets[1].dataset.value is an open file")
+
+
+# --- the code of samples ---------------------------------------------------------------------------------------------
+
+
+class Drawing(Held):
+    def __getitem__(self, index: int) -> Any:
+        if random.random() < 0.5:
+            return index
+        return np.random.rand(3) + random.gauss(0, 1)
+
+
+class DrawingElsewhere(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self._noisy(index)
+
+    def _noisy(self, index: int) -> Any:
+        return [noise(i) for i in range(index)]
+
+
+class DrawingBySuper(DrawingElsewhere):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)
+
+
+class DrawingByProperty(Held):
+    @property
+    def shift(self) -> float:
+        return rand()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.shift
+
+
+class DrawingStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        from random import choice as pick  # noqa: PLC0415
+
+        yield pick([1, 2])
+
+
+def noise(size: int) -> Any:
+    return np.random.normal(size=size)
+
+
+@functools.lru_cache
+def kept_noise(size: int) -> Any:
+    return np.random.normal(size=size)
+
+
+class Jitter:
+    def __call__(self, image: Any) -> Any:
+        return image + random.uniform(0, 1)
+
+
+def test_draws_of_global_generators() -> None:
+    remark = only(Drawing())
+    assert (remark.rule, remark.state) == ("global-random", State.LOOK)
+    assert remark.what.startswith("random.random, numpy.random.rand and random.gauss (lines ")
+    line = line_of(Drawing.__getitem__, "random.random()")
+    assert remark.where == f"Drawing.__getitem__ (tests/insight/test_lint.py:{line})"
+    assert only(DrawingElsewhere()).where.startswith("noise (")
+    assert only(DrawingBySuper()).where.startswith("noise (")
+    assert only(DrawingByProperty()).where.startswith("DrawingByProperty.shift (")
+    assert only(DrawingStream()).where.startswith("DrawingStream.__iter__ (")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        noise,
+        kept_noise,
+        Jitter(),
+        functools.partial(noise, 3),
+        lambda x: x + random.random(),
+        Jitter().__call__,
+        [Jitter()],
+        {"train": [noise]},
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_draws_of_transforms(transform: Any) -> None:
+    assert rules(Held(transform=transform)) == ["global-random"]
+
+
+def test_draws_of_transforms_of_a_known_dataset(tmp_path: Path) -> None:
+    transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
+    datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "1.png")
+    steps = transforms.Compose([transforms.ToTensor(), transforms.Lambda(noise), Jitter()])
+    for kind in (datasets.ImageFolder, penstock.ImageFolder):
+        assert rules(kind(tmp_path, transform=steps)) == ["global-random"] * 2
+        assert rules(kind(tmp_path, transform=transforms.RandomHorizontalFlip())) == []
+
+
+class OwnGenerators(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(3)
+        random.shuffle([])  # as it is made, and not for a sample
+
+    def __getitem__(self, index: int) -> Any:
+        generator = np.random.default_rng(index)
+        random = self.random
+        return generator.random(), random.random(), torch.rand(3), np.random.RandomState(index).rand()
+
+
+class Seeded(Held):
+    def __getitem__(self, index: int) -> Any:
+        np.random.seed(index)
+        return np.random.rand()
+
+
+def test_generators_of_the_dataset_are_no_global_ones() -> None:
+    assert lint(OwnGenerators()) == []
+    assert lint(Seeded()) == []
+
+
+class OnCuda(Held):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.device = "cuda:0"
+        self.other = "cpu"
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.zeros(3)
+        match self.how:
+            case "cuda":
+                return x.cuda()
+            case "to":
+                return x.to("cuda")
+            case "own":
+                return x.to(self.device, non_blocking=True)
+            case "global":
+                return x.to(DEVICE)
+            case "made":
+                return torch.ones(3, device=torch.device("cuda", 0))
+            case "word":
+                return torch.zeros(3, device="cuda:1")
+            case "module":
+                return torch.cuda.synchronize()
+
+
+class OnCpu(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuda = torch.cuda.is_available()
+        self.device = "cpu"
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.zeros(3).to(torch.float32).to(self.device).to("cpu", dtype=torch.float32)
+        if self.cuda and torch.version.cuda and torch.cuda.is_available():
+            return x
+        return torch.ones(3, device="cpu")
+
+
+def test_cuda_calls() -> None:
+    remark = only(OnCuda("cuda"))
+    assert (remark.rule, remark.state) == ("cuda", State.BAD)
+    lines = [
+        line_of(OnCuda.__getitem__, words) for words in ("x.cuda()", 'x.to("cuda")', "self.device, non", "(DEVICE)")
+    ]
+    assert f"(lines {', '.join(map(str, lines))}, ...)" in remark.what
+    assert lint(OnCpu()) == []
+
+
+def made_without_source(body: str) -> Any:
+    """Return a dataset whose class has no file, as one of an interactive session."""
+    names: dict[str, Any] = {"random": random, "np": np, "torch": torch, "Held": Held, "__name__": "__main__"}
+    code = f"class Typed(Held):\n    def __getitem__(self, index):\n        {body}\n"
+    exec(compile(code, "<stdin>", "exec"), names)
+    return names["Typed"]()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return random.random()", ["global-random"]),
+        ("return [np.random.rand() for _ in range(3)]", ["global-random"]),
+        ("return torch.zeros(3).cuda()", ["cuda"]),
+        ("return torch.zeros(3).to('cuda')", ["cuda"]),
+        ("return torch.zeros(3, device='cuda')", ["cuda"]),
+        ("torch.cuda.synchronize()", ["cuda"]),
+        ("return torch.rand(3).to('cpu')", []),
+        ("random = np.random.default_rng(index); return random.random()", []),
+        ("return lambda random: random.random()", []),
+    ],
+)
+def test_code_without_source(body: str, expected: list[str]) -> None:
+    assert rules(made_without_source(body)) == expected
+
+
+# --- OpenCV ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cv2(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Put a stand-in for OpenCV in its place, with a pool of eight threads."""
+    module = types.ModuleType("cv2")
+    module.threads = 8  # type: ignore[attr-defined]
+    module.getNumThreads = lambda: module.threads  # type: ignore[attr-defined]
+    module.resize = module.setNumThreads = len  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cv2", module)
+    return module
+
+
+def test_opencv_threads(cv2: types.ModuleType) -> None:
+    class Photos(Held):
+        def __getitem__(self, index: int) -> Any:
+            return cv2.resize(index)
+
+    class Careful(Photos):
+        def __getitem__(self, index: int) -> Any:
+            cv2.setNumThreads(0)
+            return super().__getitem__(index)
+
+    remark = only(Photos())
+    assert remark.rule == "opencv-threads" and "Photos.__getitem__" in remark.where and "cv2.resize" in remark.what
+    assert lint(Careful()) == []
+    cv2.threads = 1  # type: ignore[attr-defined]
+    assert lint(Photos()) == []
+
+
+# --- images and files ---------------------------------------------------------------------------------------------
+
+
+class Opens(Held):
+    def left(self, path: str) -> Any:
+        image = Image.open(path)
+        return self.transform(image)
+
+    def passed_on(self, path: str) -> Any:
+        return self.transform(Image.open(path))
+
+    def size_only(self, path: str) -> Any:
+        return Image.open(path).size
+
+
+class Closes(Held):
+    def managed(self, path: str) -> Any:
+        with Image.open(path) as image:
+            return self.transform(image)
+
+    def managed_later(self, path: str) -> Any:
+        image = Image.open(path)
+        with image:
+            return self.transform(image)
+
+    def converted(self, path: str) -> Any:
+        return Image.open(path).convert("RGB")
+
+    def converted_later(self, path: str) -> Any:
+        image: Any = Image.open(path)
+        image = image.convert("RGB")
+        return self.transform(image)
+
+    def closed(self, path: str) -> Any:
+        image = Image.open(path)
+        pixels = self.transform(image)
+        image.close()
+        return pixels
+
+    def as_array(self, path: str) -> Any:
+        return np.asarray(Image.open(path))
+
+    def of_a_file(self, path: str) -> Any:
+        with open(path, "rb") as file:
+            return self.transform(Image.open(file))
+
+    def of_bytes(self, data: bytes) -> Any:
+        return self.transform(Image.open(io.BytesIO(data)))
+
+    def of_bytes_later(self, data: bytes) -> Any:
+        file = io.BytesIO(data)
+        image = Image.open(file)
+        return self.transform(image)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Opens) if not name.startswith("_")])
+def test_images_that_stay_open(name: str) -> None:
+    remark = only(Held(transform=getattr(Opens(), name)))
+    assert (remark.rule, remark.state) == ("open-image", State.LOOK) and f"Opens.{name}" in remark.where
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Closes) if not name.startswith("_")])
+def test_images_that_are_closed(name: str) -> None:
+    assert lint(Held(transform=getattr(Closes(), name))) == []
+
+
+class ReadsAll(Held):
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.images = [np.load(path) for path in paths]
+
+
+class ReadsAllElsewhere(Held):
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.images = []
+        for path in paths:
+            self._add(path)
+            self.images.append(Image.open(path).convert("RGB"))
+
+    def _add(self, path: str) -> None:
+        for _ in range(2):
+            torch.load(path)
+
+
+class ReadsLabels(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels = [int(x) for x in np.load("labels.npy")]
+        for label in torch.load("more.pt"):
+            self.labels.append(label)
+
+    def __getitem__(self, index: int) -> Any:
+        return [np.load(path) for path in ("a", "b")]
+
+
+def test_datasets_that_read_all_files() -> None:
+    remark = only(object.__new__(ReadsAll))
+    assert (remark.rule, remark.state) == ("reads-all", State.LOOK)
+    assert "np.load()" in remark.what and "ReadsAll.__init__" in remark.where
+    assert rules(object.__new__(ReadsAllElsewhere)) == ["reads-all"] * 2
+    assert lint(object.__new__(ReadsLabels)) == []
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+class Strange:
+    """An object that no code of whose class may run."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"the lint called __getattribute__({name!r})")
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("the lint called an object's method")
+
+    __eq__ = __hash__ = __repr__ = __len__ = __iter__ = __getitem__ = __bool__ = __sizeof__ = __call__ = _refuse
+
+
+class StrangeList(list[Any]):
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("the lint called a list's method")
+
+    __eq__ = __iter__ = __getitem__ = __len__ = __bool__ = __sizeof__ = __repr__ = _refuse
+
+
+class StrangeDict(dict[Any, Any]):
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("the lint called a dictionary's method")
+
+    __eq__ = __iter__ = __getitem__ = __len__ = __bool__ = __sizeof__ = items = keys = values = _refuse
+
+
+def test_no_code_of_the_dataset_runs() -> None:
+    strange = Strange()
+    held = StrangeList([strange, strange])
+    assert lint(Held([held, StrangeDict({1: held}), {"x": strange}, (strange,)], transform=strange)) == []
+    assert lint(strange) == []
+
+
+def test_a_loader_stands_for_its_dataset() -> None:
+    datasets: Any = [Drawing()]
+    assert rules(penstock.DataLoader(datasets, num_workers=0)) == ["global-random"]
+    assert rules([Drawing(), Drawing()]) == ["global-random"]
+
+
+def test_what_fails_comes_before_what_costs(tmp_path: Path) -> None:
+    class Both(Drawing):
+        pass
+
+    (tmp_path / "x").write_bytes(b"x")
+    with open(tmp_path / "x", "rb") as file:
+        assert rules(Both([file])) == ["open-handle", "global-random"]
+        assert rules(Both(transform=OnCuda("to"))) == ["cuda", "global-random"]
+
+
+def test_what_is_installed_is_no_code_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "own_installed"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import random\n\ndef noise(x):\n    return x + random.random()\n")
+    (package / "data.py").write_text(
+        "from own_installed import noise\n\nclass Noisy:\n    def __getitem__(self, i):\n        return noise(i)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    try:
+        installed = importlib.import_module("own_installed")
+        data = importlib.import_module("own_installed.data")
+        assert lint(Held(transform=installed.noise)) == []
+        assert "own_installed" in only(data.Noisy()).where  # the dataset itself is looked at wherever it lies
+    finally:
+        sys.modules.pop("own_installed", None)
+        sys.modules.pop("own_installed.data", None)
