@@ -294,7 +294,7 @@ def _class_of(counts: tuple[int, ...], number: int) -> int:
 def findings(found: Measured) -> list[Finding]:
     """Return what holds a loop up, what would help most first."""
     if found.wait < WAITING * found.step:
-        evidence = f"The loop worked for {_time(found.work)} of the {_time(found.step)} that a step takes."
+        evidence = f"The loop worked for {time_text(found.work)} of the {time_text(found.step)} that a step takes."
         return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
     made = [*_outliers(found), *_overhead(found), *_lock(found), *_cpus(found), *_workers(found), *_reads(found)]
     return sorted(made, key=lambda finding: -finding.gain)
@@ -313,7 +313,7 @@ def _outliers(found: Measured) -> Iterator[Finding]:
     if gain >= WORTH:
         evidence = (
             f"{found.outlying_wait / found.wait:.0%} of the wait was for {found.outlying_batches:.1%} of the batches, "
-            f"up to {_time(found.longest_wait)} for one: a few samples take much longer than the others."
+            f"up to {time_text(found.longest_wait)} for one: a few samples take much longer than the others."
         )
         change = f"prefetch_factor={depth}, so that others are ready,"
         yield Finding(Cause.OUTLIERS, evidence, change, gain, {"prefetch_factor": depth})
@@ -326,8 +326,8 @@ def _overhead(found: Measured) -> Iterator[Finding]:
     gain = found.step / (found.modelled + found.overhead / LARGER)
     if gain >= WORTH:
         evidence = (
-            f"A batch of {found.batch_size:.3g} samples costs {_time(found.overhead)} beside the work on its samples, "
-            f"which takes {_time(found.modelled)} of the {_time(found.step)} a step."
+            f"A batch of {found.batch_size:.3g} samples costs {time_text(found.overhead)} beside the work on its samples, "
+            f"which takes {time_text(found.modelled)} of the {time_text(found.step)} a step."
         )
         size = max(1, round(found.batch_size)) * LARGER
         yield Finding(Cause.OVERHEAD, evidence, f"batch_size={size}", gain, {"batch_size": size})
@@ -340,8 +340,8 @@ def _lock(found: Measured) -> Iterator[Finding]:
     gain = found.gain(kind=Workers.PROCESSES, busy=found.cpu)  # what threads waited for the lock falls away
     if gain >= WORTH:
         evidence = (
-            f"{found.workers} threads ran for {_time(found.total_cpu)} a step together, as one could in "
-            f"{_time(found.step)}: Python's lock lets one of them run at a time."
+            f"{found.workers} threads ran for {time_text(found.total_cpu)} a step together, as one could in "
+            f"{time_text(found.step)}: Python's lock lets one of them run at a time."
         )
         yield Finding(Cause.LOCK, evidence, 'worker_method="process"', gain, {"worker_method": "process"})
 
@@ -361,7 +361,7 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         return
     largest = _largest(found.cpu)
     evidence = (
-        f"The process ran for {_time(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most of it "
+        f"The process ran for {time_text(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most of it "
         f"for {largest}."
     )
     if found.foreign_cpus > 0.1:
@@ -383,19 +383,26 @@ def _workers(found: Measured) -> Iterator[Finding]:
     if found.locked:
         return
     kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
-    best = max(1, found.workers)
-    for workers in range(best, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
-        if found.gain(workers=workers, kind=kind) > 1.02 * found.gain(workers=best, kind=kind):
-            best = workers
+    best = best_workers(found)
     gain = found.gain(workers=best, kind=kind)
     if gain < WORTH or (best == found.workers and found.kind is kind):
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
     evidence = (
-        f"The batches kept {who}busy for {_time(found.total_busy)} a step, of which {_time(found.total_cpu)} on a CPU; "
+        f"The batches kept {who}busy for {time_text(found.total_busy)} a step, of which {time_text(found.total_cpu)} on a CPU; "
         f"{found.cpus:.3g} CPUs may be used."
     )
     yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
+
+
+def best_workers(found: Measured) -> int:
+    """Return the fewest workers that make the loop about as fast as any number would, by the model."""
+    kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
+    best = max(1, found.workers)
+    for workers in range(best, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
+        if found.gain(workers=workers, kind=kind) > 1.02 * found.gain(workers=best, kind=kind):
+            best = workers
+    return best
 
 
 def _reads(found: Measured) -> Iterator[Finding]:
@@ -408,7 +415,7 @@ def _reads(found: Measured) -> Iterator[Finding]:
     if gain >= WORTH:
         reading = found.busy[Cause.READ]
         rate = f", {found.read_bytes / reading / 1e6:.3g} MB/s for a worker" if found.read_bytes else ""
-        evidence = f"Workers spent {_time(reading)} a step at files{rate}."
+        evidence = f"Workers spent {time_text(reading)} a step at files{rate}."
         change = "cache= with room for the files, from the second epoch on,"
         yield Finding(Cause.READ, evidence, change, gain, {"cache": ROOM})
 
@@ -416,10 +423,10 @@ def _reads(found: Measured) -> Iterator[Finding]:
 def verdict(found: Measured) -> str:
     """Return the one sentence, or two: how much the loop waited, what for, and what would help."""
     share = found.wait / found.step
-    idle = f", the device idle for {_time(found.device_idle)} of it" if found.device_idle > 0 else ""
-    text = f"The consumer waited {share:.0%} of the time ({_time(found.wait)} a step{idle})"
+    idle = f", the device idle for {time_text(found.device_idle)} of it" if found.device_idle > 0 else ""
+    text = f"The consumer waited {share:.0%} of the time ({time_text(found.wait)} a step{idle})"
     if share < WAITING:
-        return f"{text}: its own work, {_time(found.work)} a step, is what takes the time."
+        return f"{text}: its own work, {time_text(found.work)} a step, is what takes the time."
     parts = dict(found.busy)
     lanes = max(1, found.workers)
     if found.overhead > 0:
@@ -428,7 +435,9 @@ def verdict(found: Measured) -> str:
     shown = sorted(((seconds, cause) for cause, seconds in parts.items() if seconds >= 0.05 * whole), reverse=True)
     if shown:
         text += (
-            ": " + ", ".join(f"{cause} {_time(found.wait * seconds / whole)}" for seconds, cause in shown) + " of it"
+            ": "
+            + ", ".join(f"{cause} {time_text(found.wait * seconds / whole)}" for seconds, cause in shown)
+            + " of it"
         )
     useful = [finding for finding in findings(found) if finding.change and finding.gain >= WORTH][:2]
     if not useful:
@@ -456,7 +465,7 @@ def _log_verdict(measure: Callable[[], Measured | None], pid: int) -> None:
         logging.getLogger("penstock").warning("%s", verdict(found))
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return a duration with a unit: "71 ms", "3.2 s", "85 us"."""
     for factor, unit in ((1, "s"), (1e-3, "ms")):
         if seconds >= factor:

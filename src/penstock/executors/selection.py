@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
 from penstock.storage.tiers import Caches
+from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
 from penstock.verdict import Measured, Workers, log_at_end, measured
@@ -89,7 +91,7 @@ class Executors:
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=usable_cpus(),
+            cpus=min(host_cpus(), exact_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
         )

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch.utils.data
+
 from penstock.errors import InvalidOption
+from penstock.loader import DataLoader
 from penstock.observe import StageTime
 from penstock.stats import Stats
-from penstock.verdict import WORTH, Finding, Measured, findings, verdict
+from penstock.verdict import LEAST_SECONDS, LEAST_STEPS, WORTH, Finding, Measured, findings, verdict
 
+#: Arguments that batch_sampler= excludes, and those of worker processes alone.
+_OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
+_OF_WORKERS = ("prefetch_factor", "persistent_workers")
 #: Changes that are tried out at the most, the best one first.
 MOST_TRIALS = 3
 
@@ -111,6 +117,42 @@ def diagnose(
     return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(trials))
 
 
+def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
+    """Return what makes penstock.DataLoaders of a dataset, or like a given loader.
+
+    Args:
+        dataset: a dataset, or a torch.utils.data.DataLoader, of Penstock's class or not, whose arguments are taken.
+        options: arguments of the loader, in the place of those.
+    """
+    given: dict[str, Any] = {"batch_size": 32}
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        given = _arguments(dataset)
+        dataset = dataset.dataset
+
+    def make(**changed: Any) -> DataLoader[Any]:
+        arguments = {**given, **options, **changed}
+        if "batch_sampler" in arguments:  # which excludes them
+            arguments = {name: value for name, value in arguments.items() if name not in _OF_BATCHES}
+        if not arguments.get("num_workers", 1):
+            arguments = {name: value for name, value in arguments.items() if name not in _OF_WORKERS}
+        return DataLoader(dataset, **arguments)
+
+    return make
+
+
+def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that make a loader like a given one."""
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    found = {name: getattr(loader, name) for name in (*names, "generator", *_OF_WORKERS)}
+    if isinstance(loader, DataLoader):
+        found |= loader.own_options()
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {**found, "batch_sampler": loader.batch_sampler}
+    sampled = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    order = {} if sampled else {"sampler": loader.sampler}
+    return {**found, **order, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+
+
 def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | None, seconds: float) -> float:
     """Return how many times as fast the loop is with a change: both ways in turn, each twice."""
     rates: dict[bool, float] = {False: 0.0, True: 0.0}
@@ -124,7 +166,7 @@ def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | No
 
 def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, epochs: int | None = None) -> _Run:
     """Go through a loader, epoch after epoch, for some seconds; the first batch is not counted."""
-    samples_before, begin = 0, 0.0
+    samples_before, begin, steps = 0, 0.0, 0
     for _ in itertools.count() if epochs is None else range(epochs):
         given = 0
         for batch in loader:
@@ -133,7 +175,8 @@ def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, e
                 begin, samples_before = time.perf_counter(), loader.stats().samples
             if step is not None:
                 step(batch)
-            if time.perf_counter() - begin > seconds:
+            steps += 1
+            if steps > LEAST_STEPS and time.perf_counter() - begin > max(seconds, LEAST_SECONDS):
                 return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
         if not given:
             raise InvalidOption("the loader gives no batch")
