@@ -1,0 +1,126 @@
+"""What a command is given as DATASET: a path, or an object of a Python module."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import InvalidOption
+from penstock.sources.image_folder import ImageFolder
+from penstock.sources.shards import Shards
+from penstock.sources.tensor_folder import TensorFolder
+from penstock.storage import description
+from penstock.storage.objects import is_url
+
+_TENSORS = (".pt", ".pth", ".npy")
+_OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def target(text: str, split: str | None = None) -> Any:
+    """Return the dataset or loader that a command's DATASET names.
+
+    A path that exists is a folder of packed shards, of .pt, .pth or .npy files, or of images in one folder a class; a
+    URL is one of packed shards. `module:object` is an object of a module, which is imported with the current folder on
+    Python's path: a dataset or loader, or a function or class that returns one when called without arguments.
+
+    Args:
+        text: DATASET.
+        split: of packed shards with several splits.
+
+    Raises:
+        InvalidOption: the text names neither a path nor an object, the module cannot be imported, the call fails, or
+            the object is no dataset.
+        OSError: a folder cannot be read, or holds no samples.
+        CorruptShards: packed shards are damaged.
+    """
+    if is_url(text):
+        return Shards(text, split=split)
+    if os.path.lexists(text) or not _OBJECT.fullmatch(text):
+        return _packed_or_folder(text, split)
+    if split is not None:
+        raise InvalidOption(f"--split is of a folder of packed shards; {text} is an object of a Python module")
+    return _object(*text.split(":"))
+
+
+def _packed_or_folder(path: str, split: str | None) -> Any:
+    if not os.path.lexists(path):
+        script, colon, name = path.rpartition(":")
+        if colon and script.endswith(".py"):
+            module = script.removesuffix(".py").replace(os.sep, ".")
+            raise InvalidOption(f"{path}: an object is named by its module, as in {module}:{name}")
+        raise InvalidOption(f"{path}: there is no such folder, and it is no module:object, such as train:dataset")
+    if os.path.exists(os.path.join(path, description.FILE)):
+        return Shards(path, split=split)
+    if split is not None:
+        raise InvalidOption(f"--split is of a folder of packed shards; {path} has no {description.FILE}")
+    return folder_dataset(path)
+
+
+def folder_dataset(path: str) -> Any:
+    """Return the dataset that a folder is: of tensors where such files lie in it, else of images.
+
+    Raises:
+        InvalidOption: tensors of several kinds of file lie in it.
+        OSError: it cannot be read, or holds no samples.
+    """
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            suffixes = {os.path.splitext(entry.name)[1] for entry in entries if not entry.is_dir()}
+        found = sorted(suffixes.intersection(_TENSORS))
+        if len(found) > 1:
+            raise InvalidOption(
+                f"{path} holds files {' and '.join(found)}: take each kind from Python, as in "
+                f"penstock.TensorFolder({path!r}, suffix={found[0]!r})"
+            )
+        if found:
+            return TensorFolder(path, suffix=found[0])
+    return ImageFolder(path)
+
+
+def _object(module: str, name: str) -> Any:
+    """Return the dataset or loader that an object is, or that it returns."""
+    found: Any = _imported(module)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise InvalidOption(f"{module}:{name}: {module} has no {part!r}") from None
+    if callable(found) and (isinstance(found, type) or not _gives_samples(found)):
+        try:
+            found = found()
+        except Exception as error:
+            raise InvalidOption(
+                f"{module}:{name} cannot be called without arguments: {_what(error)}. Name an object, or a function "
+                "without arguments that returns it"
+            ) from error
+    if not _gives_samples(found):
+        raise InvalidOption(
+            f"{module}:{name} is neither a dataset nor a loader, or a function without arguments that returns one: it "
+            f"gives an object of type {type(found).__name__}"
+        )
+    return found
+
+
+def _imported(module: str) -> Any:
+    """Return a module, which may lie in the current folder. Raises InvalidOption."""
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
+        raise InvalidOption(f"the module {module} cannot be imported: {_what(error)}") from error
+
+
+def _gives_samples(value: Any) -> bool:
+    """Return whether a value is a dataset or a loader, as far as its methods show."""
+    if isinstance(value, str | bytes | Mapping | type):
+        return False
+    return hasattr(value, "__iter__") or (hasattr(value, "__getitem__") and hasattr(value, "__len__"))
+
+
+def _what(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
