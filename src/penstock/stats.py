@@ -15,7 +15,7 @@ from penstock.call_counts import CallCounts
 from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 
-#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, added up over the tiers; fields of Reading.
+#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; fields of Reading.
 _QUANTILES = (50, 90, 99)
 _OF_TIERS = ("samples", "bytes", "hits", "dropped")
 _OF_READING = ("depth", "ahead", "awaited", "direct", "bytes")

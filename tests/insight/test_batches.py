@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from PIL import Image
 from torch.utils.data import BatchSampler, ConcatDataset, Subset, TensorDataset
 
 import penstock
@@ -76,14 +73,14 @@ def test_ids_are_those_of_the_samples(kind: Any, options: dict[str, Any]) -> Non
 
 def test_a_seeded_loader_gives_the_very_batch_of_its_pass(tmp_path: Path) -> None:
     random = lambda index: (index, torch.rand(3))  # noqa: E731  a dataset's own draws
-    for options in ({}, {"shard": (1, 2)}, {"worker_method": "thread", "num_workers": 2}, {"ledger": tmp_path / "l"}):
-        loader = penstock.DataLoader(Made(random), 4, shuffle=True, seed=5, **{"num_workers": 0, **options})
+    cases: list[dict[str, Any]] = [{}, {"shard": (1, 2)}, {"ledger": tmp_path / "run.ledger"}, {"num_workers": 1}]
+    for options in cases:
+        options.setdefault("num_workers", 0)
+        loader = penstock.DataLoader(Made(random), 4, shuffle=True, seed=5, **options)
         found = batch_of(loader, 2)
-        (tmp_path / "l").unlink(missing_ok=True)
         expected = list(loader)[2]
         assert found.ids == tuple(map(str, numbers_of(expected[0]))) == tuple(loader.ids(0, 2))
-        if "worker_method" not in options:  # threads leave the global generators alone
-            assert torch.equal(found.value[1], expected[1])
+        assert torch.equal(found.value[1], expected[1])
     looked = penstock.DataLoader(Made(), 4, ledger=tmp_path / "kept", num_workers=0)
     batch_of(looked, 1)
     assert not (tmp_path / "kept").exists()
@@ -94,8 +91,8 @@ def test_unbatched_loaders(kind: Any) -> None:
     one = batch_of(kind(Made(), batch_size=None, num_workers=0), 6)
     assert one.value == 6 and one.ids == ("6",) and one.form is Form.UNBATCHED
     sampler = BatchSampler(range(23), 4, drop_last=False)
-    several = batch_of(kind(Made(), batch_size=None, sampler=sampler, num_workers=0), 1)
-    assert several.value == [4, 5, 6, 7] and several.ids == ("4", "5", "6", "7")
+    several = batch_of(kind(TensorDataset(torch.arange(23)), batch_size=None, sampler=sampler, num_workers=0), 1)
+    assert numbers_of(several.value[0]) == [4, 5, 6, 7] and several.ids == ("4", "5", "6", "7")
 
 
 class OwnPass(torch.utils.data.DataLoader[Any]):
@@ -131,7 +128,7 @@ def test_datasets_get_a_loader(tmp_path: Path) -> None:
 def test_images_without_a_transform_are_shown_one_by_one(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos", count=2))
     sheet = sheet_of(folder)
-    assert [cell.id for cell in sheet.cells][:2] == ["cat/1.jpg", "cat/deep/0.jpg"]
+    assert [cell.id for cell in sheet.cells][:2] == ["cat/1.jpg", "cat/picture.png"]
     assert [cell.texts[0] for cell in sheet.cells] == ["0 cat"] * 3 + ["1 dog"] * 3
     assert any("make no batch as they are" in note for note in sheet.notes)
     for number, cell in enumerate(sheet.cells):
@@ -192,8 +189,8 @@ def test_bad_samples_of_other_datasets(tmp_path: Path) -> None:
         batch_of(Whole(bad))
     with pytest.raises(InvalidOption, match=r"batch 0 of a penstock\.DataLoader failed: OSError"):
         batch_of(Stream(make=bad))
-    with pytest.raises(InvalidOption, match=r"sample '22' of batch 5 failed: ValueError"):
-        batch_of(penstock.DataLoader(Numbers(bad=[22]), 4, seed=1, num_workers=0), 5)
+    with pytest.raises(InvalidOption, match=r"batch 5 .* failed: ValueError: number 22 is bad"):
+        batch_of(penstock.DataLoader(Numbers(bad=[22]), 4, shuffle=False, seed=1, num_workers=0), 5)
     root = tensor_files(tmp_path / "data", 3)
     (root / "01.pt").write_bytes(b"torn")
     with pytest.raises(CorruptSample, match="'01'"):
@@ -219,7 +216,7 @@ def test_wrong_questions() -> None:
             batch_of(kind(Made(size=3), batch_size=4, drop_last=True))
         with pytest.raises(InvalidOption, match="options of a dataset"):
             batch_of(kind(Made()), 0, Options(shuffle=True))
-    with pytest.raises(InvalidOption, match="no batch 9: a penstock.DataLoader has 6 batches"):
+    with pytest.raises(InvalidOption, match=r"no batch 9: a penstock\.DataLoader has 6 batches"):
         batch_of(penstock.DataLoader(Made(), 4, seed=1), 9)
     with pytest.raises(InvalidOption, match="has 3 batches"):
         batch_of(iter(range(3)), 3)

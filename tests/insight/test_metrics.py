@@ -37,7 +37,7 @@ def test_numbers_of_a_loader(tmp_path: Path) -> None:
     assert metrics["penstock/wait_seconds"] == stats.loop.waited > 0
     assert metrics["penstock/wait_share"] == stats.loop.wait_share
     assert metrics["penstock/stage/read/seconds"] == stats.stages["read"].seconds
-    assert metrics["penstock/cache/hits"] == stats.cache["memory"].hits == 10
+    assert metrics["penstock/cache/hits"] == stats.cache["memory"].hits > 0
     waits = [metrics[f"penstock/wait_p{share}_seconds"] for share in (50, 90, 99)]
     assert waits == sorted(waits) and waits[-1] <= metrics["penstock/longest_wait_seconds"]
     assert set(stats.metrics("a/")) == {name.replace("penstock/", "a/") for name in metrics}
@@ -79,14 +79,14 @@ def test_quantiles_of_waits() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415  optional
-    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writing = pytest.importorskip("torch.utils.tensorboard")
 
     metrics = loader_of(tmp_path / "data").stats().metrics()
-    with SummaryWriter(str(tmp_path / "runs")) as writer:
+    with writing.SummaryWriter(str(tmp_path / "runs")) as writer:
         for name, value in metrics.items():
             writer.add_scalar(name, value, 7)
-    events = EventAccumulator(str(tmp_path / "runs"))
+    events = reading.EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
     assert set(events.Tags()["scalars"]) == set(metrics)
     (batches,) = events.Scalars("penstock/batches")

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
+from penstock.insight import drawing
 from penstock.insight.cells import Sheet
 from penstock.insight.drawing import image_of, layout_of
 from penstock.insight.fields import Form
@@ -27,7 +28,7 @@ from penstock.insight.sheet import contact_sheet, write_sheet
 
 DRAW = np.random.default_rng(3)
 BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
-Pair = namedtuple("Pair", "image label")  # noqa: PYI024  as users write it
+Pair = namedtuple("Pair", "image label")
 
 
 @dataclass
@@ -82,10 +83,10 @@ def test_short_floats(dtype: torch.dtype) -> None:
 
 
 def test_transparent_pixels_lie_over_white() -> None:
-    image = np.zeros((1, 4, 4, 4), np.uint8)
+    image = np.zeros((1, 8, 8, 4), np.uint8)
     image[0, ..., :] = (100, 0, 200, 64)
     over = [(value * 64 + 255 * 191 + 127) // 255 for value in (100, 0, 200)]
-    assert pixels(contact_sheet([torch.from_numpy(image)])).reshape(-1, 3).tolist() == [over] * 16
+    assert pixels(contact_sheet([torch.from_numpy(image)])).reshape(-1, 3).tolist() == [over] * 64
 
 
 def test_values_beyond_the_known_ranges_go_from_black_to_white() -> None:
@@ -215,7 +216,7 @@ def test_what_has_no_part_for_each_sample_is_one_text() -> None:
 
 def test_fields_that_are_no_pictures() -> None:
     batch = {
-        "wave": torch.linspace(-1, 1, 2000).reshape(2, 1000),
+        "wave": torch.tensor([-1.0, 3.0]).repeat(2, 500),
         "text": ["one\ntwo", "\x1b[31mred"],
         "number": torch.tensor([0.5, 2.0]),
         "flags": torch.tensor([[True, False], [False, True]]),
@@ -226,7 +227,7 @@ def test_fields_that_are_no_pictures() -> None:
     }
     sheet = contact_sheet(batch, ["a", "b"])
     assert sheet.cells[0].texts == (
-        "wave: float32 (1000,): -1 .. -0.0005003, mean -0.5003",
+        "wave: float32 (1000,): -1 .. 3, mean 1",
         "text: one\\ntwo",
         "number: 0.5",
         "flags: [True, False]",
@@ -269,7 +270,8 @@ def test_objects_of_the_users() -> None:
 def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
     sheet = contact_sheet([torch.from_numpy(BYTES), torch.arange(4)], columns=3, title="cats")
     write_sheet(sheet, tmp_path / "a.png")
-    image = np.asarray(Image.open(tmp_path / "a.png"))
+    with Image.open(tmp_path / "a.png") as file:
+        image = np.asarray(file)
     layout = layout_of(sheet)
     assert image.shape == (layout.size[1], layout.size[0], 3) and layout.zoom == 8
     for number, (box,) in enumerate(layout.boxes):
@@ -289,19 +291,21 @@ def test_large_pictures_are_reduced() -> None:
     assert "pictures with more than 40 pixels a side are reduced" in page_of(sheet, 40)
 
 
-def test_pngs_of_odd_content() -> None:
+def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
     for sheet in (
         contact_sheet(["text only", "日本語 🐈"], ["a" * 900, "\udcff"], title="x" * 900),
         contact_sheet({str(n): torch.ones(2) for n in range(30)}),
         contact_sheet(None),
     ):
         assert image_of(sheet).size[0] < 500
+    monkeypatch.setattr(drawing, "_MOST_PIXELS", 10_000)
     with pytest.raises(InvalidOption, match="pixels large"):
-        image_of(contact_sheet(torch.zeros(200, 1, 1000, 1000, dtype=torch.uint8), most=200), 1000)
+        image_of(contact_sheet(torch.zeros(2, 1, 100, 100)))
 
 
 def test_wrong_numbers() -> None:
-    for wrong in ({"most": 0}, {"columns": -1}):
+    cases: list[dict[str, Any]] = [{"most": 0}, {"columns": -1}]
+    for wrong in cases:
         with pytest.raises(InvalidOption, match="at least 1"):
             contact_sheet(torch.zeros(1, 3, 8, 8), **wrong)
     sheet = contact_sheet(torch.zeros(9, 3, 8, 8), most=5)
@@ -368,7 +372,7 @@ def test_files_are_written_over_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "real.png").write_text("before")
     (tmp_path / "link.png").symlink_to("real.png")
     write_sheet(sheet, tmp_path / "link.png")
-    assert (tmp_path / "link.png").is_symlink() and Image.open(tmp_path / "real.png").size
+    assert (tmp_path / "link.png").is_symlink() and (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "a.htm").read_text().startswith("<!doctype html>")
     assert sorted(os.listdir(tmp_path)) == ["a.PNG", "a.htm", "a.html", "a.png", "link.png", "real.png"]
     for wrong in ("a.jpg", "a", "-", "a.png.gz"):

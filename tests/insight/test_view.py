@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.sample_datasets import tensor_files
 
 Captured = pytest.CaptureFixture[str]
 
-MODULE = '''
+MODULE = """
 import torch
 import penstock
 
@@ -61,7 +60,7 @@ def needs(path):
 
 def stops():
     raise SystemExit("usage: ...")
-'''
+"""
 
 
 @pytest.fixture
@@ -212,11 +211,10 @@ def test_help(capsys: Captured) -> None:
         assert option in out
 
 
-def test_without_a_terminal_and_with_a_closed_pipe(module: str) -> None:
-    command = [sys.executable, "-m", "penstock", "view", f"{module}:Holder.loader"]
+def test_a_closed_pipe(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (run.returncode, run.stderr) == (1, b"")
+    with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        assert main(["view", f"{module}:Holder.loader"]) == 1
     assert Path("penstock-view.png").read_bytes().startswith(b"\x89PNG")

@@ -79,9 +79,7 @@ def _view(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _normalisation(
-    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, as_is: bool
-) -> Normalisation | None:
+def _normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, as_is: bool) -> Normalisation | None:
     """Return what --mean and --std say. Raises InvalidOption."""
     if mean is None and std is None:
         return None

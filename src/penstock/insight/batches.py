@@ -1,7 +1,8 @@
-"""One batch of a loader or dataset, with the IDs of its samples, without the batches before it where that is possible."""
+"""One batch of a loader or dataset with the IDs of its samples; where possible nothing is read before it."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,9 @@ def _batch_of(given: Any, number: int, options: Options | None) -> Batch:
 
 def _is_dataset(given: Any) -> bool:
     return isinstance(given, IterableDataset) or (
-        hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, torch.utils.data.DataLoader)
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, torch.utils.data.DataLoader)
     )
 
 
@@ -195,8 +198,14 @@ def _twin(loader: Any, given: Any, *, single: bool) -> Any:
 
 
 def _first(loader: Any) -> Any:
-    for batch in loader:
-        return batch
+    """Return the first batch of a loader. Its worker processes have ended then, also where it fails."""
+    try:
+        for batch in loader:
+            return batch
+    except Exception as error:
+        if loader.num_workers:  # the frames of its traceback would hold the iterator, and so the processes
+            traceback.clear_frames(error.__traceback__)
+        raise
     raise InvalidOption(f"a {_name_of(loader)} gave no batch")
 
 

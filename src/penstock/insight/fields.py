@@ -62,13 +62,13 @@ def samples_of(batch: Any, number: int | None = None) -> tuple[list[Fields], Fie
     Args:
         batch: of any structure.
         number: of its samples; None: the first dimension of most of its tensors, or of its lists where it has none.
-            Where nothing in the batch has that length all of it belongs to the batch, and there are no samples.
+            Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
     """
     if number is None:
         number = _number(batch)
     columns: Fields = {}
     whole: Fields = {}
-    if number is not None:
+    if number:
         _collect(batch, number, (), columns, whole)
     else:
         whole = flat(batch)
@@ -130,7 +130,7 @@ def _is_plain_list(value: Any, number: int) -> bool:
 def _number(batch: Any) -> int | None:
     """Return the number of samples that a batch shows; None: nothing in it has a length."""
     leaves = flat(batch).values()
-    lengths = Counter(leaf.shape[0] for leaf in leaves if _is_array(leaf) and leaf.ndim)
+    lengths = Counter(int(leaf.shape[0]) for leaf in leaves if _is_array(leaf) and leaf.ndim)
     if isinstance(batch, list) and len({_structure(one) for one in batch}) == 1:
         bare = any(not _is_array(leaf) and not isinstance(leaf, str) for leaf in leaves)
         if len(lengths) != 1 or bare or all(type(one) is tuple for one in batch):

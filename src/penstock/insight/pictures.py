@@ -46,7 +46,8 @@ class Normalisation:
         """Return (height, width, channels) before it; None: it is of another number of channels."""
         if not {len(self.mean), len(self.std)} <= {1, values.shape[2]}:
             return None
-        return values * np.asarray(self.std) + np.asarray(self.mean)
+        before: NDArray[np.float64] = values * np.asarray(self.std) + np.asarray(self.mean)
+        return before
 
     def __str__(self) -> str:
         return f"mean {', '.join(f'{one:g}' for one in self.mean)}; std {', '.join(f'{one:g}' for one in self.std)}"
@@ -191,7 +192,7 @@ def _scaled(arrays: list[NDArray[Any]], about: str, undone: Normalisation | None
 
 def _range(low: float, high: float, whole: bool, undone: Normalisation | None) -> tuple[float, float, str]:
     """Return which values are black and white, and how the field's line says it."""
-    if whole and 0 <= low and high <= 255:
+    if whole and low >= 0 and high <= 255:
         return 0.0, 255.0, ""
     if not whole and low >= -_SLACK:
         if high <= 1 + _SLACK:
@@ -243,7 +244,9 @@ def _are_masks(arrays: list[NDArray[Any]], mask: bool) -> bool:
         return False
     if any(array.dtype == np.uint8 for array in arrays):
         return mask
-    return all((array.min() >= 0 or np.isin(array[array < 0], _UNLABELLED).all()) and array.max() < 256 for array in arrays)
+    return all(
+        (array.min() >= 0 or np.isin(array[array < 0], _UNLABELLED).all()) and array.max() < 256 for array in arrays
+    )
 
 
 def colour_of(value: int) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def text_format(metrics: Mapping[str, float], labels: Mapping[str, str] | None = None) -> str:
-    """Return metrics in the text format of Prometheus: "penstock/stage/decode/seconds" is penstock_stage_decode_seconds.
+    """Return metrics in the text format of Prometheus: "penstock/stage/read/seconds" is penstock_stage_read_seconds.
 
     Args:
         metrics: of `Stats.metrics()`, or any numbers by name.
@@ -28,7 +28,9 @@ def text_format(metrics: Mapping[str, float], labels: Mapping[str, str] | None =
     """
     for name in labels or {}:
         if not _LABEL.fullmatch(name):
-            raise InvalidOption(f"{name!r} is no name of a label: it is letters, digits and _, and begins with no digit")
+            raise InvalidOption(
+                f"{name!r} is no name of a label: it is letters, digits and _, and begins with no digit"
+            )
     given = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in (labels or {}).items())
     lines: dict[str, str] = {}
     for key, value in metrics.items():

@@ -130,7 +130,9 @@ def _drawn(path: Path, samples: Sequence[dict[Path, Raw]], undo: Normalisation |
 
     def beside(found: dict[Path, Raw]) -> bool:
         size = found[path].values.shape[:2]
-        return any(other != path and raw.values.ndim == 3 and raw.values.shape[:2] == size for other, raw in found.items())
+        return any(
+            other != path and raw.values.ndim == 3 and raw.values.shape[:2] == size for other, raw in found.items()
+        )
 
     plane = all(found[path].values.ndim == 2 for found in samples)
     return drawn([found[path] for found in samples], undo, mask=plane and all(map(beside, samples)))

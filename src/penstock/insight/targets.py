@@ -43,15 +43,14 @@ def target(text: str, split: str | None = None) -> Any:
         return _packed_or_folder(text, split)
     if split is not None:
         raise InvalidOption(f"--split is of a folder of packed shards; {text} is an object of a Python module")
-    return _object(*text.split(":"))
+    module, name = text.split(":")
+    if module.endswith(".py"):
+        raise InvalidOption(f"{text}: an object is named by its module, as in {module.removesuffix('.py')}:{name}")
+    return _object(module, name)
 
 
 def _packed_or_folder(path: str, split: str | None) -> Any:
     if not os.path.lexists(path):
-        script, colon, name = path.rpartition(":")
-        if colon and script.endswith(".py"):
-            module = script.removesuffix(".py").replace(os.sep, ".")
-            raise InvalidOption(f"{path}: an object is named by its module, as in {module}:{name}")
         raise InvalidOption(f"{path}: there is no such folder, and it is no module:object, such as train:dataset")
     if os.path.exists(os.path.join(path, description.FILE)):
         return Shards(path, split=split)
@@ -92,7 +91,7 @@ def _object(module: str, name: str) -> Any:
     if callable(found) and (isinstance(found, type) or not _gives_samples(found)):
         try:
             found = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
             raise InvalidOption(
                 f"{module}:{name} cannot be called without arguments: {_what(error)}. Name an object, or a function "
                 "without arguments that returns it"
