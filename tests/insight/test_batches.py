@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,10 @@ def test_names_of_classes(tmp_path: Path) -> None:
     assert classes_of(ConcatDataset([folder, TensorDataset(torch.zeros(2))])) is None
     penstock.pack(folder, tmp_path / "packed")
     assert classes_of(penstock.Shards(tmp_path / "packed")) == ("cat", "dog")
+    features = {"image": object(), "label": SimpleNamespace(names=["a", "b"])}
+    of_hugging_face = Made()
+    of_hugging_face.features = features  # type: ignore[attr-defined]
+    assert classes_of(of_hugging_face) == ("a", "b") and classes_of(Made()) is None
     folder.target_transform = str  # the labels are numbers of classes no more
     assert classes_of(folder) is None
 

@@ -214,6 +214,7 @@ def test_what_has_no_part_for_each_sample_is_one_text() -> None:
     assert contact_sheet(torch.zeros(0, 3, 8, 8)).cells[0].texts == ("float32 (0, 3, 8, 8), empty",)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_fields_that_are_no_pictures() -> None:
     batch = {
         "wave": torch.tensor([-1.0, 3.0]).repeat(2, 500),
@@ -222,6 +223,8 @@ def test_fields_that_are_no_pictures() -> None:
         "flags": torch.tensor([[True, False], [False, True]]),
         "odd": torch.tensor([[torch.nan] * 20, [1.0] * 20]),
         "complex": torch.ones(2, 9, 9, dtype=torch.complex64),
+        "ragged": torch.nested.nested_tensor([torch.ones(1, 9), torch.ones(2, 9)]),
+        "sparse": torch.eye(9).to_sparse(),
         "rate": 16_000,
         "none": None,
     }
@@ -235,7 +238,8 @@ def test_fields_that_are_no_pictures() -> None:
         "complex: complex64 (9, 9)",
     )
     assert sheet.cells[1].texts[1] == "text: \\x1b[31mred"
-    assert sheet.notes == ("rate: 16000", "none: None")
+    assert sheet.notes[0].startswith("ragged: nested_tensor([")
+    assert sheet.notes[1:] == ("sparse: float32 (9, 9)", "rate: 16000", "none: None")
 
 
 def test_labels() -> None:

@@ -182,7 +182,8 @@ def _twin(loader: Any, given: Any, *, single: bool) -> Any:
     chosen: dict[str, Any] = {"batch_size": None, "sampler": [given]} if single else {"batch_sampler": [given]}
     if isinstance(loader, DataLoader):
         twin: Any = loader.with_samples(loader.dataset, **chosen)
-        twin.ledger = twin.shard = None  # the ledger is of the run; the sampler gave this rank's share
+        # The ledger is of the run; the sampler gave this rank's share; host memory is where a picture is made.
+        twin.ledger = twin.shard = twin.device = None
         return twin
     workers = min(1, loader.num_workers)
     return torch.utils.data.DataLoader(

@@ -173,7 +173,9 @@ def _parts(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout == torch.strided)
+    if isinstance(value, torch.Tensor):
+        return value.layout == torch.strided and not value.is_nested
+    return isinstance(value, np.ndarray)
 
 
 def _is_sequence(value: Any) -> bool:

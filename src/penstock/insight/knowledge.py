@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from penstock.insight.pictures import Normalisation
+from penstock.insight.texts import LABELS
 from penstock.recipe.torchvision import classes, flatten
 from penstock.sources.tree import source_of
 
@@ -43,6 +44,9 @@ def _of_all_parts(dataset: Any, find: Callable[[Any], T | None]) -> T | None:
 
 def _classes(dataset: Any) -> tuple[str, ...] | None:
     names = getattr(dataset, "classes", None)
+    if names is None:  # a Hugging Face dataset, whose labels are a ClassLabel
+        features = getattr(dataset, "features", None) or {}
+        names = next((features[name].names for name in LABELS if hasattr(features.get(name), "names")), None)
     if getattr(dataset, "target_transform", None) is not None or not isinstance(names, list | tuple):
         return None
     return tuple(names) if names and all(isinstance(name, str) for name in names) else None

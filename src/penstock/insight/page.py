@@ -34,6 +34,7 @@ main {{ display: grid; gap: .6rem; margin-top: 1rem; grid-template-columns: repe
 figure {{ margin: 0; padding: .5rem; background: var(--card); border-radius: 4px }}
 figure img {{ image-rendering: pixelated; margin-right: .4rem; vertical-align: top }}
 figcaption {{ max-width: 32rem; width: 0; min-width: 100%; overflow-wrap: anywhere }}
+figcaption.text {{ width: 24rem; min-width: 0 }}
 figcaption p {{ margin: 0; color: var(--faint) }}
 figcaption p.id {{ color: var(--ink); font-weight: 600; min-width: 8rem }}
 figcaption p.warning {{ color: var(--warn) }}
@@ -57,7 +58,8 @@ def _figure(sheet: Sheet, cell: Cell, side: int) -> str:
     for text, warns in sheet.captions(cell):
         kind = ' class="warning"' if warns else ""
         lines.append(f"<p{kind}>{html.escape(text)}</p>")
-    return f"<figure>{pictures}<figcaption>{''.join(lines)}</figcaption></figure>"
+    kind = "" if cell.pictures else ' class="text"'
+    return f"<figure>{pictures}<figcaption{kind}>{''.join(lines)}</figcaption></figure>"
 
 
 def _image(cell: Cell, picture: Picture, side: int) -> str:

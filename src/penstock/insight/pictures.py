@@ -103,7 +103,7 @@ def plain_array(value: Any) -> NDArray[Any] | None:
     """Return a tensor or array as a numpy array in host memory; None: numpy has no such array."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.device.type == "meta":
+    if value.layout != torch.strided or value.is_nested or value.is_complex() or value.is_quantized or value.is_meta:
         return None
     value = value.detach().as_subclass(torch.Tensor).cpu()
     if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
@@ -186,7 +186,7 @@ def _scaled(arrays: list[NDArray[Any]], about: str, undone: Normalisation | None
         eight_bit[~(ok if ok.ndim == 2 else ok.all(axis=2))] = MAGENTA
         pixels.append(eight_bit)
         notes.append(_note(ok, own, first, last))
-    about += f", values {low:.4g} .. {high:.4g}" if lows else ", no finite value"
+    about += f", values {_short(low, high)} .. {_short(high, low)}" if lows else ", no finite value"
     return Drawn(pixels, notes, f"{about}{how}")
 
 
@@ -204,6 +204,11 @@ def _range(low: float, high: float, whole: bool, undone: Normalisation | None) -
     if low == high:
         return low, low + 1.0, ", all of them black"
     return low, high, ", from black to white"
+
+
+def _short(value: float, other: float) -> str:
+    """Return one end of a range as text: 0 where rounding made it differ from that."""
+    return "0" if abs(value) < 1e-6 * abs(other) else f"{value:.4g}"
 
 
 def _ends(array: NDArray[Any], finite: NDArray[np.bool_]) -> tuple[float, float] | None:

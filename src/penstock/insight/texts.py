@@ -16,7 +16,8 @@ from penstock.system.words import shown
 
 _LONGEST = 200  # characters
 _WHOLE = 8  # elements of an array that are shown, not summed up
-_LABELS = ("label", "labels", "target", "targets", "class", "cls", "y", "category")
+#: Names of fields that are labels.
+LABELS = ("label", "labels", "target", "targets", "class", "cls", "y", "category")
 _LIKELY = 2  # classes of a mixed label
 
 
@@ -24,7 +25,7 @@ def is_label(path: Path, fields: Sequence[Path]) -> bool:
     """Return whether a field is a sample's label: the second of two, or one by the name of a label."""
     if path == (1,):
         return {one[0] for one in fields if one} == {0, 1}
-    return bool(path) and str(path[-1]).lower() in _LABELS
+    return bool(path) and str(path[-1]).lower() in LABELS
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,23 @@ def text_of(value: Any, label: Label | None = None) -> str:
         value: of one field of one sample.
         label: the value is a label: the number of a class, or a vector of a weight a class; None: it is none.
     """
+    try:
+        return _text(value, label)
+    except Exception:  # of a class of the user's, whose __repr__ may raise anything
+        return type(value).__name__
+
+
+def _text(value: Any, label: Label | None) -> str:
     if isinstance(value, str):
         return _short(shown(value))
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if value is None or isinstance(value, bool | int | float | complex):
         return _number(value, label)
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    nested = isinstance(value, torch.Tensor) and value.is_nested
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not nested:
         return _array(value, label)
-    try:
-        return _short(shown(repr(value)))
-    except Exception:  # of a class of the user's
-        return type(value).__name__
+    return _short(shown(" ".join(repr(value).split())))
 
 
 def _number(value: Any, label: Label | None) -> str:
