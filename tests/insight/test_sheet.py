@@ -250,7 +250,9 @@ def test_labels() -> None:
 
     hot = torch.eye(3)[[2, 0, 1, 1]]
     assert texts(hot, ["cat", "dog", "owl"]) == ["2 owl (one-hot)", "0 cat (one-hot)", *["1 dog (one-hot)"] * 2]
-    assert texts(hot.long())[0] == "2 (one-hot)"
+    assert texts(hot)[0] == "2 (one-hot)" and texts(hot.bool())[1] == "0 (one-hot)"
+    assert texts(hot.long(), ["cat", "dog", "owl"])[0] == "2 owl (one-hot)"
+    assert texts(hot.long())[0] == "[0, 0, 1]"  # or three labels
     assert texts(hot * 0.7 + hot.flip(0) * 0.3, ["cat", "dog", "owl"])[0] == "0.70 of 2 owl, 0.30 of 1 dog"
     assert texts(torch.tensor([-1, 7, 0, 1]), ["cat", "dog"]) == ["-1", "7", "0 cat", "1 dog"]
     assert texts(list("wxyz")) == list("wxyz")
@@ -301,10 +303,16 @@ def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
         contact_sheet({str(n): torch.ones(2) for n in range(30)}),
         contact_sheet(None),
     ):
-        assert image_of(sheet).size[0] < 500
+        assert image_of(sheet).size[0] < 700
     monkeypatch.setattr(drawing, "_MOST_PIXELS", 10_000)
     with pytest.raises(InvalidOption, match="pixels large"):
         image_of(contact_sheet(torch.zeros(2, 1, 100, 100)))
+
+
+def test_long_lines_of_the_head_are_wrapped() -> None:
+    note = " ".join(["word"] * 100)
+    layout = layout_of(contact_sheet(torch.zeros(1, 3, 8, 8), notes=[note, "x" * 900, "日本 " * 99]))
+    assert " ".join(layout.header).startswith(note) and len(layout.header) > 3 and layout.size[0] == 480
 
 
 def test_wrong_numbers() -> None:

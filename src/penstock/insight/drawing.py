@@ -14,7 +14,8 @@ from penstock.insight.pictures import Pixels
 SIDE = 256
 _SMALL = 96  # pixels up to which the pictures of a sheet are enlarged, by a whole factor
 _GAP = 8  # between pictures, cells and the edge
-_LEAST_WIDTH = 120  # of a cell, so that its text can be read
+_LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text alone
+_LEAST_SHEET = 480  # pixels of a sheet's width
 _LINES = 6  # of text below the pictures of a cell
 _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
 _SIZES = (16, 12)  # of the font: of the title, of all else
@@ -53,6 +54,8 @@ class Layout:
     corners: tuple[tuple[int, int], ...]
     """Of each cell: left, and the top of its text."""
     cell_width: int
+    header: tuple[str, ...]
+    """The lines below the title."""
 
 
 def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
@@ -62,9 +65,11 @@ def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
     zoom = max(1, _SMALL // longest)
     sizes = [[(width * zoom, height * zoom) for width, height in cell] for cell in sizes]
     widths = [sum(width for width, _ in cell) + _GAP * max(0, len(cell) - 1) for cell in sizes]
-    cell_width = max(_LEAST_WIDTH, *widths)
-    heading = _title_height() + _line_height() * len(_header(sheet, side))
-    top = _GAP + heading + _GAP
+    cell_width = max(_LEAST_WIDTHS[not all(sizes)], *widths)
+    whole_width = max(_LEAST_SHEET, _GAP + sheet.columns * (cell_width + _GAP))
+    notes = (*sheet.notes, *reduction(sheet, side))
+    header = tuple(line for note in notes for line in _wrapped(note, whole_width - 2 * _GAP, _font(_SIZES[1])))
+    top = _GAP + _title_height() + _line_height() * len(header) + _GAP
     boxes: list[tuple[Box, ...]] = []
     corners: list[tuple[int, int]] = []
     for first in range(0, len(sheet.cells), sheet.columns):
@@ -79,12 +84,12 @@ def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
             boxes.append(tuple(own))
             corners.append((corner, top + tallest + 2))
         top += tallest + 2 + _line_height() * max(len(_lines(sheet, sheet.cells[number])) for number in row) + _GAP
-    size = (_GAP + sheet.columns * (cell_width + _GAP), top)
+    size = (whole_width, top)
     if size[0] * size[1] > _MOST_PIXELS:
         raise InvalidOption(
             f"the sheet would be {size[0]:,} x {size[1]:,} pixels large: show fewer samples, or smaller pictures"
         )
-    return Layout(size, zoom, tuple(boxes), tuple(corners), cell_width)
+    return Layout(size, zoom, tuple(boxes), tuple(corners), cell_width, header)
 
 
 def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
@@ -101,7 +106,7 @@ def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
     draw = ImageDraw.Draw(image)
     inside = layout.size[0] - 2 * _GAP
     _write(draw, (_GAP, _GAP), sheet.title, inside, _INK, _SIZES[0])
-    for number, line in enumerate(_header(sheet, side)):
+    for number, line in enumerate(layout.header):
         _write(draw, (_GAP, _GAP + _title_height() + number * _line_height()), line, inside, _FAINT)
     for cell, (left, top) in zip(sheet.cells, layout.corners, strict=True):
         for number, (line, colour) in enumerate(_lines(sheet, cell)):
@@ -116,10 +121,6 @@ def reduced_size(picture: Picture, side: int) -> tuple[int, int]:
     if longest <= side:
         return width, height
     return max(1, round(width * side / longest)), max(1, round(height * side / longest))
-
-
-def _header(sheet: Sheet, side: int) -> tuple[str, ...]:
-    return (*sheet.notes, *reduction(sheet, side))
 
 
 def _lines(sheet: Sheet, cell: Cell) -> list[tuple[str, tuple[int, int, int]]]:
@@ -146,6 +147,25 @@ def _write(
         draw.text(at, _fitting(text, width, font, tail=tail), colour, font)
     except UnicodeError:  # the font of a Pillow without FreeType
         draw.text(at, _fitting(ascii(text)[1:-1], width, font, tail=tail), colour, font)
+
+
+def _wrapped(text: str, width: int, font: _Font) -> list[str]:
+    """Return a text in lines of at most that many pixels, broken between words."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and _width(longer, font) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _width(text: str, font: _Font) -> float:
+    try:
+        return font.getlength(text)
+    except UnicodeError:  # the font of a Pillow without FreeType
+        return font.getlength(ascii(text))
 
 
 def _fitting(text: str, width: int, font: _Font, *, tail: bool) -> str:

@@ -113,6 +113,8 @@ def _weights(array: NDArray[Any], label: Label) -> str | None:
         return None
     if label.classes and array.size != len(label.classes):
         return None
+    if array.dtype.kind in "iu" and len(label.classes) <= _LIKELY:  # a list of a few classes, perhaps
+        return None
     weights = array.astype(np.float64)
     if not (weights >= 0).all() or abs(weights.sum() - 1) > 0.01:
         return None
