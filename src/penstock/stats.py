@@ -92,6 +92,7 @@ class Stats:
             "wait_seconds": loop.waited,
             "first_wait_seconds": loop.first_waited,
             "work_seconds": loop.worked,
+            "device_idle_seconds": loop.device_idle,
             "wait_share": loop.wait_share,
             "longest_wait_seconds": loop.longest_wait,
             **{f"wait_p{share}_seconds": loop.wait_quantile(share / 100) for share in _QUANTILES},
@@ -105,7 +106,7 @@ class Stats:
             **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
         }
         for stage, spent in self.stages.items():
-            found |= {f"stage/{stage}/seconds": spent.seconds, f"stage/{stage}/samples": spent.samples}
+            found |= {f"stage/{stage}/{name}": value for name, value in spent._asdict().items()}
         return {f"{prefix}{name}": float(value) for name, value in found.items()}
 
 
