@@ -33,7 +33,7 @@ from tests.pages import (
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
-OPTIONAL = ("accelerate", "datasets", "lightning", "torchvision")
+OPTIONAL = ("accelerate", "datasets", "lightning", "prometheus_client", "torchvision")
 
 
 class Signals(torch.utils.data.Dataset[Any]):
@@ -105,6 +105,8 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
     for package in OPTIONAL:
         if re.search(rf"^(import|from) {package}\b", block.code, re.MULTILINE):
             pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    if "torch.utils.tensorboard" in block.code:
+        pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     if block.page == "docs/storage.md":
         pytest.importorskip("obstore", reason="obstore is not installed: pip install 'penstock[remote]'")
     source = "\n" * (block.line - 1) + block.code  # tracebacks name the line of the page

@@ -49,6 +49,18 @@ class LoopTimes:
         """The share of the time that the loops waited, but for the first batch of each pass: 0 to 1."""
         return self.steady_waited / total if (total := self.steady_waited + self.worked) > 0 else 0.0
 
+    def wait_quantile(self, share: float) -> float:
+        """Return the seconds within which a share (0 to 1) of the batches came, but for the first of each pass.
+
+        It is the upper end of the class of that wait: up to twice the wait itself, at most the longest one.
+        """
+        needed, counted = share * sum(self.waits), 0
+        for place, count in enumerate(self.waits):
+            counted += count
+            if count and counted >= needed:
+                return self.longest_wait if place == WAIT_CLASSES - 1 else min(self.longest_wait, 1e-6 * 2**place)
+        return 0.0
+
 
 class LoopMeter:
     """Adds up the times of all passes of a loader. Any thread may call any method."""

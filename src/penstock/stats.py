@@ -15,6 +15,11 @@ from penstock.call_counts import CallCounts
 from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 
+#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; fields of Reading.
+_QUANTILES = (50, 90, 99)
+_OF_TIERS = ("samples", "bytes", "hits", "dropped")
+_OF_READING = ("depth", "ahead", "awaited", "direct", "bytes")
+
 
 @dataclass(frozen=True)
 class TierCounts:
@@ -71,6 +76,38 @@ class Stats:
     """What reader threads did ahead of native and Python threads, where reads of files block."""
     loop: LoopTimes
     """What the loops over the loader's batches did with their time."""
+
+    def metrics(self, prefix: str = "penstock/") -> dict[str, float]:
+        """Return the counters as a flat dictionary of numbers, for loggers of metrics.
+
+        Times are in seconds, over all passes. docs/metrics.md has the names; those of stages appear with their stage.
+
+        Args:
+            prefix: of each name.
+        """
+        loop, reading = self.loop, self.reading
+        found: dict[str, float] = {
+            "batches": self.batches,
+            "samples": self.samples,
+            "wait_seconds": loop.waited,
+            "first_wait_seconds": loop.first_waited,
+            "work_seconds": loop.worked,
+            "device_idle_seconds": loop.device_idle,
+            "wait_share": loop.wait_share,
+            "longest_wait_seconds": loop.longest_wait,
+            **{f"wait_p{share}_seconds": loop.wait_quantile(share / 100) for share in _QUANTILES},
+            "read_by_python/samples": sum(self.read_by_python.values()),
+            "buffers_lent": self.buffers_lent,
+            "buffers_free": self.buffers_free,
+            "buffers_created": self.buffers_created,
+            "calls/answered": sum(one.answered for one in self.calls.values()),
+            "calls/refused": sum(one.calls for counts in self.calls.values() for one in counts.refused.values()),
+            **{f"cache/{name}": sum(getattr(tier, name) for tier in self.cache.values()) for name in _OF_TIERS},
+            **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
+        }
+        for stage, spent in self.stages.items():
+            found |= {f"stage/{stage}/{name}": value for name, value in spent._asdict().items()}
+        return {f"{prefix}{name}": float(value) for name, value in found.items()}
 
 
 class Counters(Observer):

@@ -326,8 +326,8 @@ def _overhead(found: Measured) -> Iterator[Finding]:
     gain = found.step / (found.modelled + found.overhead / LARGER)
     if gain >= WORTH:
         evidence = (
-            f"A batch of {found.batch_size:.3g} samples costs {time_text(found.overhead)} beside the work on its samples, "
-            f"which takes {time_text(found.modelled)} of the {time_text(found.step)} a step."
+            f"A batch of {found.batch_size:.3g} samples costs {time_text(found.overhead)} beside the work on its "
+            f"samples, which takes {time_text(found.modelled)} of the {time_text(found.step)} a step."
         )
         size = max(1, round(found.batch_size)) * LARGER
         yield Finding(Cause.OVERHEAD, evidence, f"batch_size={size}", gain, {"batch_size": size})
@@ -361,8 +361,8 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         return
     largest = _largest(found.cpu)
     evidence = (
-        f"The process ran for {time_text(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most of it "
-        f"for {largest}."
+        f"The process ran for {time_text(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most "
+        f"of it for {largest}."
     )
     if found.foreign_cpus > 0.1:
         evidence += f" Other processes took {found.foreign_cpus:.2g} CPUs."
@@ -389,8 +389,8 @@ def _workers(found: Measured) -> Iterator[Finding]:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
     evidence = (
-        f"The batches kept {who}busy for {time_text(found.total_busy)} a step, of which {time_text(found.total_cpu)} on a CPU; "
-        f"{found.cpus:.3g} CPUs may be used."
+        f"The batches kept {who}busy for {time_text(found.total_busy)} a step, of which {time_text(found.total_cpu)} on "
+        f"a CPU; {found.cpus:.3g} CPUs may be used."
     )
     yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
 

@@ -58,7 +58,7 @@ def test_folders_of_tensors(tmp_path: Path, capsys: Captured, suffix: str) -> No
     np.save(root / "y.pt", np.zeros(3))
     (root / "y.pt.npy").rename(root / "y.pt")
     assert main(["pack", str(root), str(tmp_path / "other")]) == 2
-    assert "pack each kind from Python" in capsys.readouterr().err
+    assert "take each kind from Python" in capsys.readouterr().err
 
 
 def test_foreign_tar_files(tmp_path: Path, capsys: Captured) -> None:

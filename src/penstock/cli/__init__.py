@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import doctor, ledger, quarantine, shards
+from penstock.cli import doctor, ledger, quarantine, shards, view
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     quarantine.add_parser(verbs)
     shards.add_parsers(verbs)
     doctor.add_parser(verbs)
+    view.add_parser(verbs)
     return top
 
 

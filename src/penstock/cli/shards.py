@@ -9,17 +9,13 @@ from typing import Any
 
 from penstock.cli.progress import Bar
 from penstock.cli.terminal import say, shown, write_lines
-from penstock.errors import InvalidOption
+from penstock.insight.targets import folder_dataset
 from penstock.packing.encoding import QUALITY, Measured
 from penstock.packing.foreign import index
 from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, Packing, pack
 from penstock.packing.unpack import unpack, verify
-from penstock.sources.image_folder import ImageFolder
-from penstock.sources.tensor_folder import TensorFolder
 from penstock.storage import description
 from penstock.system.words import counted, size_of
-
-_TENSORS = (".pt", ".pth", ".npy")
 
 
 def add_parsers(verbs: Any) -> None:
@@ -68,22 +64,6 @@ def _verb(
     return added
 
 
-def _source(path: str) -> Any:
-    """Return the dataset that a folder is: of tensors where such files lie in it, else of images."""
-    if os.path.isdir(path):
-        with os.scandir(path) as entries:
-            suffixes = {os.path.splitext(entry.name)[1] for entry in entries if not entry.is_dir()}
-        found = sorted(suffixes.intersection(_TENSORS))
-        if len(found) > 1:
-            raise InvalidOption(
-                f"{path} holds files {' and '.join(found)}: pack each kind from Python, as in "
-                f"penstock.pack(penstock.TensorFolder({path!r}, suffix={found[0]!r}), out)"
-            )
-        if found:
-            return TensorFolder(path, suffix=found[0])
-    return ImageFolder(path)
-
-
 def _pack(arguments: argparse.Namespace) -> int:
     given = arguments
 
@@ -93,7 +73,7 @@ def _pack(arguments: argparse.Namespace) -> int:
 
     with Bar("packing") as bar:
         made = pack(
-            _source(given.source),
+            folder_dataset(given.source),
             given.out,
             split=given.split,
             shard_size=given.shard_size,

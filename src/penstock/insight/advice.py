@@ -1,4 +1,4 @@
-"""What tutorials advise against a loop that waits, and whether it would help here: the model of verdict, asked for each."""
+"""What tutorials advise against a loop that waits, and whether it would help here, by the model of the verdict."""
 
 from __future__ import annotations
 

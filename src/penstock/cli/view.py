@@ -1,0 +1,115 @@
+"""``penstock view``: a contact sheet of a batch, as a PNG or an HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+from typing import Any
+
+from penstock.cli.terminal import shown, write_lines
+from penstock.errors import InvalidOption
+from penstock.insight.batches import BATCH_SIZE, Options
+from penstock.insight.drawing import SIDE
+from penstock.insight.pictures import Normalisation
+from penstock.insight.sheet import MOST, check_suffix, write_sheet
+from penstock.insight.targets import target
+from penstock.insight.view import sheet_of
+from penstock.system.words import counted
+
+_OUT = "penstock-view.png"
+_WORDS = "draw a batch as pictures, with IDs and labels"
+_MORE = (
+    " The batch is read as the model gets it, by the dataset's and the loader's own code. What is known of a "
+    "normalisation is undone; the sheet says how values became pixels."
+)
+_DATASET = (
+    "a folder of images (class/name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
+    "loader, or a function that returns one; the module may lie in the current folder"
+)
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    description = f"{_WORDS[0].upper()}{_WORDS[1:]}.{_MORE}"
+    parser = verbs.add_parser("view", help=_WORDS, description=description, allow_abbrev=False)
+    parser.set_defaults(run=_view)
+    parser.add_argument("dataset", metavar="DATASET", help=_DATASET)
+    parser.add_argument(
+        "-o",
+        "--output",
+        default=_OUT,
+        metavar="FILE",
+        help=f"a .png or .html file, which is written over (default: {_OUT})",
+    )
+    parser.add_argument("--batch", type=_count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
+    parser.add_argument("--batch-size", type=_positive, metavar="N", help=f"of a dataset (default: {BATCH_SIZE})")
+    parser.add_argument("--shuffle", action="store_true", help="of a dataset: in random order")
+    parser.add_argument("--seed", type=_count, metavar="SEED", help="of a dataset: of the order and the random draws")
+    parser.add_argument("--split", metavar="NAME", help="of packed shards: the split, where the folder holds several")
+    parser.add_argument("--max", type=_positive, default=MOST, metavar="N", help=f"samples (default: {MOST})")
+    parser.add_argument("--columns", type=_positive, metavar="N", help="samples in a row (default: as many as rows)")
+    parser.add_argument(
+        "--side", type=_positive, default=SIDE, metavar="N", help=f"pixels of a picture's side (default: {SIDE})"
+    )
+    parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="undo a normalisation: one mean a channel")
+    parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="undo a normalisation: one deviation a channel")
+    parser.add_argument("--as-is", action="store_true", help="undo no normalisation of the dataset's transform")
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    given, out = arguments, os.path.expanduser(arguments.output)
+    check_suffix(out)
+    folder = os.path.dirname(out) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder for the sheet", folder)
+    undo = _normalisation(given.mean, given.std, given.as_is)
+    sheet = sheet_of(
+        target(given.dataset, given.split),
+        given.batch,
+        options=Options(given.batch_size, given.shuffle, given.seed),
+        undo=undo,
+        as_is=given.as_is,
+        most=given.max,
+        columns=given.columns,
+    )
+    write_sheet(sheet, out, given.side)
+    write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in sheet.notes)])
+    return 0
+
+
+def _normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, as_is: bool) -> Normalisation | None:
+    """Return what --mean and --std say. Raises InvalidOption."""
+    if mean is None and std is None:
+        return None
+    if as_is:
+        raise InvalidOption("--as-is and --mean or --std exclude each other")
+    mean, std = mean or (0.0,), std or (1.0,)
+    if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+        raise InvalidOption(f"--mean has {counted(len(mean), 'number')} and --std {len(std)}: give one a channel")
+    if 0 in std:
+        raise InvalidOption("--std holds 0, by which nothing was divided")
+    return Normalisation(mean, std)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas between them, such as 0.485,0.456,0.406")
+    return numbers
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _count(text)) == 0:
+        raise argparse.ArgumentTypeError("0 is too few: at least 1")
+    return number

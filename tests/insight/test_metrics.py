@@ -1,0 +1,159 @@
+"""Stats.metrics(): a flat dictionary of floats, and where it goes."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import InvalidOption
+from penstock.insight.prometheus import text_format, write_textfile
+from penstock.loop_times import WAIT_CLASSES, LoopTimes
+from tests.pages import ROOT, rows_of
+from tests.sample_datasets import Made, tensor_files
+
+
+def loader_of(folder: Path) -> penstock.DataLoader[Any]:
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(
+        penstock.TensorFolder(tensor_files(folder, 10)), batch_size=4, cache="1MiB", num_workers=1
+    )
+    for _ in range(2):
+        assert len(list(loader)) == 3
+    return loader
+
+
+def test_numbers_of_a_loader(tmp_path: Path) -> None:
+    loader = loader_of(tmp_path / "data")
+    stats = loader.stats()
+    metrics = stats.metrics()
+    assert all(type(value) is float for value in metrics.values())
+    assert all(re.fullmatch(r"penstock/[a-z0-9_/]+", name) for name in metrics)
+    assert metrics["penstock/batches"] == 6 and metrics["penstock/samples"] == 20
+    assert metrics["penstock/wait_seconds"] == stats.loop.waited > 0
+    assert metrics["penstock/wait_share"] == stats.loop.wait_share
+    assert metrics["penstock/stage/read/seconds"] == stats.stages["read"].seconds
+    assert metrics["penstock/cache/hits"] == stats.cache["memory"].hits > 0
+    waits = [metrics[f"penstock/wait_p{share}_seconds"] for share in (50, 90, 99)]
+    assert waits == sorted(waits) and waits[-1] <= metrics["penstock/longest_wait_seconds"]
+    assert set(stats.metrics("a/")) == {name.replace("penstock/", "a/") for name in metrics}
+    assert stats.metrics(prefix="")["batches"] == 6
+
+
+def test_a_loader_that_did_nothing() -> None:
+    metrics = penstock.DataLoader(Made(), num_workers=0).stats().metrics()
+    assert set(metrics.values()) == {0.0} and "penstock/wait_p99_seconds" in metrics
+
+
+def test_every_name_is_in_the_table(tmp_path: Path) -> None:
+    rows = " ".join(row[0] for row in rows_of(ROOT / "docs" / "metrics.md", "name, behind the prefix"))
+    names = loader_of(tmp_path / "data").stats().metrics("")
+    known = set(re.findall(r"`([^`]+)`", rows))
+    assert {re.sub("^stage/[a-z_]+/", "stage/NAME/", name) for name in names} == known
+
+
+def test_quantiles_of_waits() -> None:
+    def times(longest: float, **counts: int) -> LoopTimes:
+        waits = [0] * WAIT_CLASSES
+        for place, count in counts.items():
+            waits[int(place[1:])] = count
+        return LoopTimes(waits=tuple(waits), longest_wait=longest)
+
+    assert LoopTimes().wait_quantile(0.5) == 0.0
+    assert times(3e-6, c2=1).wait_quantile(0.5) == 3e-6  # never more than the longest
+    mixed = times(0.9, c0=50, c10=45, c20=5)
+    assert mixed.wait_quantile(0.5) == 1e-6
+    assert mixed.wait_quantile(0.9) == mixed.wait_quantile(0.95) == pytest.approx(1e-6 * 2**10)
+    assert mixed.wait_quantile(0.99) == mixed.wait_quantile(1.0) == 0.9
+    assert times(500.0, c27=1).wait_quantile(0.5) == 500.0
+    assert times(0.5, c3=1, c19=1).wait_quantile(0.0) == pytest.approx(8e-6)
+
+
+# --- TensorBoard and Weights & Biases --------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writing = pytest.importorskip("torch.utils.tensorboard")
+
+    metrics = loader_of(tmp_path / "data").stats().metrics()
+    with writing.SummaryWriter(str(tmp_path / "runs")) as writer:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, 7)
+    events = reading.EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(metrics)
+    (batches,) = events.Scalars("penstock/batches")
+    assert (batches.step, batches.value) == (7, 6.0)
+
+
+class Wandb:
+    """A run of Weights & Biases, as far as it looks at what it is given."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def log(self, data: dict[str, Any]) -> None:
+        assert type(data) is dict and all(isinstance(key, str) for key in data)
+        assert not any(isinstance(value, dict) for value in data.values())
+        self.logged.append(data)
+
+
+def test_weights_and_biases_takes_them(tmp_path: Path) -> None:
+    run = Wandb()
+    run.log({"loss": 0.5, **loader_of(tmp_path / "data").stats().metrics()})
+    assert run.logged[0]["penstock/samples"] == 20.0
+
+
+# --- Prometheus ------------------------------------------------------------------------------------------------------
+
+VALUES = {"penstock/a": 1.5, "b-c d": float("inf"), "8x": float("-inf"), "": float("nan"), "large": 1e300}
+LABELS = {"job": 'a "b"\\c\nd', "rank": "0"}
+
+
+def test_text_format() -> None:
+    assert text_format({"penstock/stage/read/seconds": 0.25, "penstock/batches": 3}) == (
+        "# TYPE penstock_stage_read_seconds untyped\npenstock_stage_read_seconds 0.25\n"
+        "# TYPE penstock_batches untyped\npenstock_batches 3.0\n"
+    )
+    lines = text_format(VALUES, LABELS).splitlines()
+    own = r'{job="a \"b\"\\c\nd",rank="0"}'
+    assert lines[1::2] == [
+        f"penstock_a{own} 1.5", f"b_c_d{own} +Inf", f"_8x{own} -Inf", f"_{own} NaN", f"large{own} 1e+300"
+    ]  # fmt: skip
+    assert text_format({}) == ""
+    for labels in ({"a-b": "x"}, {"": "x"}, {"8": "x"}):
+        with pytest.raises(InvalidOption, match="no name of a label"):
+            text_format(VALUES, labels)
+    with pytest.raises(InvalidOption, match="two metrics have the name 'a_b'"):
+        text_format({"a/b": 1.0, "a.b": 2.0})
+
+
+def test_prometheus_reads_it(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    metrics = loader_of(tmp_path / "data").stats().metrics()
+    read = list(parser.text_string_to_metric_families(text_format(metrics, LABELS)))
+    assert [family.samples[0].value for family in read] == list(metrics.values())
+    assert all(family.samples[0].labels == LABELS for family in read)
+
+
+def test_a_file_for_the_textfile_collector(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.prom"
+    before = os.umask(0o022)
+    try:
+        write_textfile(path, {"a": 1.0})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # its reader is another user
+    path.chmod(0o600)
+    write_textfile(str(path), {"a": 2.0}, {"rank": "1"})
+    assert path.read_text().splitlines()[1] == 'a{rank="1"} 2.0'
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and os.listdir(tmp_path) == ["penstock.prom"]
+    with pytest.raises(FileNotFoundError):
+        write_textfile(tmp_path / "none" / "a.prom", {"a": 1.0})

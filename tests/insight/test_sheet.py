@@ -1,0 +1,319 @@
+"""Contact sheets: each picture is the batch's, pixel for pixel, and no ID disturbs a page."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from penstock.errors import InvalidOption
+from penstock.insight import drawing
+from penstock.insight.cells import Sheet
+from penstock.insight.drawing import image_of, layout_of
+from penstock.insight.fields import Form
+from penstock.insight.page import page_of
+from penstock.insight.pictures import MAGENTA, Normalisation, colour_of
+from penstock.insight.sheet import contact_sheet, write_sheet
+
+DRAW = np.random.default_rng(3)
+BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass
+class Record:
+    image: Any
+    name: Any
+
+
+def pixels(sheet: Sheet, cell: int = 0, picture: int = 0) -> Any:
+    return sheet.cells[cell].pictures[picture].pixels
+
+
+def last(array: Any) -> Any:
+    """Return (..., channels, height, width) as (..., height, width, channels)."""
+    return np.moveaxis(np.asarray(array), -3, -1)
+
+
+# --- elements to pixels ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (torch.from_numpy(BYTES), last(BYTES)),
+        (torch.from_numpy(last(BYTES).copy()), last(BYTES)),
+        (torch.from_numpy(BYTES).float() / 255, last(BYTES)),
+        (torch.from_numpy(BYTES).double() / 255, last(BYTES)),
+        (torch.from_numpy(BYTES).float(), last(BYTES)),
+        (torch.from_numpy(BYTES).int(), last(BYTES)),
+        (BYTES, last(BYTES)),
+        (torch.from_numpy(BYTES[:, :1]), last(BYTES[:, :1].repeat(3, 1))),
+        (torch.from_numpy(BYTES[:, 0]), last(BYTES[:, :1].repeat(3, 1))),
+        (torch.from_numpy(BYTES[:, 0] > 99), last((BYTES[:, :1] > 99).repeat(3, 1) * 255)),
+        (torch.from_numpy(BYTES).to(memory_format=torch.channels_last), last(BYTES)),
+        (torch.from_numpy(BYTES).float().div(255).requires_grad_(), last(BYTES)),
+    ],
+    ids=["uint8", "hwc", "float", "double", "float255", "int", "numpy", "grey", "plane", "bool", "strides", "grad"],
+)
+def test_pixels_are_those_of_the_batch(images: Any, expected: Any) -> None:
+    sheet = contact_sheet([images, torch.arange(4)])
+    assert len(sheet.cells) == 4
+    for number, cell in enumerate(sheet.cells):
+        assert np.array_equal(cell.pictures[0].pixels, expected[number]) and not cell.pictures[0].note
+        assert cell.id == f"#{number}" and cell.texts == (str(number),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_floats(dtype: torch.dtype) -> None:
+    images = torch.tensor([0.0, 0.5, 1.0]).to(dtype).repeat(1, 3, 8, 4)
+    shown = pixels(contact_sheet([images]))
+    assert set(shown.ravel().tolist()) == {0, 128, 255}
+
+
+def test_transparent_pixels_lie_over_white() -> None:
+    image = np.zeros((1, 8, 8, 4), np.uint8)
+    image[0, ..., :] = (100, 0, 200, 64)
+    over = [(value * 64 + 255 * 191 + 127) // 255 for value in (100, 0, 200)]
+    assert pixels(contact_sheet([torch.from_numpy(image)])).reshape(-1, 3).tolist() == [over] * 64
+
+
+def test_values_beyond_the_known_ranges_go_from_black_to_white() -> None:
+    images = torch.linspace(-2, 3, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+    sheet = contact_sheet([images], ids=["a", "b"])
+    assert sheet.notes == ("0: float32 (3, 8, 8), values -2 .. 3, from black to white",)
+    expected = np.rint((last(images).astype(np.float64) + 2) * 51).astype(np.uint8)
+    assert np.array_equal(pixels(sheet, 0), expected[0]) and np.array_equal(pixels(sheet, 1), expected[1])
+    assert "all of them black" in contact_sheet([torch.full((1, 3, 8, 8), 7.0)]).notes[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_nan_and_infinite_elements_are_magenta() -> None:
+    images = torch.zeros(2, 3, 8, 8)
+    images[0, 1, 2, 3], images[0, 0, 0, 0], images[0, 2, 5, 5] = torch.nan, torch.inf, -torch.inf
+    sheet = contact_sheet([images])
+    shown = pixels(sheet)
+    assert [tuple(shown[at]) for at in ((2, 3), (0, 0), (5, 5))] == [MAGENTA] * 3
+    assert (shown.reshape(-1, 3).sum(axis=1) == 510).sum() == 3
+    assert sheet.cells[0].pictures[0].note == "3 of 192 elements NaN or infinite (magenta)"
+    assert not sheet.cells[1].pictures[0].note
+    none = contact_sheet([torch.full((1, 1, 8, 8), torch.nan)])
+    assert "no finite value" in none.notes[0] and (pixels(none) == MAGENTA).all()
+    wide = torch.tensor([-1.7e308, 1.7e308], dtype=torch.float64).repeat(1, 1, 8, 4)
+    assert pixels(contact_sheet([wide])).shape == (8, 8, 3)
+
+
+def test_a_normalisation_is_undone() -> None:
+    undo = Normalisation((0.4, 0.5, 0.6), (0.2, 0.3, 0.1))
+    plain = torch.from_numpy(BYTES).float() / 255
+    mean, std = torch.tensor(undo.mean).reshape(3, 1, 1), torch.tensor(undo.std).reshape(3, 1, 1)
+    sheet = contact_sheet([(plain - mean) / std], undo=undo)
+    assert all(np.array_equal(pixels(sheet, n), last(BYTES)[n]) for n in range(4))
+    assert "after a normalisation was undone (mean 0.4, 0.5, 0.6; std 0.2, 0.3, 0.1)" in sheet.notes[0]
+    beyond = contact_sheet([((plain * 1.5 - 0.2) - mean) / std], undo=undo)
+    assert "clipped to 0 .. 1" in beyond.notes[0] and "clipped: " in beyond.cells[0].pictures[0].note
+    expected = np.rint((last(plain * 1.5 - 0.2)[0].astype(np.float64) * 255).clip(0, 255))
+    assert np.abs(pixels(beyond).astype(int) - expected).max() <= 1  # float32 and float64 round some apart
+    grey = contact_sheet([torch.rand(2, 1, 8, 8)], undo=undo)  # of other channels: nothing is undone
+    assert "undone" not in grey.notes[0]
+    assert "undone" not in contact_sheet([torch.from_numpy(BYTES)], undo=undo).notes[0]
+
+
+def test_masks_have_a_colour_for_each_value() -> None:
+    mask = torch.zeros(2, 12, 10, dtype=torch.int64)
+    mask[0, 2:4], mask[0, 6], mask[1, 3] = 1, 255, 7
+    sheet = contact_sheet({"image": torch.from_numpy(BYTES[:2]), "mask": mask})
+    shown = pixels(sheet, 0, 1)
+    assert sheet.cells[0].pictures[1].name == "mask" and "a colour for each value" in sheet.notes[1]
+    assert tuple(shown[0, 0]) == (0, 0, 0) and tuple(shown[6, 1]) == (128, 128, 128)
+    assert tuple(shown[3, 9]) == colour_of(1) and tuple(pixels(sheet, 1, 1)[3, 0]) == colour_of(7)
+    assert len({colour_of(value) for value in range(255)}) > 200
+    bytes_ = contact_sheet({"image": torch.from_numpy(BYTES[:2]), "mask": mask.to(torch.uint8)})
+    assert np.array_equal(pixels(bytes_, 0, 1), shown)
+    alone = contact_sheet([mask.to(torch.uint8)])  # a grey picture, as far as anybody can see
+    assert tuple(pixels(alone)[6, 1]) == (255, 255, 255)
+
+
+def test_videos_show_their_first_picture() -> None:
+    frames = torch.from_numpy(DRAW.integers(0, 256, (2, 5, 3, 8, 8), dtype=np.uint8))
+    for value in (frames, frames.permute(0, 1, 3, 4, 2), frames.permute(0, 2, 1, 3, 4)):
+        sheet = contact_sheet([value, torch.arange(2)])
+        assert np.array_equal(pixels(sheet, 1), last(frames)[1, 0])
+        assert "the first of 5 pictures" in sheet.notes[0]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+def test_pil_images_of_every_mode(mode: str) -> None:
+    image = Image.new("L", (9, 8), 200).convert(mode) if mode != "I;16" else Image.new(mode, (9, 8), 200)
+    sheet = contact_sheet([image, image], form=Form.SAMPLES)
+    assert pixels(sheet).shape == (8, 9, 3) and len(sheet.cells) == 2
+    if mode in ("L", "RGB"):
+        assert set(pixels(sheet).ravel().tolist()) == {200}
+
+
+# --- structures ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_of_every_structure() -> None:
+    images, labels = torch.from_numpy(BYTES), torch.tensor([1, 0, 1, 1])
+    for batch in ([images, labels], (images, labels), Pair(images, labels), {"image": images, "label": labels}):
+        sheet = contact_sheet(batch, list("abcd"), classes=["cat", "dog"])
+        assert [cell.id for cell in sheet.cells] == list("abcd")
+        assert [cell.texts[0].removeprefix("label: ") for cell in sheet.cells] == ["1 dog", "0 cat", "1 dog", "1 dog"]
+        assert all(np.array_equal(pixels(sheet, n), last(BYTES)[n]) for n in range(4))
+    nested = contact_sheet({"views": [images, images.flip(0)], "meta": {"name": list("wxyz"), "box": torch.ones(4, 4)}})
+    assert [one.name for one in nested.cells[0].pictures] == ["views.0", "views.1"]
+    assert np.array_equal(pixels(nested, 0, 1), last(BYTES)[3])
+    assert nested.cells[2].texts == ("meta.name: y", "meta.box: [1.0, 1.0, 1.0, 1.0]")
+    assert contact_sheet(Record(images, list("abcd"))).cells[3].texts == ("name: d",)
+
+
+def test_lists_of_samples_and_lists_of_fields() -> None:
+    images = list(torch.from_numpy(BYTES))
+    for form in Form.SAMPLES, Form.BATCH:
+        sheet = contact_sheet([(image, 3) for image in images], form=form)
+        assert len(sheet.cells) == 4 and sheet.cells[1].texts == ("3",)
+        assert np.array_equal(pixels(sheet, 2), last(BYTES)[2])
+    targets = [{"boxes": torch.ones(n, 4), "labels": torch.ones(n, dtype=torch.int64)} for n in range(4)]
+    detection = contact_sheet((tuple(images), tuple(targets)), list("abcd"))
+    assert np.array_equal(pixels(detection, 3), last(BYTES)[3])
+    assert detection.cells[0].texts == ("1.boxes: float32 (0, 4), empty", "1.labels: int64 (0,), empty")
+    assert detection.cells[2].texts[1] == "1.labels: [1, 1]"
+    two = contact_sheet([torch.from_numpy(BYTES[:2]), torch.arange(2)], ["a", "b"])  # as many fields as samples
+    assert len(two.cells) == 2 and two.cells[1].texts == ("1",)
+    three = contact_sheet(images[:3], form=Form.SAMPLES)  # as many samples as channels
+    assert len(three.cells) == 3 and np.array_equal(pixels(three, 1), last(BYTES)[1])
+
+
+def test_unbatched() -> None:
+    one = contact_sheet((torch.from_numpy(BYTES[0]), 1), ["a"], form=Form.UNBATCHED)
+    assert [cell.id for cell in one.cells] == ["a"] and np.array_equal(pixels(one), last(BYTES)[0])
+    grey = contact_sheet(torch.rand(1, 28, 28), ["a"], form=Form.UNBATCHED)
+    assert len(grey.cells) == 1 and "(1, 28, 28)" in grey.notes[0]
+    made = contact_sheet((torch.from_numpy(BYTES), torch.arange(4)), form=Form.UNBATCHED)
+    assert len(made.cells) == 4 and made.cells[3].texts == ("3",)
+
+
+def test_what_has_no_part_for_each_sample_is_one_text() -> None:
+    sheet = contact_sheet({"x": torch.rand(7, 2), "edges": torch.ones(2, 30)}, ["g1", "g2", "g3"])
+    assert [cell.id for cell in sheet.cells] == ["the batch"] and sheet.notes == ("of samples g1, g2, g3",)
+    assert sheet.cells[0].texts[1] == "edges: float32 (2, 30): 1 .. 1, mean 1"
+    assert contact_sheet(None).cells[0].texts == ("None",)
+    assert contact_sheet([]).cells[0].texts == ("[]",)
+    assert contact_sheet(torch.zeros(0, 3, 8, 8)).cells[0].texts == ("float32 (0, 3, 8, 8), empty",)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_fields_that_are_no_pictures() -> None:
+    batch = {
+        "wave": torch.tensor([-1.0, 3.0]).repeat(2, 500),
+        "text": ["one\ntwo", "\x1b[31mred"],
+        "number": torch.tensor([0.5, 2.0]),
+        "flags": torch.tensor([[True, False], [False, True]]),
+        "odd": torch.tensor([[torch.nan] * 20, [1.0] * 20]),
+        "complex": torch.ones(2, 9, 9, dtype=torch.complex64),
+        "ragged": torch.nested.nested_tensor([torch.ones(1, 9), torch.ones(2, 9)]),
+        "sparse": torch.eye(9).to_sparse(),
+        "rate": 16_000,
+        "none": None,
+    }
+    sheet = contact_sheet(batch, ["a", "b"])
+    assert sheet.cells[0].texts == (
+        "wave: float32 (1000,): -1 .. 3, mean 1",
+        "text: one\\ntwo",
+        "number: 0.5",
+        "flags: [True, False]",
+        "odd: float32 (20,): no finite value",
+        "complex: complex64 (9, 9)",
+    )
+    assert sheet.cells[1].texts[1] == "text: \\x1b[31mred"
+    assert sheet.notes[0].startswith("ragged: nested_tensor([")
+    assert sheet.notes[1:] == ("sparse: float32 (9, 9)", "rate: 16000", "none: None")
+
+
+def test_labels() -> None:
+    images = torch.from_numpy(BYTES)
+
+    def texts(labels: Any, classes: list[str] | None = None) -> list[str]:
+        return [cell.texts[0] for cell in contact_sheet([images, labels], classes=classes).cells]
+
+    hot = torch.eye(3)[[2, 0, 1, 1]]
+    assert texts(hot, ["cat", "dog", "owl"]) == ["2 owl (one-hot)", "0 cat (one-hot)", *["1 dog (one-hot)"] * 2]
+    assert texts(hot)[0] == "2 (one-hot)" and texts(hot.bool())[1] == "0 (one-hot)"
+    assert texts(hot.long(), ["cat", "dog", "owl"])[0] == "2 owl (one-hot)"
+    assert texts(hot.long())[0] == "[0, 0, 1]"  # or three labels
+    assert texts(hot * 0.7 + hot.flip(0) * 0.3, ["cat", "dog", "owl"])[0] == "0.70 of 2 owl, 0.30 of 1 dog"
+    assert texts(torch.tensor([-1, 7, 0, 1]), ["cat", "dog"]) == ["-1", "7", "0 cat", "1 dog"]
+    assert texts(list("wxyz")) == list("wxyz")
+    assert texts(torch.tensor([[1, 1, 0]] * 4))[0] == "[1, 1, 0]"
+    index = contact_sheet({"image": images, "index": torch.arange(4)}, classes=["cat"] * 4)
+    assert index.cells[1].texts == ("index: 1",)  # no label by its name
+
+
+def test_objects_of_the_users() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    sheet = contact_sheet([[Silent(), Silent()], ["x" * 500, "y"]], ["a", "b"])
+    assert sheet.cells[0].texts[0] == "0: Silent" and len(sheet.cells[0].texts[1]) < 250
+
+
+# --- the PNG ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
+    sheet = contact_sheet([torch.from_numpy(BYTES), torch.arange(4)], columns=3, title="cats")
+    write_sheet(sheet, tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as file:
+        image = np.asarray(file)
+    layout = layout_of(sheet)
+    assert image.shape == (layout.size[1], layout.size[0], 3) and layout.zoom == 8
+    for number, (box,) in enumerate(layout.boxes):
+        tile = image[box[1] : box[3], box[0] : box[2]]
+        assert np.array_equal(tile, last(BYTES)[number].repeat(8, 0).repeat(8, 1))
+    assert layout.boxes[3][0][1] > layout.boxes[2][0][3]  # a second row
+
+
+def test_large_pictures_are_reduced() -> None:
+    picture = np.zeros((1, 3, 40, 80), np.uint8)
+    picture[..., ::2] = 100
+    sheet = contact_sheet([torch.from_numpy(picture)])
+    box = layout_of(sheet, 40).boxes[0][0]
+    assert (box[2] - box[0], box[3] - box[1]) == (80, 40)  # 40 x 20, twice as large
+    tile = np.asarray(image_of(sheet, 40))[box[1] : box[3], box[0] : box[2]]
+    assert set(tile.ravel().tolist()) == {50}
+    assert "pictures with more than 40 pixels a side are reduced" in page_of(sheet, 40)
+
+
+def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sheet in (
+        contact_sheet(["text only", "日本語 🐈"], ["a" * 900, "\udcff"], title="x" * 900),
+        contact_sheet({str(n): torch.ones(2) for n in range(30)}),
+        contact_sheet(None),
+    ):
+        assert image_of(sheet).size[0] < 700
+    monkeypatch.setattr(drawing, "_MOST_PIXELS", 10_000)
+    with pytest.raises(InvalidOption, match="pixels large"):
+        image_of(contact_sheet(torch.zeros(2, 1, 100, 100)))
+
+
+def test_long_lines_of_the_head_are_wrapped() -> None:
+    note = " ".join(["word"] * 100)
+    layout = layout_of(contact_sheet(torch.zeros(1, 3, 8, 8), notes=[note, "x" * 900, "日本 " * 99]))
+    assert " ".join(layout.header).startswith(note) and len(layout.header) > 3 and layout.size[0] == 480
+
+
+def test_wrong_numbers() -> None:
+    cases: list[dict[str, Any]] = [{"most": 0}, {"columns": -1}]
+    for wrong in cases:
+        with pytest.raises(InvalidOption, match="at least 1"):
+            contact_sheet(torch.zeros(1, 3, 8, 8), **wrong)
+    sheet = contact_sheet(torch.zeros(9, 3, 8, 8), most=5)
+    assert len(sheet.cells) == 5 and "the first 5 of 9 samples" in sheet.notes

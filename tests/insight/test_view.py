@@ -1,0 +1,220 @@
+"""penstock view on the command line, and what DATASET may be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock
+from penstock.cli import main
+from penstock.errors import InvalidOption
+from penstock.insight.targets import target
+from tests.packing.packed import write_photos, write_tensors
+from tests.sample_datasets import tensor_files
+
+Captured = pytest.CaptureFixture[str]
+
+MODULE = """
+import torch
+import penstock
+
+class Pictures(torch.utils.data.Dataset):
+    classes = ["cat", "dog"]
+    list_IDs = ["<script>a</script>", "b", "c", "d"]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.full((3, 16, 16), index / 4), index % 2
+
+class Holder:
+    loader = penstock.DataLoader(Pictures(), batch_size=2, num_workers=0)
+
+    @staticmethod
+    def torchs():
+        return torch.utils.data.DataLoader(Pictures(), batch_size=2)
+
+class Bad(Pictures):
+    def __getitem__(self, index):
+        if index == 2:
+            raise RuntimeError("two is\\nbad")
+        return super().__getitem__(index)
+
+class Empty(Pictures):
+    def __len__(self):
+        return 0
+
+dataset = Pictures()
+bad, empty, number = Bad(), Empty(), 5
+
+def needs(path):
+    return dataset
+
+def stops():
+    raise SystemExit("usage: ...")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of a module of the user's in the current folder."""
+    (tmp_path / "own_pictures_of_a_test.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield "own_pictures_of_a_test"
+    sys.modules.pop("own_pictures_of_a_test", None)
+
+
+def fails(capsys: Captured, *arguments: str) -> str:
+    """Assert exit code 2, nothing on stdout, one line on stderr; return that."""
+    try:
+        code: Any = main(["view", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
+    return err.rstrip("\n")
+
+
+# --- DATASET ---------------------------------------------------------------------------------------------------------
+
+
+def test_folders(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", count=2)
+    assert type(target(str(photos))) is penstock.ImageFolder
+    assert target(str(write_tensors(tmp_path / "data", count=2))).suffix == ".pt"
+    assert target(str(write_tensors(tmp_path / "arrays", count=2, suffix=".npy"))).suffix == ".npy"
+    for split in ("train", "test"):
+        penstock.pack(penstock.ImageFolder(photos), tmp_path / "packed", split=split)
+    assert target(str(tmp_path / "packed"), "test").split == "test"
+    with pytest.raises(InvalidOption, match="split"):
+        target(str(tmp_path / "packed"))
+    with pytest.raises(InvalidOption, match=r"--split is of a folder of packed shards; .*photos has no dataset\.json"):
+        target(str(photos), "train")
+
+
+def test_objects_of_modules(module: str) -> None:
+    assert type(target(f"{module}:dataset")).__name__ == "Pictures"
+    assert type(target(f"{module}:Pictures")).__name__ == "Pictures"
+    assert isinstance(target(f"{module}:Holder.loader"), penstock.DataLoader)
+    assert len(target(f"{module}:Holder.torchs")) == 2
+    Path("a:b").mkdir()
+    write_photos(Path("a:b"), count=1)
+    assert type(target("a:b")) is penstock.ImageFolder  # a path that exists
+
+
+def test_what_is_no_dataset(module: str, tmp_path: Path) -> None:
+    Path("broken_of_a_test.py").write_text("1 / 0")
+    Path("exits_of_a_test.py").write_text("raise SystemExit(3)")
+    for text, words in (
+        ("nowhere", "no such folder"),
+        ("no/such:thing", "no such folder"),
+        (f"{module}.py:dataset", rf"as in {module}:dataset"),
+        (f"{module}:cats", "has no 'cats'"),
+        (f"{module}:number", "an object of type int"),
+        (f"{module}:needs", "cannot be called without arguments: TypeError"),
+        (f"{module}:Holder", "an object of type Holder"),
+        ("no_such_module_of_a_test:x", "cannot be imported: ModuleNotFoundError"),
+        ("broken_of_a_test:x", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("exits_of_a_test:x", "cannot be imported: SystemExit: 3"),
+    ):
+        with pytest.raises(InvalidOption, match=words):
+            target(text)
+    with pytest.raises(InvalidOption, match="--split"):
+        target(f"{module}:dataset", "train")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sheet_in_the_current_folder(module: str, capsys: Captured) -> None:
+    for _ in range(2):  # the second time over the first one's file
+        assert main(["view", f"{module}:dataset"]) == 0
+        out, err = capsys.readouterr()
+        assert err == "" and out.splitlines()[0] == (
+            "penstock-view.png: Pictures: batch 0 of a penstock.DataLoader, 4 samples"
+        )
+        assert "0: float32 (3, 16, 16), values 0 .. 0.75" in out
+    with Image.open("penstock-view.png") as image:
+        pixels = np.asarray(image)
+    for value in (0, 64, 128, 191):  # rounded: 0.25 and 0.75 of 255
+        assert (pixels == value).all(axis=2).sum() >= 16 * 16
+
+
+def test_a_page_of_a_loader(module: str, capsys: Captured) -> None:
+    assert main(["view", f"{module}:Holder.loader", "--batch", "1", "-o", "b.html", "--max", "1"]) == 0
+    page = Path("b.html").read_text()
+    assert "batch 1 of a penstock.DataLoader" in page and '<p class="id">c</p>' in page and "<p>0 cat</p>" in page
+    assert '<p class="id">d</p>' not in page and "the first 1 of 2 samples" in page
+    assert main(["view", f"{module}:dataset", "-o", "a.html", "--batch-size", "3", "--seed", "3", "--shuffle"]) == 0
+    page = Path("a.html").read_text()
+    assert page.count("<figure>") == 3 and "seed 3" in page and "<script>" not in page
+    assert "&lt;script&gt;a" in page or page.count('<p class="id">') == 3
+    assert "a.html: Pictures: " in capsys.readouterr().out
+
+
+def test_folders_on_the_command_line(tmp_path: Path, capsys: Captured) -> None:
+    out = str(tmp_path / "a.html")
+    penstock.pack(penstock.ImageFolder(write_photos(tmp_path / "photos", count=2)), tmp_path / "packed")
+    for given, words in ((tmp_path / "photos", "cat/1.jpg"), (tmp_path / "packed", "<p>1 dog</p>")):
+        assert main(["view", str(given), "-o", out]) == 0
+        assert words in Path(out).read_text()
+    tensor_files(tmp_path / "data", 3, (3, 8, 8))
+    mean = ["--mean=-1", "--std", "2,2,2"]
+    assert main(["view", str(tmp_path / "data"), "-o", out, *mean]) == 0
+    assert "mean -1; std 2, 2, 2" in Path(out).read_text()
+    capsys.readouterr()
+
+
+def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) -> None:
+    for arguments, words in (
+        ([], "DATASET"),
+        (["nowhere"], "nowhere: there is no such folder"),
+        ([f"{module}:dataset", "-o", "a.jpg"], ".png or .html"),
+        ([f"{module}:dataset", "-o", "none/a.png"], "none: there is no such folder for the sheet"),
+        ([f"{module}:dataset", "--batch", "-1"], "'-1' is no whole number of 0 or more"),
+        ([f"{module}:dataset", "--batch", "1"], "no batch 1: a penstock.DataLoader has 1 batch"),
+        ([f"{module}:dataset", "--batch-size", "0"], "at least 1"),
+        ([f"{module}:dataset", "--max", "0"], "at least 1"),
+        ([f"{module}:dataset", "--mean", "a,b"], "numbers with commas"),
+        ([f"{module}:dataset", "--std", "1,nan"], "numbers with commas"),
+        ([f"{module}:dataset", "--std", "0"], "nothing was divided"),
+        ([f"{module}:dataset", "--mean", "1,2", "--std", "1,2,3"], "one a channel"),
+        ([f"{module}:dataset", "--mean", "1", "--as-is"], "exclude each other"),
+        ([f"{module}:Holder.loader", "--batch-size", "2"], "options of a dataset"),
+        ([f"{module}:bad"], "sample 'c' of batch 0 failed: RuntimeError: two is bad"),
+        ([f"{module}:empty"], "the dataset, a Empty, is empty"),
+        ([f"{module}:stops"], "SystemExit"),
+        ([str(tmp_path)], "class"),
+        ([module], "no such folder"),
+    ):
+        assert words in fails(capsys, *arguments), arguments
+    Path("folder.png").mkdir()
+    assert "folder.png: Is a directory" in fails(capsys, f"{module}:dataset", "-o", "folder.png")
+    assert not Path("penstock-view.png").exists()
+
+
+def test_help(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["view", "--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    for option in ("DATASET", "--output", "--batch-size", "--shuffle", "--seed", "--max", "--mean", "--std", "--as-is"):
+        assert option in out
+
+
+def test_a_closed_pipe(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        assert main(["view", f"{module}:Holder.loader"]) == 1
+    assert Path("penstock-view.png").read_bytes().startswith(b"\x89PNG")
