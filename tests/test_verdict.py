@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import penstock
+from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, StageTime
 from penstock.system.cpus import machine_cpu_seconds
-from penstock.verdict import Cause, Measured, Workers, findings, measured, outliers, verdict
+from penstock.verdict import findings, verdict
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made
 

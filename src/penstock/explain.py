@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
+from penstock.loop_model import Measured
 from penstock.order.batch_order import BatchOrder
 from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
@@ -23,7 +24,7 @@ from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
-from penstock.verdict import Measured, verdict
+from penstock.verdict import verdict
 
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4

@@ -89,7 +89,8 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
-    code = main(["doctor", *arguments])
+    given = [argument for argument in arguments if not argument.startswith("-")]
+    code = main(["doctor", *arguments, *(["--no-measure"] if given else [])])
     out, err = capsys.readouterr()
     return code, out, err
 

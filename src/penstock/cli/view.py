@@ -8,6 +8,7 @@ import math
 import os
 from typing import Any
 
+from penstock.cli.numbers import count, positive
 from penstock.cli.terminal import shown, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.batches import BATCH_SIZE, Options
@@ -43,15 +44,15 @@ def add_parser(verbs: Any) -> None:
         metavar="FILE",
         help=f"a .png or .html file, which is written over (default: {_OUT})",
     )
-    parser.add_argument("--batch", type=_count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
-    parser.add_argument("--batch-size", type=_positive, metavar="N", help=f"of a dataset (default: {BATCH_SIZE})")
+    parser.add_argument("--batch", type=count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
+    parser.add_argument("--batch-size", type=positive, metavar="N", help=f"of a dataset (default: {BATCH_SIZE})")
     parser.add_argument("--shuffle", action="store_true", help="of a dataset: in random order")
-    parser.add_argument("--seed", type=_count, metavar="SEED", help="of a dataset: of the order and the random draws")
+    parser.add_argument("--seed", type=count, metavar="SEED", help="of a dataset: of the order and the random draws")
     parser.add_argument("--split", metavar="NAME", help="of packed shards: the split, where the folder holds several")
-    parser.add_argument("--max", type=_positive, default=MOST, metavar="N", help=f"samples (default: {MOST})")
-    parser.add_argument("--columns", type=_positive, metavar="N", help="samples in a row (default: as many as rows)")
+    parser.add_argument("--max", type=positive, default=MOST, metavar="N", help=f"samples (default: {MOST})")
+    parser.add_argument("--columns", type=positive, metavar="N", help="samples in a row (default: as many as rows)")
     parser.add_argument(
-        "--side", type=_positive, default=SIDE, metavar="N", help=f"pixels of a picture's side (default: {SIDE})"
+        "--side", type=positive, default=SIDE, metavar="N", help=f"pixels of a picture's side (default: {SIDE})"
     )
     parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="undo a normalisation: one mean a channel")
     parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="undo a normalisation: one deviation a channel")
@@ -101,15 +102,3 @@ def _numbers(text: str) -> tuple[float, ...]:
     if not all(map(math.isfinite, numbers)):
         raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas between them, such as 0.485,0.456,0.406")
     return numbers
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if (number := _count(text)) == 0:
-        raise argparse.ArgumentTypeError("0 is too few: at least 1")
-    return number

@@ -22,6 +22,7 @@ from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor, ThreadPass
 from penstock.executors.workers.shared_memory import SharedBuffers
+from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import settled_at_start
@@ -39,7 +40,7 @@ from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
-from penstock.verdict import Measured, Workers, log_at_end, measured
+from penstock.verdict import log_at_end
 
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
@@ -80,6 +81,10 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts(), cache)
+
+    def log_nothing(self) -> None:
+        """Let nothing be logged of why the loop waited: whoever measures it says so."""
+        self._logs = True
 
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.verdict import LARGER, WORTH, Cause, Measured, Workers, best_workers, time_text
+from penstock.loop_model import Cause, Measured, Workers
+from penstock.verdict import LARGER, WORTH, best_workers, time_text
 
 
 @dataclass(frozen=True)

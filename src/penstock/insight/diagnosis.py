@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +13,10 @@ import torch.utils.data
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
+from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Measured
 from penstock.observe import StageTime
 from penstock.stats import Stats
-from penstock.verdict import LEAST_SECONDS, LEAST_STEPS, WORTH, Finding, Measured, findings, verdict
+from penstock.verdict import WORTH, Finding, findings, verdict
 
 #: Arguments that batch_sampler= excludes, and those of worker processes alone.
 _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
@@ -30,7 +32,7 @@ class MakeLoader(Protocol):
         """Return a new loader, with these arguments changed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """A change that was made, and what it gave."""
 
@@ -135,7 +137,9 @@ def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
             arguments = {name: value for name, value in arguments.items() if name not in _OF_BATCHES}
         if not arguments.get("num_workers", 1):
             arguments = {name: value for name, value in arguments.items() if name not in _OF_WORKERS}
-        return DataLoader(dataset, **arguments)
+        made: DataLoader[Any] = DataLoader(dataset, **arguments)
+        made._executors.log_nothing()
+        return made
 
     return make
 
@@ -156,11 +160,13 @@ def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
 def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | None, seconds: float) -> float:
     """Return how many times as fast the loop is with a change: both ways in turn, each twice."""
     rates: dict[bool, float] = {False: 0.0, True: 0.0}
-    for changed in (False, True) * 2:
-        loader = make(**finding.options) if changed else make()
-        if "cache" in finding.options and changed:
-            _run(loader, None, seconds, epochs=1)  # which fills it
-        rates[changed] = max(rates[changed], _run(loader, step, seconds / 2).rate)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than CPUs: as was meant
+        for changed in (False, True) * 2:
+            loader = make(**finding.options) if changed else make()
+            if "cache" in finding.options and changed:
+                _run(loader, None, seconds, epochs=1)  # which fills it
+            rates[changed] = max(rates[changed], _run(loader, step, seconds / 2).rate)
     return rates[True] / rates[False]
 
 

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import InvalidOption
@@ -82,12 +82,7 @@ def folder_dataset(path: str) -> Any:
 
 def _object(module: str, name: str) -> Any:
     """Return the dataset or loader that an object is, or that it returns."""
-    found: Any = _imported(module)
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise InvalidOption(f"{module}:{name}: {module} has no {part!r}") from None
+    found = _attribute(module, name)
     if callable(found) and (isinstance(found, type) or not _gives_samples(found)):
         try:
             found = found()
@@ -101,6 +96,28 @@ def _object(module: str, name: str) -> Any:
             f"{module}:{name} is neither a dataset nor a loader, or a function without arguments that returns one: it "
             f"gives an object of type {type(found).__name__}"
         )
+    return found
+
+
+def function(text: str) -> Callable[..., Any]:
+    """Return the function that `module:function` names. Raises InvalidOption."""
+    if not _OBJECT.fullmatch(text):
+        raise InvalidOption(f"{text}: a function is named by its module, as in train:step")
+    found = _attribute(*text.split(":"))
+    if not callable(found):
+        raise InvalidOption(f"{text} cannot be called: it is an object of type {type(found).__name__}")
+    called: Callable[..., Any] = found
+    return called
+
+
+def _attribute(module: str, name: str) -> Any:
+    """Return what a module has under a name, which may have parts. Raises InvalidOption."""
+    found: Any = _imported(module)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise InvalidOption(f"{module}:{name}: {module} has no {part!r}") from None
     return found
 
 

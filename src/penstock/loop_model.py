@@ -1,0 +1,256 @@
+"""A loop over batches as a pipeline: what its parts take, and what a step of it takes at least.
+
+The loop works for `work` seconds a step while workers make the next batch, which takes
+them, together, `busy` seconds, of which they run on a CPU for `cpu`. A step takes as long as the slowest of
+
+- the loop's own work,
+- the workers: busy / workers,
+- the CPUs: the CPU time of the whole process / CPUs,
+- Python's lock, which one thread holds at a time: cpu, where threads run Python,
+
+plus what a batch costs beside its samples, which is what the measured step has beyond that. Without workers the loop
+makes each batch itself, and a step takes work + busy. A prediction is the same model with one of its numbers changed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.loop_times import LoopTimes
+from penstock.observe import StageTime
+
+#: Nothing is said of fewer steps, or of a shorter time in seconds.
+LEAST_STEPS, LEAST_SECONDS = 10, 1.0
+#: The CPUs, or Python's lock, are the limit where they are taken for this share of a step.
+SATURATED = 0.85
+#: Batches that are waited for this many times as long as the median one, and at least so many seconds, stand out.
+OUTLYING, OUTLYING_SECONDS = 8, 1e-3
+#: A thread that could run takes up to so many times its CPU time where other processes take the CPUs.
+CROWDED = 4
+
+
+class Workers(enum.StrEnum):
+    """Who makes the batches of a loader."""
+
+    CALLER = "the caller's thread"
+    NATIVE = "native threads"
+    THREADS = "threads"
+    PROCESSES = "worker processes"
+
+
+class Cause(enum.StrEnum):
+    """What holds a loop up."""
+
+    COMPUTE = "compute"
+    READ = "read"
+    DECODE = "decode"
+    TRANSFORM = "transform"
+    COPY = "copy"
+    PYTHON = "python"
+    LOCK = "lock"
+    CPUS = "cpus"
+    OVERHEAD = "overhead"
+    OUTLIERS = "outliers"
+
+
+#: The stages of Stats.stages by what they are for. A reader's time is not a worker's.
+_STAGES = {
+    "open": Cause.READ,
+    "read": Cause.READ,
+    "check": Cause.READ,
+    "wait": Cause.READ,
+    "decode": Cause.DECODE,
+    "resize": Cause.TRANSFORM,
+    "convert": Cause.TRANSFORM,
+    "write": Cause.COPY,
+    "gather": Cause.COPY,
+    "collate": Cause.COPY,
+    "getitem": Cause.PYTHON,
+    "iterate": Cause.PYTHON,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a loader's passes have shown, in seconds a step of the loop where nothing else is said."""
+
+    steps: int
+    wait: float
+    work: float
+    workers: int
+    kind: Workers
+    cpus: float
+    """CPUs that the process may use: its affinity and its cgroup's quota."""
+    batch_size: float
+    """Samples a batch."""
+    busy: Mapping[Cause, float]
+    """Of all workers together, by what they did."""
+    cpu: Mapping[Cause, float]
+    """Of these, on a CPU."""
+    other_cpu: float = 0.0
+    """CPU time of the process beside that: of the loop and what it calls."""
+    foreign_cpus: float = 0.0
+    """CPUs that other processes of the machine took meanwhile."""
+    host_cpus: int = 0
+    """CPUs of its affinity, of which a cgroup's quota leaves fewer; 0: as many as `cpus`."""
+    read_bytes: float = 0.0
+    outlying_batches: float = 0.0
+    """The share of the batches that were waited for much longer than the median one."""
+    outlying_wait: float = 0.0
+    longest_wait: float = 0.0
+    """For one batch, in seconds."""
+    device_idle: float = 0.0
+    """What the device that batches go to had nothing to do in, by its own clock; of the wait."""
+    cacheable: bool = False
+    """A cache= could keep the files, and there is none."""
+
+    @property
+    def step(self) -> float:
+        """Seconds a step."""
+        return self.wait + self.work
+
+    @property
+    def total_busy(self) -> float:
+        """Seconds of all workers."""
+        return sum(self.busy.values())
+
+    @property
+    def total_cpu(self) -> float:
+        """Seconds of all workers on a CPU."""
+        return sum(self.cpu.values())
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What a step takes at least, by what sets the limit."""
+        if self.kind is Workers.CALLER:
+            return {"work": self.work + self.total_busy}
+        found = {
+            "work": self.work,
+            "workers": self.total_busy / max(1, self.workers),
+            "cpus": (self.total_cpu + self.other_cpu) / self.cpus,
+        }
+        if self.locked:
+            found["lock"] = self.total_cpu
+        return found
+
+    @property
+    def modelled(self) -> float:
+        """What a step takes by the model, in seconds, without the cost of a batch beside its samples."""
+        return max(self.limits.values())
+
+    @property
+    def overhead(self) -> float:
+        """What a batch costs beside its samples: the part of a step that the model does not explain."""
+        return max(0.0, self.step - self.modelled)
+
+    @property
+    def locked(self) -> bool:
+        """Whether threads that run Python do together what one could: one at a time holds Python's lock."""
+        if self.kind is not Workers.THREADS or self.workers < 2:
+            return False
+        running = self.total_cpu / self.step if self.step else 0.0
+        return SATURATED <= running <= 2 - SATURATED and self.cpus >= 2
+
+    def gain(self, **changed: object) -> float:
+        """Return how many times as fast the loop would be by the model, with these fields changed."""
+        other = replace(self, **changed)  # type: ignore[arg-type]
+        after = other.modelled + self.overhead
+        return self.step / after if after > 0 else 1.0
+
+
+def measured(
+    loop: LoopTimes,
+    stages: Mapping[str, StageTime],
+    *,
+    samples: int,
+    workers: int,
+    kind: Workers,
+    cpus: float,
+    host_cpus: int = 0,
+    cacheable: bool = False,
+) -> Measured | None:
+    """Return what passes have shown, or None: they were too short to tell.
+
+    Args:
+        loop, stages: of the loader's Stats.
+        samples: in all batches.
+        workers: of the loader; 0: the caller's thread.
+        kind: who they are.
+        cpus, host_cpus, cacheable: as in Measured.
+    """
+    steps = sum(loop.waits)
+    if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
+        return None
+    in_workers = sum(time.cpu_seconds for time in stages.values())
+    own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
+    whole = loop.steady_waited + loop.worked
+    foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
+    contended = foreign + own / whole > SATURATED * max(cpus, host_cpus)
+    busy: dict[Cause, float] = {}
+    cpu: dict[Cause, float] = {}
+    share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
+    for stage, time in stages.items():
+        if (cause := _STAGES.get(stage)) is None:
+            continue
+        # What Python does not run for it waits for: files, another machine; but also Python's lock, or a CPU.
+        asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
+        ran = time.cpu_seconds * (CROWDED if contended else 1)
+        blocked = max(0.0, time.seconds - ran) if asleep else 0.0
+        _add(busy, cause, (time.seconds - blocked) * share)
+        _add(cpu, cause, time.cpu_seconds * share)
+        _add(busy, Cause.READ, blocked * share)
+    outlying, outlying_wait = outliers(loop)
+    return Measured(
+        steps=steps,
+        wait=loop.steady_waited / steps,
+        work=loop.worked / steps,
+        workers=workers,
+        kind=Workers.CALLER if workers == 0 else kind,
+        cpus=max(cpus, 0.01),
+        batch_size=samples / max(1, loop.batches),
+        busy=busy,
+        cpu=cpu,
+        other_cpu=max(0.0, loop.cpu_seconds / steps - (0 if kind is Workers.PROCESSES else sum(cpu.values()))),
+        foreign_cpus=foreign,
+        host_cpus=host_cpus,
+        read_bytes=sum(time.bytes for time in stages.values()) * share,
+        outlying_batches=outlying / steps,
+        outlying_wait=outlying_wait / steps,
+        longest_wait=loop.longest_wait,
+        device_idle=loop.device_idle / steps,
+        cacheable=cacheable,
+    )
+
+
+def _add(totals: dict[Cause, float], cause: Cause, seconds: float) -> None:
+    if seconds > 0:
+        totals[cause] = totals.get(cause, 0.0) + seconds
+
+
+def outliers(loop: LoopTimes) -> tuple[int, float]:
+    """Return how many batches were waited for much longer than the median one, and for how long together.
+
+    Waits are known by classes, each twice as long as the one before: a class counts with three quarters of its upper
+    bound, all classes together with what was waited.
+    """
+    steps = sum(loop.waits)
+    lengths = [0.75 * 2**number * 1e-6 for number in range(len(loop.waits))]
+    median = _class_of(loop.waits, steps // 2)
+    bound = max(OUTLYING * lengths[median], OUTLYING_SECONDS)
+    counts = [(count, length) for count, length in zip(loop.waits, lengths, strict=True) if count]
+    whole = sum(count * length for count, length in counts)
+    beyond = [(count, length) for count, length in counts if length > bound]
+    wait = sum(count * length for count, length in beyond)
+    return sum(count for count, _ in beyond), loop.steady_waited * wait / whole if whole else 0.0
+
+
+def _class_of(counts: tuple[int, ...], number: int) -> int:
+    """Return the class of the wait with a number, counted from the shortest one."""
+    seen = 0
+    for position, count in enumerate(counts):
+        seen += count
+        if seen > number:
+            return position
+    return len(counts) - 1

@@ -1,0 +1,203 @@
+"""A loop measured in its parts, the changes that are tried, and what ``penstock doctor DATASET`` says of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as tud
+
+import penstock
+from penstock.cli import main
+from penstock.errors import InvalidOption
+from penstock.insight.advice import advice
+from penstock.insight.diagnosis import diagnose, loader_maker
+from penstock.loop_model import Cause, Measured, Workers
+from tests.sample_datasets import Made, Stream
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short loops tell enough."""
+    for module in ("loop_model", "insight.diagnosis"):
+        monkeypatch.setattr(f"penstock.{module}.LEAST_SECONDS", 0.05)
+
+
+def waits(index: int) -> torch.Tensor:
+    time.sleep(2e-3)  # a slow file
+    return torch.zeros(4)
+
+
+def test_a_loop_whose_files_are_slow() -> None:
+    noted: list[str] = []
+    make = loader_maker(Made(waits, 5000), batch_size=4, num_workers=0)
+    found = diagnose(make, lambda batch: None, seconds=0.2, apply=True, note=noted.append)
+    assert found.measured.kind is Workers.CALLER
+    assert found.step is not None and found.step < 1e-3
+    (first, *_) = found.findings
+    assert first.options.keys() == {"num_workers"} and first.gain > 2
+    (trial, *_) = found.trials
+    assert trial.finding is first and trial.gain > 1
+    assert noted[:3] == ["the loader alone", "the step alone", "the loop"] and noted[3] == first.change
+    assert found.verdict.startswith("The consumer waited ")
+
+
+def test_a_step_that_is_slow() -> None:
+    def step(batch: Any) -> None:
+        time.sleep(5e-3)  # a model
+
+    make = loader_maker(tud.TensorDataset(torch.zeros(2000, 4)), batch_size=8)
+    found = diagnose(make, step, seconds=0.2)
+    assert found.findings[0].gain < 2  # 1.0 where no other process takes the CPUs
+    assert found.alone > found.together
+    assert found.step == pytest.approx(5e-3, rel=1)
+
+
+def test_nothing_is_logged_of_a_diagnosis(caplog: pytest.LogCaptureFixture) -> None:
+    diagnose(loader_maker(Made(waits, 5000), batch_size=2), seconds=0.1)
+    assert not caplog.records
+
+
+def test_too_few_batches() -> None:
+    with pytest.raises(InvalidOption, match="too few batches"):
+        diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2)), batch_size=8), seconds=0.1)
+    with pytest.raises(InvalidOption, match="no batch"):
+        diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2)), batch_size=16, drop_last=True), seconds=0.1)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(InvalidOption, match="above 0"):
+            diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2))), seconds=seconds)
+
+
+def test_errors_of_a_sample_are_the_datasets_own() -> None:
+    def fails(index: int) -> int:
+        raise KeyError("no such sample")
+
+    with pytest.raises(KeyError, match="no such sample"):
+        diagnose(loader_maker(Made(fails, 100)), seconds=0.1)
+
+
+DATA = tud.TensorDataset(torch.arange(24.0))
+SAMPLER = [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        tud.DataLoader(DATA, batch_size=4, drop_last=True),
+        tud.DataLoader(DATA, batch_size=4, sampler=SAMPLER),
+        tud.DataLoader(DATA, batch_sampler=[[1, 2], [5]]),
+        tud.DataLoader(DATA, batch_size=None, sampler=SAMPLER),
+        tud.DataLoader(DATA, batch_size=5, num_workers=2, prefetch_factor=3),
+        tud.DataLoader(Stream(10), batch_size=4),
+        penstock.DataLoader(DATA, batch_size=4, num_workers=1, worker_method="thread"),
+    ],
+)
+def test_loaders_like_a_given_one(loader: Any) -> None:
+    made = loader_maker(loader)()
+    assert isinstance(made, penstock.DataLoader)
+    assert made.num_workers == loader.num_workers
+    assert [torch.as_tensor(batch[0]).tolist() for batch in made] == [
+        torch.as_tensor(batch[0]).tolist() for batch in loader
+    ]
+
+
+def test_arguments_of_a_loader_may_be_changed() -> None:
+    given = tud.DataLoader(DATA, batch_size=5, num_workers=2, prefetch_factor=3)
+    assert loader_maker(given)(num_workers=0).prefetch_factor is None
+    assert loader_maker(given, batch_size=2)(prefetch_factor=7).prefetch_factor == 7
+    assert loader_maker(given, batch_size=2)().batch_size == 2
+    assert loader_maker(DATA)().batch_size == 32
+
+
+def test_what_tutorials_advise() -> None:
+    busy = {Cause.READ: 0.1, Cause.DECODE: 0.04, Cause.TRANSFORM: 0.06}
+    found = Measured(100, 0.08, 0.02, 2, Workers.NATIVE, 2, 64, busy, {**busy, Cause.READ: 0.0})
+    here = {one.name: one for one in advice(found, accelerator=False)}
+    assert here["a faster disk, or a RAM disk"].gain == pytest.approx(2)
+    assert here["fewer transforms"].gain == pytest.approx(10 / 7)
+    assert not here["a larger batch"].helps
+    assert here["preprocessing on the GPU"].gain is None and "no accelerator" in here["preprocessing on the GPU"].why
+    on_device = {one.name: one for one in advice(found, accelerator=True)}
+    assert on_device["preprocessing on the GPU"].gain == pytest.approx(2)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+MODULE = """
+import time, torch
+from tests.insight.test_diagnosis import Made, waits
+dataset = Made(waits, 5000)
+def step(batch):
+    assert batch.shape[1:] == (4,)
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "own_loop.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield "own_loop"
+    sys.path[:] = path
+    sys.modules.pop("own_loop", None)
+
+
+def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["doctor", f"{module}:dataset", "--step", f"{module}:step", "--seconds", "0.1", "--batch-size", "4"]
+    main([*arguments, "--num-workers", "0", "--apply"])
+    out, err = capsys.readouterr()
+    assert "loader alone" in out and "step alone" in out and "stage getitem" in out
+    assert "x predicted; measured: " in out
+    assert "a faster disk, or a RAM disk" in out and "The consumer waited " in out
+    assert "penstock doctor: measuring the loader alone" in err
+    main([*arguments, "--json"])
+    loop = json.loads(capsys.readouterr().out)["loop"]
+    assert loop["stages"]["getitem"]["samples"] > 40
+    assert loop["findings"][0]["predicted_gain"] > 1 and loop["findings"][0]["measured_gain"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--apply"], "--apply needs a DATASET"),
+        (["--step", "own_loop:step"], "--step needs a DATASET"),
+        (["own_loop:dataset", "--step", "step"], "a function is named by its module"),
+        (["own_loop:dataset", "--step", "own_loop:steps"], "own_loop has no 'steps'"),
+        (["own_loop:dataset", "--step", "own_loop:number"], "it is an object of type int"),
+        (["own_loop:dataset", "--seconds", "0"], "no number of seconds above 0"),
+        (["own_loop:dataset", "--seconds", "soon"], "no number of seconds above 0"),
+        (["own_loop:dataset", "--batch-size", "0"], "0 is too few"),
+        (["own_loop:dataset", "--num-workers", "-1"], "no whole number of 0 or more"),
+    ],
+)
+def test_wrong_arguments(module: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert main(["doctor", *arguments]) == 2
+    except SystemExit as error:
+        assert error.code == 2
+    out, err = capsys.readouterr()
+    assert message in err and not out
+
+
+BAD = """
+class Bad:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        raise KeyError("gone")
+bad = Bad()
+"""
+
+
+def test_a_dataset_that_fails_is_unknown(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_loop.py").write_text(MODULE + BAD)
+    main(["doctor", f"{module}:bad", "--seconds", "0.1"])
+    out, _ = capsys.readouterr()
+    assert "unknown" in out and "the loop" in out and "KeyError: 'gone'" in out
