@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchvision import transforms
 
 import penstock
 from penstock.loop_model import Cause, Measured, Workers, measured, outliers
@@ -20,7 +21,7 @@ from penstock.observe import Delivery, StageTime
 from penstock.system.cpus import machine_cpu_seconds
 from penstock.verdict import findings, verdict
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, noise_image
 
 MS = 1e-3
 
@@ -281,3 +282,19 @@ def test_a_loader_whose_loop_works_says_nothing(caplog: pytest.LogCaptureFixture
         del loader
         gc.collect()
     assert not caplog.records
+
+
+def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        noise_image(number, 30, 20).save(tmp_path / "a" / f"{number:02}.jpg")
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "a").iterdir())]
+    photos = penstock.ImageFolder(str(tmp_path), transforms.ToTensor())
+    loader = penstock.DataLoader(photos, batch_size=8, num_workers=2)
+    for _ in loader:
+        pass
+    stages = loader.stats().stages
+    assert stages["read"].bytes == sum(sizes) + sum(sizes[:8])  # the first batch shows its shape, and is filled anew
+    assert stages["decode"].bytes == 0
+    for name in ("open", "read", "decode", "convert"):
+        assert 0 <= stages[name].cpu_seconds <= stages[name].seconds
