@@ -37,6 +37,7 @@ case $sanitizer in
         preload="$(library libtsan.so)"
         options+=(
             --deselect tests/executors/test_loader_lifetime.py::test_fork_after_use
+            --deselect tests/executors/test_pool_active.py::test_in_a_forked_child
             --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
             --deselect tests/executors/test_thread_readers.py::test_a_fork_while_readers_work
         )

@@ -56,6 +56,7 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       process_(getpid()),
       grain_(choose_grain(*program_)),
       in_memory_(reads_memory(*program_)),
+      active_(threads),
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
       has_readers_(threads > 0 && readers > 0 && reads_files(*program_)),
       readers_(has_readers_ ? readers : 0, ahead_bytes) {
@@ -64,7 +65,7 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
   workers_.reserve(threads);
   try {
     for (unsigned i = 0; i < threads; ++i) {
-      workers_.emplace_back([this, i] { work(states_[i]); });
+      workers_.emplace_back([this, i] { work(i); });
       pthread_setname_np(workers_.back().native_handle(), "penstock");
     }
   } catch (...) {  // the system has no more threads: none may outlive this constructor
@@ -100,6 +101,7 @@ void Pool::close() {
     stop_.store(true, std::memory_order_relaxed);
   }
   work_.notify_all();
+  parked_.notify_all();
   done_.notify_all();
   python_.notify_all();
   readers_.close();  // first: workers wait for them
@@ -140,21 +142,34 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
 // awake has done so.
 bool Pool::one_grain(const Batch& batch) const { return in_memory_ && batch.local.size() <= grain_; }
 
-void Pool::work(Worker& worker) {
-  Scratch scratch(&worker.stages);
+void Pool::set_active(unsigned workers) {
+  {
+    const std::lock_guard hold(lock_);
+    active_.store(std::clamp(workers, std::min(1U, thread_count_), thread_count_), std::memory_order_relaxed);
+  }
+  parked_.notify_all();  // those beyond the number park at their next look for samples
+}
+
+void Pool::work(unsigned number) {
+  Scratch scratch(&states_[number].stages);
   while (true) {
     std::shared_ptr<Batch> batch;
     {
       std::unique_lock hold(lock_);
-      work_.wait(hold, [this] { return closed_ || !open_.empty(); });
+      while (!closed_ && (parks(number) || open_.empty())) (parks(number) ? parked_ : work_).wait(hold);
       if (closed_) return;
       batch = open_.front();
     }
-    fill(*batch, scratch, worker);
+    fill(*batch, scratch, number);
     const std::lock_guard hold(lock_);
-    if (!open_.empty() && open_.front() == batch) open_.pop_front();
+    if (!open_.empty() && open_.front() == batch && all_taken(*batch)) open_.pop_front();
     if (closed_) return;
   }
+}
+
+// A worker that parks leaves a batch in the middle, for those that go on.
+bool Pool::all_taken(const Batch& batch) noexcept {
+  return batch.next.load(std::memory_order_relaxed) >= batch.local.size();
 }
 
 void Pool::run_here(std::uint64_t number) {
@@ -168,19 +183,19 @@ void Pool::run_here(std::uint64_t number) {
 
 void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
   const std::lock_guard one_at_a_time(own_lock_);
-  Worker& caller = states_[thread_count_];
   {
     const std::lock_guard hold(lock_);
-    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>(&caller.stages);
+    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>(&states_[thread_count_].stages);
     if (thread_count_ == 0 || one_grain(*batch)) std::erase(open_, batch);  // else workers fill it too
   }
-  fill(*batch, *own_scratch_, caller);
+  fill(*batch, *own_scratch_, thread_count_);
 }
 
-// Fills samples of the batch for as long as it has any left to take.
-void Pool::fill(Batch& batch, Scratch& scratch, Worker& worker) {
+// Fills samples of the batch for as long as it has any left to take, and the worker of that number is an active one.
+void Pool::fill(Batch& batch, Scratch& scratch, unsigned number) {
+  Worker& worker = states_[number];
   scratch.clock.start();
-  while (fill_some(batch, scratch, worker)) {
+  while (!parks(number) && fill_some(batch, scratch, worker)) {
   }
   scratch.clock.flush();
   worker.rest();

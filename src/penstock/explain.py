@@ -65,6 +65,7 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from _so_far(stats, self.executors.measured())
+        yield from _tuned(self.settings, stats)
         yield from _reading(stats)
         yield from _calls(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
@@ -92,6 +93,7 @@ class Explained:
             for line in describe_decoded(plan.leaves, caches):
                 yield f"cache    {line}"
         yield from _so_far(stats, self.executors.measured())
+        yield from _tuned(settings, stats)
         yield from _reading(stats)
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
@@ -225,6 +227,16 @@ def _so_far(stats: Stats, found: Measured | None) -> Iterator[str]:
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
     if found is not None:
         yield f"verdict  {verdict(found)}"
+
+
+def _tuned(settings: Settings, stats: Stats) -> Iterator[str]:
+    """Yield what was tuned, and the latest reason, where anything was measured."""
+    tuning = stats.tuning
+    if tuning is None or not settings.workers_chosen or not (tuning.frozen or tuning.steps):
+        return
+    why = f"because {tuning.steps[-1].why}" if tuning.steps else "as there was nothing to gain from another number"
+    depth = f"{counted(tuning.in_flight, 'batch', 'batches')} in flight"
+    yield f"tuned    {tuning.threads} of {counted(tuning.of, 'thread')} at work, {depth}, {why}"
 
 
 def _reading(stats: Stats) -> Iterator[str]:

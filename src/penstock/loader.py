@@ -56,7 +56,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Args:
         num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the
             default): as many threads as CPUs this process may use, and 0 worker processes, torch's
-            default. 0: the caller's thread.
+            default; how many of the threads work at a time, and how many batches are in flight, is tuned by what the
+            loop's clocks say (stats().tuning). 0: the caller's thread.
         seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
             where position is the sample's place in the epoch's order: the same batches for any number of workers and
             ranks and after any resume; a sample that comes several times draws anew. torchvision's RandomResizedCrop,
@@ -247,7 +248,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         followers = (*followers, LoopClock(executors.counters.loop), *watching(self))
         if feed is None or target is None:
             batches = self._batches(settings, None)
-            batches.observers = (*executors.observers, *followers)
+            tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
+            batches.observers = (*executors.observers, *followers, *tuners)
             return batches
         stream = target.copy_stream()
         with target.current(stream):
@@ -255,7 +257,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batches.observers = executors.observers
         idle = executors.counters.loop.add_idle
         feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, idle)
-        feeding.observers = (target, *followers)
+        tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
+        feeding.observers = (target, *followers, *tuners)
         return feeding
 
     def _get_iterator(self) -> Any:

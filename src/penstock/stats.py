@@ -42,6 +42,36 @@ class TierCounts:
 
 
 @dataclass(frozen=True)
+class TuningStep:
+    """A step of the autotuning of a loader."""
+
+    seconds: float
+    """When it was made: seconds since the first pass of the loader began."""
+    threads: int
+    """Threads that may work from then on."""
+    in_flight: int
+    """Batches that are kept in flight from then on."""
+    why: str
+    """The reason, in a sentence: what was measured, and of a setting that was tried, how it did."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What autotuning has chosen for a loader without num_workers=. It never changes which batches come."""
+
+    threads: int
+    """Threads that may work, of those that there are."""
+    of: int
+    """The threads that there are."""
+    in_flight: int
+    """Batches that are kept in flight; 0: no batch has come yet."""
+    frozen: bool
+    """Nothing is tried, until the loop's times are much different."""
+    steps: tuple[TuningStep, ...]
+    """The latest steps, up to 32: settings that were tried, be they kept or not, and changes of the loop."""
+
+
+@dataclass(frozen=True)
 class Stats:
     """A snapshot of a loader's counters, over all of its epochs."""
 
@@ -76,6 +106,8 @@ class Stats:
     """What reader threads did ahead of native and Python threads, where reads of files block."""
     loop: LoopTimes
     """What the loops over the loader's batches did with their time."""
+    tuning: Tuning | None
+    """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
 
     def metrics(self, prefix: str = "penstock/") -> dict[str, float]:
         """Return the counters as a flat dictionary of numbers, for loggers of metrics.
@@ -134,13 +166,17 @@ class Counters(Observer):
         """Samples handed to the user."""
         return self._samples
 
-    def snapshot(self, buffers: tuple[int, int, int], cache: dict[str, TierCounts]) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers and tiers."""
+    def snapshot(
+        self, buffers: tuple[int, int, int], cache: dict[str, TierCounts], tuning: Tuning | None = None
+    ) -> Stats:
+        """Return the counters as they are, with the given (lent, free, created) buffers, tiers and tuning."""
         with self._lock:
             batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
-        return Stats(batches, samples, loop.waited, read_by_python, *buffers, stages, calls, cache, reading, loop)
+        return Stats(
+            batches, samples, loop.waited, read_by_python, *buffers, stages, calls, cache, reading, loop, tuning
+        )
 
 
 def samples_given(given: Any) -> int:

@@ -218,6 +218,7 @@ class Buffers:
 
     def __init__(self, *, pinned: bool, keep: int) -> None:
         self.pinned = pinned
+        self._keep = keep
         self._shelf = Shelf(keep)
         self._created = 0
 
@@ -245,6 +246,10 @@ class Buffers:
         tensor = block.tensor(shape, field.strides, field.dtype)
         self._shelf.lend(block, tensor)
         return Rows(tensor, block.address, nbytes)
+
+    def keep_times(self, factor: float) -> None:
+        """Keep so many times as many free blocks as `keep` says, for more batches in flight; no fewer than `keep`."""
+        self._shelf.keep = max(self._keep, math.ceil(factor * self._keep))
 
     def counts(self) -> tuple[int, int, int]:
         """Return how many pageable blocks are lent, free, and were ever created."""

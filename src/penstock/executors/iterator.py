@@ -19,6 +19,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock.executors.batch import Batch, IndexedBatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.cursor import SamplerCursor
+from penstock.executors.tuning import Knobs
+from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.native import ThreadWorker
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
@@ -118,6 +120,8 @@ class Pass(_BaseDataLoaderIter):
         self._exhausted = False
         self._reads_ahead = bool(resources.workers) and resources.ahead
         """Batches are begun before the user calls next() for them."""
+        self._setting = Setting(resources.workers)
+        self._batch_bytes = 0  # of a batch, once that is known
         self._lock = threading.Lock()
         self._ended = threading.Event()  # set when the threads are gone
         self._end: Callable[[], object] | None = None
@@ -156,6 +160,23 @@ class Pass(_BaseDataLoaderIter):
     def _delivery(self, batch: Any, out: Any, waited: float) -> Delivery:
         """Return the delivery of a batch."""
         return Delivery(out, batch.count, waited, batch.rescued)
+
+    def knobs(self) -> Knobs | None:
+        """Return what of the pass may be tuned while it runs; None: nothing."""
+        return None
+
+    def tune(self, setting: Setting) -> None:
+        """Go on with another setting, which changes no batch. Any thread may call it."""
+        self._setting = setting
+        if setting.in_flight is not None:
+            self._resources.buffers.keep_times((setting.in_flight + 2) / (IN_FLIGHT + 2))
+
+    def _in_flight_of(self, size: int) -> int:
+        """Return how many batches of so many bytes are to be in flight."""
+        self._batch_bytes = size
+        if self._resources.in_flight is not None:
+            return max(1, self._resources.in_flight)
+        return self._setting.in_flight or batches_that_fit(size)
 
     # --- batches in flight ------------------------------------------------------------------------------------------
 

@@ -24,9 +24,11 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck, with_lost
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, batches_that_fit, pinned
+from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, pinned
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
+from penstock.executors.tuning import Knobs
+from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
@@ -59,6 +61,8 @@ class NativePass(IndexedPass):
     """
 
     # Over 15 attributes: the pass, and the plan, crew and layout that a changed dataset exchanges in its middle.
+
+    _target: int  # batches in flight
 
     def __init__(
         self,
@@ -109,6 +113,8 @@ class NativePass(IndexedPass):
 
     def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
         self._done = done
+        if self._target > 1:
+            self._target = self._in_flight_of(self._batch_bytes)
         super()._refill(queue, done=done)
         if self._staging:
             self._staging.submit_ready(queue, self._submit)
@@ -127,6 +133,17 @@ class NativePass(IndexedPass):
         batch.let_shards_go()
         super()._drop(batch)
 
+    def knobs(self) -> Knobs | None:
+        if self._fetch is not None or not self._threads:  # it is the caller's thread that works
+            return None
+        deepens = self._resources.in_flight is None and self._target > 1
+        return Knobs(self._threads, self._target, self._batch_bytes if deepens else 0)
+
+    def tune(self, setting: Setting) -> None:
+        super().tune(setting)
+        if not self._pool.abandoned:
+            self._pool.set_active(setting.threads)
+
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
@@ -139,6 +156,7 @@ class NativePass(IndexedPass):
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
         self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
         self._pool = self._crew.pool
+        self._pool.set_active(self._setting.threads)
         self._hold(self._crew)
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
@@ -201,9 +219,7 @@ class NativePass(IndexedPass):
         known = [field for field in self._fields if field is not None]
         if not self._reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
-        if self._resources.in_flight is not None:
-            return max(1, self._resources.in_flight)
-        return batches_that_fit(samples * sum(field.nbytes for field in known))
+        return self._in_flight_of(samples * sum(field.nbytes for field in known))
 
     def _begin_indices(self, batch: NativeBatch) -> None:
         if self._fetch is not None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.errors import InvalidOption, pair
+from penstock.executors.autotune import Autotune
 from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
@@ -60,6 +61,7 @@ class Executors:
         self.reach = reach
         self.caches = caches
         self.counters = Counters()
+        self.autotune = Autotune(self.counters)
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
@@ -80,7 +82,8 @@ class Executors:
     def stats(self) -> Stats:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
-        return self.counters.snapshot((0, 0, 0) if self.buffers is None else self.buffers.counts(), cache)
+        buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
+        return self.counters.snapshot(buffers, cache, self.autotune.tuning())
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -103,7 +106,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "observers", "buffers", "shared", "_base_seed", "_workers", "_files", "_logs")
+        anew = ("counters", "autotune", "observers", "buffers", "shared", "_base_seed", "_workers", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ import torch
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Handed, Pass, PassInput, PassResources, batches_that_fit, pinned
+from penstock.executors.iterator import Handed, Pass, PassInput, PassResources, pinned
 from penstock.executors.job import Job
+from penstock.executors.tuning import Knobs
+from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import Init, OwnFetches
@@ -66,6 +68,7 @@ class ThreadPass(Pass):
         readers: ThreadReaders | None = None,
     ) -> None:
         super().__init__(resources)
+        self._in_flight = 1  # batches, as chosen last
         self._readers = readers
         self._in_order = in_order
         self._iterable = iterable
@@ -176,6 +179,10 @@ class ThreadPass(Pass):
         self._crew.submit(batch)
 
     def _depth(self, queue: deque[FetchedBatch]) -> int:
+        self._in_flight = self._choose_depth(queue)
+        return self._in_flight
+
+    def _choose_depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self._num_workers
         if self._owners is not None and not self._owners:
             return 0  # all threads are at the end of the dataset
@@ -187,7 +194,7 @@ class ThreadPass(Pass):
         if self._iterable or sample_bytes is None or not queue:
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
-        fitting = batches_that_fit(samples * sample_bytes)
+        fitting = self._in_flight_of(samples * sample_bytes)
         if self._readers is not None and self._resources.settled:
             fitting = max(fitting, self._readers.batches_ahead(samples, sample_bytes))
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
@@ -249,6 +256,19 @@ class ThreadPass(Pass):
             f"<ThreadPass: {state}, {self._num_workers} threads, {self._crew.pace.active} at a time, "
             f"{len(self._queue)} batches in flight>"
         )
+
+    def knobs(self) -> Knobs | None:
+        if self._iterable or not self._num_workers:
+            return None
+        deepens = self._resources.in_flight is None and self._reads_ahead
+        size = self._batch_bytes if deepens else 0
+        return Knobs(self._num_workers, self._in_flight, size, paced=True)
+
+    def tune(self, setting: Setting) -> None:
+        super().tune(setting)
+        with self._crew.parked:
+            self._crew.pace.limit(setting.threads)
+            self._crew.parked.notify_all()
 
     def _end_pass(self) -> None:
         if self._persistent_workers:

@@ -79,7 +79,7 @@ class ThreadCrew:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
+        self.parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
         self._done = threading.Condition(self._lock)
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
@@ -182,7 +182,7 @@ class ThreadCrew:
             self.pace.restart()
         before, self._caller_works = self._caller_works, works
         if before and not works:
-            self._parked.notify_all()
+            self.parked.notify_all()
             if not self._workers[0].unbound():
                 self._workers[0].fetch = None  # the thread makes another one
 
@@ -197,7 +197,7 @@ class ThreadCrew:
             self._open.clear()
             self._surroundings = around
             self._work.notify_all()
-            self._parked.notify_all()
+            self.parked.notify_all()
 
     def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
@@ -211,7 +211,7 @@ class ThreadCrew:
         with self._lock:
             self._closed = True
             self._open.clear()
-            for waiting in (self._work, self._parked, self._done):
+            for waiting in (self._work, self.parked, self._done):
                 waiting.notify_all()
         if self.readers is not None:
             self.readers.close()
@@ -282,7 +282,7 @@ class ThreadCrew:
         with self._lock:
             while not self._closed and worker.surroundings is self._surroundings:
                 if (worker.number >= self.pace.active or self._caller_works) and not self._iterable:
-                    self._parked.wait()
+                    self.parked.wait()
                     continue
                 for batch in self._open:
                     if batch.owner in (None, worker.number):
@@ -362,7 +362,7 @@ class ThreadCrew:
             if seconds and not (self._caller_works and not self.pace.alone):  # else the caller ends its batch
                 self.pace.did(samples, seconds)
                 if self.pace.active > before:
-                    self._parked.notify_all()
+                    self.parked.notify_all()
             batch.unfinished -= samples
             if batch.unfinished:
                 return

@@ -50,6 +50,18 @@ class Pace:
         """Whether one thread works at a time: it does as much as more would, or a trial shows whether it does."""
         return self.active == 1
 
+    def limit(self, threads: int) -> None:
+        """Let at most so many threads work from here on. Where all that might did, as many as may from here on do."""
+        all_of_them = self.active == self._threads and not self._few
+        self._threads = threads
+        if self._few or self.active > threads:
+            self._few, self._left = 0, 1  # what was measured was not of these threads
+            self.active = self._settled = min(self._settled, threads)
+        elif all_of_them:
+            self.active = self._settled = threads
+            self._left = 1
+        self.restart()
+
     def restart(self) -> None:
         """Begin the window anew: what it has counted was done in another way."""
         self._begin = self._clock()

@@ -1,0 +1,319 @@
+"""How many threads fill batches and how many batches are in flight, found by what the clocks of the loop say.
+
+A `Controller` is numbers only: it reads no clock of its own and touches no thread. In windows of the loop's time it
+compares the setting in use with another one, in turns, and keeps the better one. Where the loop hardly waits and the
+CPUs have time to spare there is nothing to gain, and nothing is tried. What has settled is frozen, until the loop's
+times are much different.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from statistics import median
+from typing import NamedTuple
+
+from penstock.executors.tuning_trial import AS_FAST, FASTER, Candidate, Setting, Span, Trial, span_between
+from penstock.loop_times import LoopTimes
+from penstock.stats import Tuning, TuningStep
+from penstock.system.words import counted
+
+#: A loop that waits for this share of its time, or more, lacks batches.
+STARVED = 0.05
+#: CPUs are full where this process takes this share of their time, or more: then threads take time from the loop.
+FULL = 0.8
+#: The wait comes in bursts where half of it is for this share of the batches, or for fewer.
+RARE = 1 / 16
+#: Such bursts in a window that compares depths, which ends after so many seconds at the latest.
+BURSTS, LONGEST_BURSTS = 4, 3.0
+#: Batches in flight at the most, and the part of the available memory that those of a deeper setting may take.
+MOST_IN_FLIGHT, MEMORY_PART = 64, 8
+#: A loop has changed where a batch takes it so many times as long, or as short, or it waits for so much more or less of
+#: the time, in so many windows one after the other.
+CHANGED, CHANGED_SHARE, CHANGED_WINDOWS = 1.5, 0.1, 3
+#: Seconds for which nothing more is tried, the first time and at the most: they double where the loop changes often.
+FIRST_HOLD, LONGEST_HOLD = 2.0, 300.0
+#: Steps that are kept.
+MOST_STEPS = 32
+#: After so many seconds a window of two batches is long enough.
+LONG_WINDOW = 2.0
+#: Batches that belong to the setting before, when another one begins.
+PASSED_OVER = 2
+
+
+class State(Enum):
+    """What a controller does."""
+
+    OBSERVING = auto()  # it looks whether another setting is worth a trial
+    TRYING = auto()  # two settings are in use in turns
+    FROZEN = auto()  # it looks whether the loop has changed
+
+
+class Event(Enum):
+    """What a window of the loop's time comes to."""
+
+    WORTH_A_TRIAL = auto()
+    NOTHING_TO_GAIN = auto()
+    DECIDED = auto()
+    LACKS_THREADS = auto()
+    LOOP_CHANGED = auto()
+
+
+#: The life of a controller; an event that is not in the row of a state is an error.
+NEXT = {
+    (State.OBSERVING, Event.WORTH_A_TRIAL): State.TRYING,
+    (State.OBSERVING, Event.NOTHING_TO_GAIN): State.FROZEN,
+    (State.OBSERVING, Event.LACKS_THREADS): State.OBSERVING,
+    (State.TRYING, Event.DECIDED): State.OBSERVING,
+    (State.FROZEN, Event.LACKS_THREADS): State.OBSERVING,
+    (State.FROZEN, Event.LOOP_CHANGED): State.OBSERVING,
+}
+#: The least seconds and batches of a window.
+WINDOWS = {State.OBSERVING: (0.5, 16), State.TRYING: (0.2, 8), State.FROZEN: (1.0, 16)}
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What of a pass may be tuned."""
+
+    threads: int
+    """The threads that it has."""
+    in_flight: int
+    """Batches in flight now."""
+    batch_bytes: int = 0
+    """Of a batch, where more may be in flight; 0: they may not."""
+    paced: bool = False
+    """The threads find by themselves how many of them hinder each other (Pace)."""
+
+
+class Work(NamedTuple):
+    """What was worked until now, in seconds."""
+
+    now: float
+    busy: float
+    """Of all threads that fill batches."""
+    cpu: float
+    """CPU time of this process."""
+
+
+class Controller:
+    """Chooses the setting for the passes of a loader.
+
+    Args:
+        threads: that there are.
+        cpus: that this process may use.
+        room: returns how many bytes of memory this process may still take.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        cpus: int,
+        room: Callable[[], int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.setting = Setting(threads)
+        self.state = State.OBSERVING
+        self._threads, self._cpus, self._room, self._clock = threads, cpus, room, clock
+        self._began = clock()
+        self._steps: tuple[TuningStep, ...] = ()
+        self._usual = 0  # batches in flight as chosen by their size
+        self._window: tuple[LoopTimes, Work | None] | None = None
+        self._passed_over = PASSED_OVER  # batches until the window begins
+        self._trial: Trial | None = None
+        self._tried: set[frozenset[Setting]] = set()  # pairs, since the loop changed
+        self._full: Setting | None = None  # the setting before threads were taken away to leave CPUs to the loop
+        self._gave_back = False  # these threads, after a time without them; they are taken away when that may do
+        self._frozen_with: Span | None = None
+        self._windows_changed = 0
+        self._hold, self._held_until = FIRST_HOLD, 0.0
+
+    def look(self, loop: LoopTimes, work: Callable[[], Work], knobs: Knobs) -> None:
+        """Choose the setting from here on by the loop's times until now. work: is called where it is needed."""
+        if self.setting.in_flight is None:
+            self._usual = knobs.in_flight
+        if self._window is None:
+            self._window = loop, None
+            return
+        begun, work_begun = self._window
+        span = span_between(begun, loop)
+        if self._passed_over:
+            if span.batches >= self._passed_over:
+                self._passed_over = 0
+                self._window = loop, work() if self.state is State.OBSERVING else None
+            return
+        if not self._suffices(span):
+            return
+        if self._short_of_memory(knobs):
+            self._give_memory_back()
+        elif self.state is not State.TRYING and self._full is not None and span.share >= STARVED:
+            self._give_threads_back(self._full, span)
+        elif self.state is State.TRYING:
+            self._go_on(span)
+        elif self.state is State.FROZEN:
+            self._check(span)
+        else:
+            assert work_begun is not None
+            self._observe(span, work_begun, work(), knobs)
+        self._begin_window(loop)
+
+    def tuning(self) -> Tuning:
+        """Return what was done so far."""
+        in_flight = self.setting.in_flight or self._usual
+        return Tuning(self.setting.threads, self._threads, in_flight, self.state is State.FROZEN, self._steps)
+
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def _begin_window(self, loop: LoopTimes) -> None:
+        """Begin a window behind the batches that were made with the setting before."""
+        self._window = loop, None
+        self._passed_over = PASSED_OVER
+        if self._trial is not None and self._trial.deepens:
+            self._passed_over = max(PASSED_OVER, self._trial.candidate.setting.in_flight or 0)
+
+    def _suffices(self, span: Span) -> bool:
+        """Return whether a window is long enough."""
+        if self._trial is not None and self._trial.candidate.batches:
+            return span.batches >= self._trial.candidate.batches or span.seconds >= LONGEST_BURSTS
+        seconds, batches = WINDOWS[self.state]
+        return (span.seconds >= seconds and span.batches >= batches) or (
+            span.seconds >= LONG_WINDOW and span.batches >= 2
+        )
+
+    def _to(self, event: Event) -> None:
+        following = NEXT.get((self.state, event))
+        if following is None:
+            raise RuntimeError(f"the controller is {self.state.name}, where {event.name} cannot happen")
+        self.state = following
+
+    # --- what a window comes to ---------------------------------------------------------------------------------------
+
+    def _observe(self, span: Span, begun: Work, ended: Work, knobs: Knobs) -> None:
+        wall = max(ended.now - begun.now, 1e-9)
+        busy = (ended.busy - begun.busy) / span.seconds
+        full = (ended.cpu - begun.cpu) / (wall * self._cpus)
+        for candidate in self._candidates(span, busy, full, knobs):
+            if frozenset((self.setting, candidate.setting)) not in self._tried:
+                self._trial = Trial(self.setting, candidate)
+                self._to(Event.WORTH_A_TRIAL)
+                return
+        self._frozen_with, self._windows_changed = span, 0
+        self._gave_back &= self._full is None
+        self._held_until = self._clock() + self._hold
+        self._to(Event.NOTHING_TO_GAIN)
+
+    def _candidates(self, span: Span, busy: float, full: float, knobs: Knobs) -> Iterator[Candidate]:
+        """Yield the settings that may be better. busy: threads at work on average. full: the CPUs' share in use."""
+        threads, in_flight = self.setting.threads, self.setting.in_flight
+        waited = f"the loop waited {span.share:.0%} of the time"
+        competing = full >= FULL and span.share < 0.8  # the loop and the threads take CPUs from each other
+        filled = f"{waited} and the CPUs were {min(full, 1.0):.0%} busy"
+        one_left = threads - 1 if threads == self._cpus else threads
+        if span.share < STARVED:
+            fewer = max(1, min(one_left, math.ceil(busy)))
+            if competing and fewer < threads:
+                yield Candidate(Setting(fewer, in_flight), AS_FAST, filled)
+            return
+        if threads < self._threads:
+            yield Candidate(Setting(min(self._threads, 2 * threads), in_flight), FASTER, waited)
+        if span.rare <= RARE:
+            deeper = min(2 * knobs.in_flight, self._deepest(knobs))
+            if deeper > knobs.in_flight:
+                apart = round(1 / max(span.rare, 1e-3))
+                why = f"{waited}, half of it for one batch in {apart}"
+                yield Candidate(Setting(threads, deeper), FASTER, why, BURSTS * apart)
+        if threads > 1 and not knobs.paced:
+            yield Candidate(Setting((threads + 1) // 2, in_flight), FASTER, waited)
+        if competing and 0 < one_left < threads:
+            yield Candidate(Setting(one_left, in_flight), FASTER, filled)
+
+    def _go_on(self, span: Span) -> None:
+        """Take note of a window of a trial."""
+        trial = self._trial
+        assert trial is not None
+        trial.rates.append(span.rate)
+        self.setting = trial.setting
+        if not trial.decided:
+            return
+        better = trial.better
+        if better and trial.candidate.least < 1:
+            self._full = self._full or trial.before
+        self.setting = trial.candidate.setting if better else trial.before
+        self._tried.add(frozenset((trial.before, trial.candidate.setting)))
+        new, old = (self._words(setting, trial.deepens) for setting in (trial.candidate.setting, trial.before))
+        self._note(f"{trial.candidate.why}; with {new} it took {_compared(median(trial.factors))} with {old}")
+        self._trial = None
+        self._to(Event.DECIDED)
+
+    def _give_threads_back(self, full: Setting, span: Span) -> None:
+        """Go back to all threads: what was in flight had hidden that fewer are too few, or the loop is faster now."""
+        lean, self._full, self.setting = self.setting, None, Setting(full.threads, self.setting.in_flight)
+        self._tried.add(frozenset((lean, self.setting)))
+        self._gave_back |= self.state is State.FROZEN
+        self._note(f"with {self._words(lean, False)} the loop came to wait {span.share:.0%} of the time")
+        self._to(Event.LACKS_THREADS)
+
+    def _check(self, span: Span) -> None:
+        """Look whether the loop does something else than when its setting was frozen."""
+        before = self._frozen_with
+        assert before is not None
+        factor, difference = span.rate / before.rate, abs(span.share - before.share)
+        turned = difference >= CHANGED_SHARE and (span.share >= STARVED) != (before.share >= STARVED)
+        changed = not 1 / CHANGED < factor < CHANGED or turned
+        waits_no_more = self._gave_back and span.share < STARVED
+        self._windows_changed = self._windows_changed + 1 if changed or waits_no_more else 0
+        now = self._clock()
+        if self._windows_changed < CHANGED_WINDOWS or now < self._held_until:
+            return
+        quiet = now - (self._held_until - self._hold) > 10 * self._hold
+        self._hold = FIRST_HOLD if quiet else min(2 * self._hold, LONGEST_HOLD)
+        self._tried.clear()
+        if changed:
+            self._note(
+                f"the loop has changed: it takes {_compared(factor)} before, and waits {span.share:.0%} of the time, "
+                f"before {before.share:.0%}; other settings are tried"
+            )
+        self._to(Event.LOOP_CHANGED)
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _deepest(self, knobs: Knobs) -> int:
+        """Return how many batches may be in flight: 0 where the pass does not let more be so."""
+        if not knobs.batch_bytes:
+            return 0
+        return min(MOST_IN_FLIGHT, self._room() // MEMORY_PART // knobs.batch_bytes)
+
+    def _short_of_memory(self, knobs: Knobs) -> bool:
+        """Return whether the batches of a deeper setting would take twice their part of the memory that is left."""
+        depth = self.setting.in_flight
+        return depth is not None and depth * knobs.batch_bytes > self._room() // MEMORY_PART * 2
+
+    def _give_memory_back(self) -> None:
+        """Go back to the usual depth."""
+        if self._trial is not None:
+            self._trial = None
+            self._to(Event.DECIDED)
+        depth, self.setting = self.setting.in_flight, Setting(self.setting.threads)
+        self._note(f"{depth} batches in flight would take too large a part of the memory that is left")
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _words(self, setting: Setting, deeper: bool) -> str:
+        if deeper:
+            return f"{counted(setting.in_flight or self._usual, 'batch', 'batches')} in flight"
+        return counted(setting.threads, "thread")
+
+    def _note(self, why: str) -> None:
+        seconds = self._clock() - self._began
+        step = TuningStep(seconds, self.setting.threads, self.setting.in_flight or self._usual, why)
+        self._steps = (*self._steps, step)[-MOST_STEPS:]
+
+
+def _compared(factor: float) -> str:
+    if abs(factor - 1) < 0.005:
+        return "as many batches a second as"
+    return f"{abs(factor - 1):.0%} {'more' if factor > 1 else 'fewer'} batches a second than"
