@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import ledger, quarantine, shards
+from penstock.cli import ledger, quarantine, shards, watch
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     ledger.add_parser(verbs)
     quarantine.add_parser(verbs)
     shards.add_parsers(verbs)
+    watch.add_parser(verbs)
     return top
 
 

@@ -9,19 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from penstock.system.words import shown as shown
+
 try:
     from tqdm import tqdm
 except ImportError:
     tqdm = None
 
 T = TypeVar("T")
-
-
-def shown(text: str) -> str:
-    """Return text on one line: line ends, control characters and bytes that are no UTF-8 become escapes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def raw(text: str) -> bytes:
