@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import penstock
 import penstock.cli
 import penstock.frameworks
+import penstock.insight
 import penstock.testing
 from penstock.insight.lint import __all__ as REMARKS
 from tests.pages import ROOT, name_of, parts_of, rows_of, text_of
@@ -138,6 +139,7 @@ def test_arguments_are_attributes() -> None:
         ("device", "argument of `Feed`", penstock.Feed),
         ("bad-samples", "argument of `Replace`", penstock.Replace),
         ("shards", "argument of `pack`", penstock.pack),
+        ("recordings", "argument of `record`", penstock.insight.record),
     ],
 )
 def test_argument_tables_are_signatures(page: str, head: str, function: Any) -> None:
@@ -152,7 +154,8 @@ def test_stats_table_is_complete() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     shown = " ".join(row[0] for row in rows_of(ROOT / "docs" / "reference.md", "name"))
     listed = [re.match(r"\w+", span)[0] for span in re.findall(r"`([^`]+)`", shown)]  # type: ignore[index]
-    public = [*penstock.__all__, *penstock.testing.__all__, *penstock.frameworks.__all__, *REMARKS]
+    insight = (*penstock.insight.__all__, *REMARKS)
+    public = [*penstock.__all__, *penstock.testing.__all__, *penstock.frameworks.__all__, *insight]
     assert sorted(listed) == sorted(public)
 
 

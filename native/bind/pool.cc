@@ -51,10 +51,10 @@ const char* code_name(Code code) {
 
 class PyPool {
  public:
-  PyPool(nb::object program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes)
+  PyPool(nb::object program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes, bool recorded)
       : program_(std::move(program)),
         native_(nb::cast<PyProgram&>(program_).program()),
-        pool_(std::make_unique<Pool>(native_, threads, readers, ahead_bytes)) {
+        pool_(std::make_unique<Pool>(native_, threads, readers, ahead_bytes, recorded)) {
     LeftBehind::instance().forget();
   }
 
@@ -205,6 +205,22 @@ class PyPool {
     return list_of([this](Stage stage) { return pool_->stage(stage); });
   }
 
+  // Nothing in a forked child, where a timeline may have been in the middle of a change.
+  nb::list take_spans() {
+    nb::list found;
+    if (pool_->abandoned()) return found;
+    const auto taken = pool_->take_spans();
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+      const int worker = i + 1 < taken.size() ? static_cast<int>(i) : -1;
+      for (const WorkSpan& span : taken[i]) {
+        const std::string_view stage = kStages[static_cast<std::size_t>(span.stage)];
+        found.append(nb::make_tuple(worker, nb::str(stage.data(), stage.size()), static_cast<double>(span.begin) * 1e-9,
+                                    static_cast<double>(span.end) * 1e-9, span.samples));
+      }
+    }
+    return found;
+  }
+
   void add_python_server() {
     check_process();
     pool_->add_python_server();
@@ -271,8 +287,8 @@ void bind_pool(nb::module_& m) {
       .def_ro("field", &PythonJob::field)
       .def_ro("reason", &PythonJob::reason);
   nb::class_<PyPool>(m, "Pool")
-      .def(nb::init<nb::object, unsigned, unsigned, std::uint64_t>(), nb::arg("program"), nb::arg("threads"),
-           nb::arg("readers") = 0, nb::arg("ahead_bytes") = 0)
+      .def(nb::init<nb::object, unsigned, unsigned, std::uint64_t, bool>(), nb::arg("program"), nb::arg("threads"),
+           nb::arg("readers") = 0, nb::arg("ahead_bytes") = 0, nb::arg("recorded") = false)
       .def("prepare", &PyPool::prepare, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
            nb::arg("position"), nb::arg("source").none(), nb::arg("names").none())
       .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"))
@@ -289,6 +305,7 @@ void bind_pool(nb::module_& m) {
       .def("fail_python", &PyPool::fail_python, nb::arg("job"))
       .def("close", &PyPool::close)
       .def("stages", &PyPool::stages)
+      .def("take_spans", &PyPool::take_spans)
       .def("reading", &PyPool::reading)
       .def("start_readers", &PyPool::start_readers)
       .def_prop_ro("read_depth", &PyPool::read_depth)

@@ -50,7 +50,8 @@ SampleKey key_of(const Batch& batch, std::uint32_t position) {
 
 }  // namespace
 
-Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes)
+Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes,
+           bool recorded)
     : program_(std::move(program)),
       thread_count_(threads),
       process_(getpid()),
@@ -61,6 +62,7 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       has_readers_(threads > 0 && readers > 0 && reads_files(*program_)),
       readers_(has_readers_ ? readers : 0, ahead_bytes) {
   if (in_memory_) guard_faults();
+  for (unsigned i = 0; recorded && i <= threads; ++i) states_[i].timeline = std::make_unique<Timeline>();
   const BlockSignals blocked;  // new threads inherit the mask
   workers_.reserve(threads);
   try {
@@ -194,19 +196,25 @@ void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
 // Fills samples of the batch for as long as it has any left to take, and the worker of that number is an active one.
 void Pool::fill(Batch& batch, Scratch& scratch, unsigned number) {
   Worker& worker = states_[number];
+  if (worker.timeline) worker.timeline->begin(worker.stages);
   scratch.clock.start();
-  while (!parks(number) && fill_some(batch, scratch, worker)) {
+  std::uint32_t samples = 0;
+  while (!parks(number)) {
+    const std::uint32_t some = fill_some(batch, scratch, worker);
+    if (some == 0) break;
+    samples += some;
   }
   scratch.clock.flush();
   worker.rest();
+  if (worker.timeline && samples > 0) worker.timeline->end(worker.stages, samples);
 }
 
-// Takes the next samples of the batch and fills them; false when there were none left to take.
-bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
-  if (stop_.load(std::memory_order_relaxed)) return false;
+// Takes the next samples of the batch, fills them and returns how many they are; 0: there were none left to take.
+std::uint32_t Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
+  if (stop_.load(std::memory_order_relaxed)) return 0;
   const auto size = static_cast<std::uint32_t>(batch.local.size());
   const std::uint32_t begin = batch.next.fetch_add(grain_, std::memory_order_relaxed);
-  if (begin >= size) return false;
+  if (begin >= size) return 0;
   const std::uint32_t end = std::min(size, begin + grain_);
   worker.begin(batch.number, begin);
   const auto fill = [&](std::uint32_t position) {
@@ -228,7 +236,7 @@ bool Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
   }
   scratch.trim();
   finish(batch, end - begin);
-  return true;
+  return end - begin;
 }
 
 const Pool::Fillers& Pool::fillers_of(const Batch& batch, std::uint32_t position) const {
@@ -320,6 +328,12 @@ std::vector<Busy> Pool::busy() {
     found.push_back({next_number_ - back, position, seconds});
   }
   return found;
+}
+
+std::vector<std::vector<WorkSpan>> Pool::take_spans() {
+  std::vector<std::vector<WorkSpan>> taken;
+  for (std::size_t i = 0; i <= thread_count_ && states_[i].timeline; ++i) taken.push_back(states_[i].timeline->take());
+  return taken;
 }
 
 std::optional<PythonJob> Pool::take_python(bool block) {

@@ -35,6 +35,7 @@
 #include "files/stages.h"
 #include "pool/read_ahead.h"
 #include "pool/sleep_clock.h"
+#include "pool/timeline.h"
 #include "tensor/filler.h"
 
 namespace penstock {
@@ -102,6 +103,7 @@ class alignas(64) Worker {  // cache lines of its own
 
   StageCounters stages;
   SleepMeter sleeps;  // of the worker only
+  std::unique_ptr<Timeline> timeline;  // null: nobody records
 
   // `since` is 0 while the other value changes: a reader that sees one `since` before and after has a pair.
   void begin(std::uint64_t batch, std::uint32_t position) {
@@ -127,8 +129,10 @@ enum class Wait : std::uint8_t { done, timeout, python_needed, closed };
 
 class Pool {
  public:
-  // At most `readers` reader threads, which hold so many bytes ahead; none without worker threads.
-  Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes);
+  // At most `readers` reader threads, which hold so many bytes ahead; none without worker threads. recorded: each
+  // worker keeps a Timeline.
+  Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes,
+       bool recorded = false);
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();
@@ -171,6 +175,9 @@ class Pool {
   // through it. Waits for nothing; what a thread counts meanwhile may be in it or not.
   [[nodiscard]] StageCounters::Count stage(Stage stage) const;
 
+  // What each worker did since the last call, the callers of run_here and wait last; one thread at a time may call it.
+  [[nodiscard]] std::vector<std::vector<WorkSpan>> take_spans();
+
   // For tests: starts readers, whether or not reads block.
   void start_readers() { readers_.start(); }
 
@@ -195,7 +202,7 @@ class Pool {
   [[nodiscard]] bool one_grain(const Batch& batch) const;
   void fill_here(const std::shared_ptr<Batch>& batch);
   void fill(Batch& batch, Scratch& scratch, unsigned number);
-  bool fill_some(Batch& batch, Scratch& scratch, Worker& worker);
+  std::uint32_t fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   [[nodiscard]] const Fillers& fillers_of(const Batch& batch, std::uint32_t position) const;
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker);

@@ -41,6 +41,7 @@ from penstock.errors import (
 )
 from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
 from penstock.frameworks.installing import install, uninstall
+from penstock.insight import publish as _publish
 from penstock.loader import DataLoader
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
@@ -50,6 +51,8 @@ from penstock.state.quarantine import Replace
 from penstock.stats import Stats
 
 __version__ = "0.1.0"
+
+_publish()  # `penstock watch` sees this process
 
 __all__ = [
     "AccessRefused",

@@ -456,8 +456,20 @@ Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 
-    def __init__(self, program: Program, threads: int, readers: int = 0, ahead_bytes: int = 0) -> None:
-        """Start the threads; where reads block, up to `readers` more read files ahead and hold so many bytes."""
+    def __init__(
+        self, program: Program, threads: int, readers: int = 0, ahead_bytes: int = 0, recorded: bool = False
+    ) -> None:
+        """Start the threads; where reads block, up to `readers` more read files ahead and hold so many bytes.
+
+        recorded: take_spans() says what each thread did.
+        """
+
+    def take_spans(self) -> list[tuple[int, str, float, float, int]]:
+        """Return what each worker did since the last call, a batch at a time.
+
+        Each is the worker (-1: a thread that calls run_here or wait), the stage that took most of the time, begin and
+        end by time.perf_counter(), and samples. A worker keeps 16,384 pieces that were not taken.
+        """
 
     def prepare(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
 from penstock.loop_times import LoopClock
-from penstock.observe import Observers, watching
+from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
 from penstock.order.epochs import SetEpoch
@@ -426,11 +426,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return the counters of all epochs so far."""
         return self._executors.stats()
 
+    def stats_reader(self) -> Callable[[], Stats]:
+        """Return what returns stats() and does not keep the loader: a bound method."""
+        return self._executors.stats
+
+    @property
+    def read_by(self) -> str:
+        """Who reads the dataset: "native threads" or "Python"."""
+        return "native threads" if isinstance(self._plan, NativePlan) else "Python"
+
+    def record_spans(self, sink: SpanSink) -> Callable[[], None]:
+        """Have a sink called for each piece of work of this process's workers; return what ends that."""
+        return self._executors.counters.meter.add_sink(sink)
+
     def __repr__(self) -> str:
-        readers = "native threads" if isinstance(self._plan, NativePlan) else "Python"
         return (
             f"<penstock.DataLoader of {type(self.dataset).__name__}: batch_size={self.batch_size}, "
-            f"num_workers={self.num_workers}, read by {readers}>"
+            f"num_workers={self.num_workers}, read by {self.read_by}>"
         )
 
     # --- for frameworks ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.call_counts import CallMeter, CallReader
 from penstock.errors import WorkerStuck
@@ -36,6 +36,8 @@ class Delivery:
     """An observer's exception is raised in the batch's place: the batch is dropped, as one that failed."""
     seen: int = 0
     """Observers that know of it."""
+    begun: float = 0.0
+    """When its making began, by time.perf_counter(); 0: that is not known."""
 
 
 class Observer:
@@ -96,24 +98,32 @@ class Harmless(Observer):
 
     def delivered(self, delivery: Delivery) -> None:
         """Pass on a delivery."""
-        self._pass_on("delivered", delivery)
+        if self._observer is not None:
+            try:
+                self._observer.delivered(delivery)
+            except Exception:
+                self._drop()
 
     def failed(self, error: Exception) -> None:
         """Pass on an error."""
-        self._pass_on("failed", error)
+        if self._observer is not None:
+            try:
+                self._observer.failed(error)
+            except Exception:
+                self._drop()
 
     def ended(self) -> None:
         """Pass on the end of the pass."""
-        self._pass_on("ended")
+        if self._observer is not None:
+            try:
+                self._observer.ended()
+            except Exception:
+                self._drop()
 
-    def _pass_on(self, method: str, *arguments: Any) -> None:
-        if self._observer is None:
-            return
-        try:
-            getattr(self._observer, method)(*arguments)
-        except Exception:
-            _log.exception("an observer of a loader failed, and is not called any more")
-            self._observer = None
+    def _drop(self) -> None:
+        """Log the exception that is being handled, and call the observer no more."""
+        _log.exception("an observer of a loader failed, and is not called any more")
+        self._observer = None
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
@@ -262,6 +272,17 @@ class Instant(NamedTuple):
         return cls(time.perf_counter(), time.thread_time())
 
 
+class SpanSink(Protocol):
+    """Is called with each piece of work of a loader's threads in this process, by any of its threads."""
+
+    def __call__(self, stage: str, seconds: float, samples: int, ended: float, thread: str = "") -> None:
+        """Take note of work that ended at a time of time.perf_counter(); of the calling thread where none is named."""
+
+
+#: Returns what native workers did since the last call: the worker, stage, begin, end and samples of each piece.
+SpanReader = Callable[[], Iterable[tuple[int, str, float, float, int]]]
+
+
 class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
 
@@ -276,6 +297,10 @@ class Meter:
         self.calls = CallMeter()
         self.processes = ProcessTimes()
         self.reading = ReadMeter()
+        self.sinks: tuple[SpanSink, ...] = ()
+        """Called for each piece of work that is added, where somebody records them."""
+        self._native_spans: list[SpanReader] = []
+        self._collecting = threading.RLock()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
         return Meter, ()  # a copy counts anew
@@ -294,16 +319,50 @@ class Meter:
         if calls is not None:
             self.calls.close(calls)
 
+    def add_sink(self, sink: SpanSink) -> Callable[[], None]:
+        """Have a sink called from now on, by native workers from the next pass on; return what ends that."""
+        self.sinks = (*self.sinks, sink)
+
+        def end() -> None:
+            self.sinks = tuple(one for one in self.sinks if one is not sink)
+
+        return end
+
+    def open_spans(self, read: SpanReader) -> None:
+        """Add native workers that record what they do: it reaches the sinks when stages are read."""
+        self._native_spans.append(read)
+
+    def close_spans(self, read: SpanReader) -> None:
+        """Collect what native workers did for the last time; the second call does nothing."""
+        with contextlib.suppress(ValueError):
+            self._native_spans.remove(read)
+            with self._collecting:
+                self._collect_spans(read)
+
+    def _collect_spans(self, read: SpanReader) -> None:
+        for worker, stage, begin, end, samples in read():
+            thread = "calling thread" if worker < 0 else f"penstock-native-{worker}"
+            for sink in self.sinks:
+                sink(stage, end - begin, samples, end, thread)
+
     def add(self, stage: str, begun: Instant, samples: int) -> float:
         """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
         seconds, cpu_seconds = time.perf_counter() - begun.time, time.thread_time() - begun.cpu_time
         self._finished.append(StageCount(stage, seconds, samples, cpu_seconds))
+        for sink in self.sinks:
+            sink(stage, seconds, samples, begun.time + seconds)
         if len(self._finished) > _UNCOUNTED:
             self._count_finished()
         return seconds
 
     def stages(self) -> dict[str, StageTime]:
         """Return the stages that had samples."""
+        if self._native_spans and self._collecting.acquire(blocking=False):  # else another thread collects them
+            try:
+                for collect in list(self._native_spans):
+                    self._collect_spans(collect)
+            finally:
+                self._collecting.release()
         totals = self._count_finished()
         for read in list(self._working):
             _count(totals, read())

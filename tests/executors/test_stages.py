@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -62,6 +63,41 @@ def test_rows_in_memory(threads):
         assert samples(pool) == {"gather": 2 * 1000 * batches}
     pool.close()
     assert samples(pool) == {"gather": 6000}
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_timelines(threads):
+    spec = _native.Spec("uint8", [16])
+    program = _native.Program([[_native.GatherFiller(np.zeros((1000, 16), np.uint8), spec)]])
+    began = time.perf_counter()
+    pool = _native.Pool(program, threads, recorded=True)
+    for _ in range(3):
+        pool.retire(fill(pool, 1000, spec))
+    pool.close()  # threads that are done with the last batch have said so
+    spans = pool.take_spans()
+    assert pool.take_spans() == []
+    assert sum(count for *_, count in spans) == 3000
+    assert {stage for _, stage, *_ in spans} == {"gather"}
+    assert {worker for worker, *_ in spans} <= {-1, *range(threads)}
+    for worker in range(-1, threads):
+        times = [(begin, end) for one, _, begin, end, _ in spans if one == worker]
+        assert all(begin <= end for begin, end in times) and times == sorted(times)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+        assert all(began <= begin and end <= time.perf_counter() for begin, end in times)
+
+
+def test_a_timeline_that_nobody_reads_is_bounded():
+    spec = _native.Spec("uint8", [16])
+    program = _native.Program([[_native.GatherFiller(np.zeros((1, 16), np.uint8), spec)]])
+    pool = _native.Pool(program, 0, recorded=True)
+    for _ in range(16_400):
+        pool.retire(fill(pool, 1, spec))
+    assert len(pool.take_spans()) == 16_384
+    pool.retire(fill(pool, 1, spec))
+    assert len(pool.take_spans()) == 1
+    plain = _native.Pool(program, 0)
+    plain.retire(fill(plain, 1, spec))
+    assert plain.take_spans() == []
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -27,6 +27,8 @@ class Batch:
     """It is raised when the batch's turn has come."""
     settled: bool = False
     """Its making has begun without an interrupt."""
+    begun: float = 0.0
+    """When that was, by time.perf_counter()."""
 
     def let_go(self) -> None:
         """Drop the memory that an error's traceback would keep."""

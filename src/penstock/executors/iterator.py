@@ -205,6 +205,7 @@ class Pass(_BaseDataLoaderIter):
         if self._reads_ahead:  # without workers nothing is done ahead
             self._refill(queue, done=1)
         delivery = self._delivery(batch, out, time.perf_counter() - started)
+        delivery.begun = batch.begun
         handed.append((batch, delivery))
         self._drop(batch)
         return delivery
@@ -254,6 +255,7 @@ class Pass(_BaseDataLoaderIter):
         if batch.settled:
             return
         if batch.given is not None:
+            batch.begun = batch.begun or time.perf_counter()
             self._cursor.taken(batch.given)
             self._begin(batch)
         batch.settled = True

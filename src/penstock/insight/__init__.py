@@ -1,1 +1,10 @@
-"""What a user is shown of a loader: batches as pictures, and its counters as metrics of other tools."""
+"""What observers wrote, read: diagnosis, machine checks, recordings, traces, reports and views.
+
+`record` writes a trace and a report of a block of code; `publish` says whether `penstock watch` can see this process,
+which it can by default.
+"""
+
+from penstock.insight.publishing import publish
+from penstock.insight.record import record
+
+__all__ = ["publish", "record"]

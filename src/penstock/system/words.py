@@ -39,6 +39,11 @@ def there_are(number: int, noun: str) -> str:
     return f"there {'is' if number == 1 else 'are'} {counted(number, noun)}"
 
 
+def compact(number: float) -> str:
+    """Return a number in three digits, from 100 on without decimals: "0.052", "7.25", "12,345"."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def shown(text: str) -> str:
     """Return text on one line: line ends, control characters and bytes that are no UTF-8 become escapes."""
     if text.isprintable():

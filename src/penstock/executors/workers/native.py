@@ -117,12 +117,16 @@ class NativeCrew:
 
     def __init__(self, plan: NativePlan, threads: int, meter: Meter, staging: Staging) -> None:
         try:
-            self.pool = _native.Pool(plan.program, threads, READERS, read_ahead_bytes())
+            recorded = bool(meter.sinks)
+            self.pool = _native.Pool(plan.program, threads, READERS, read_ahead_bytes(), recorded)
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
         self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
         meter.open(self._stages)
         meter.reading.open(self._reading_counts)
+        self._spans = self.pool.take_spans
+        if recorded:
+            meter.open_spans(self._spans)
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
@@ -155,6 +159,7 @@ class NativeCrew:
             self._join()
             self._meter.close(self._stages)
             self._meter.reading.close(self._reading_counts)
+            self._meter.close_spans(self._spans)
         self.ended.set()
 
     def _join(self) -> None:

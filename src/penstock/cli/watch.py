@@ -1,0 +1,94 @@
+"""``penstock watch``: what the loaders of a running process do, seen from another terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.cli.rich_view import LiveView
+from penstock.cli.terminal import say, shown, width, write_lines
+from penstock.errors import InvalidOption
+from penstock.insight.jobs import Job, jobs
+from penstock.insight.live_view import Line, job_lines, table_of
+
+#: Seconds between two pictures.
+_EVERY = 0.5
+#: Columns where stdout is no terminal.
+_WIDTH = 100
+
+_HOW = (
+    "no process of this user goes through penstock loaders now. One that does can be watched a second after its first "
+    "batch, from any terminal: python train.py, with penstock.DataLoader in it, or penstock run train.py"
+)
+
+
+def add_parser(verbs: Any) -> None:
+    """Add this verb to the command line."""
+    description = (
+        "Shows what the loaders of a running process do: batches and samples a second, the share of the time that the "
+        "loop waits, the stages of the workers, and how long no batch has come. Without PID: of the only process there "
+        "is, or a table of all. On a terminal the view goes on until the process ends or Ctrl-C; elsewhere, or with "
+        "--once, it is printed once. Exit code 1: there is no such process."
+    )
+    verb = verbs.add_parser(
+        "watch", help="show what the loaders of a running process do", description=description, allow_abbrev=False
+    )
+    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the process")
+    verb.add_argument("--once", action="store_true", help="print what there is now, and end")
+    verb.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    found = jobs()
+    if arguments.pid is not None:
+        found = [job for job in found if job.name.pid == arguments.pid]
+        if not found:
+            say(f"penstock watch: {_missing(arguments.pid)}")
+            return 1
+    if not found:
+        say(f"penstock watch: {_HOW}")
+        return 1
+    if len(found) > 1:
+        write_lines([*table_of(found), "", "penstock watch PID shows one of them."])
+        return 0
+    if arguments.once or width() is None:
+        write_lines([line.text for line in _lines(found[0])])
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(found[0])
+    return 0
+
+
+def _missing(pid: int) -> str:
+    if not os.path.exists(f"/proc/{pid}"):
+        return f"there is no process {pid}"
+    return (
+        f"process {pid} has no live recording of this user's: it has gone through no penstock loader for a second yet, "
+        "has ended its loops, or could not write the recording"
+    )
+
+
+def _follow(job: Job) -> None:
+    """Show a job until it ends. Raises InvalidOption: rich is not installed."""
+    if LiveView is None:
+        raise InvalidOption("the live view needs rich: pip install 'penstock[cli]', or use penstock watch --once")
+    with LiveView() as view:
+        ended = False
+        while not ended:
+            now = [one for one in jobs() if one.name == job.name]
+            ended = not now
+            job = now[0] if now else job
+            view.show(list(_lines(job, ended=ended)))
+            if not ended:
+                time.sleep(_EVERY)
+    say(f"penstock watch: the live recording of process {job.name.pid} ({shown(job.program)}) has ended")
+
+
+def _lines(job: Job, *, ended: bool = False) -> Iterator[Line]:
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    return job_lines(job, ended=ended, width=width() or _WIDTH, plain=not encoding.startswith("utf"))

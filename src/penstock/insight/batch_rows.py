@@ -1,0 +1,109 @@
+"""The batches of a loader as rows of numbers: when the loop asked for each, when it got it, and what it did before."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Rows that a loader keeps; 80 bytes each.
+MOST_ROWS = 1 << 15
+
+
+class BatchRow(NamedTuple):
+    """One batch; or several that were merged, whose times are added up. Times are those of time.perf_counter()."""
+
+    start: float
+    """When the loop got the batch before, or an error in its place; of the first batch of a pass, when it asked."""
+    got: float
+    """When the loop got the batch, or the end of the pass."""
+    waited: float
+    """Seconds for the batch: what LoopTimes.waited adds up."""
+    first_waited: float
+    """Of these, for the first batch of a pass."""
+    worked: float
+    """Seconds between the batch before and the call for this one: what LoopTimes.worked adds up."""
+    samples: float
+    """In the batch; 0 where batches go to a device."""
+    batches: float
+    """How many it stands for; 0: the loop's work on the last batch of a pass."""
+    number: float
+    """Of the pass that it belongs to, in the order in which they began."""
+    begun: float
+    """When its making began; 0: that is not known, or it stands for several."""
+    longest: float
+    """The longest wait of those it stands for, first batches left out."""
+
+
+_WIDTH = len(BatchRow._fields)
+_SUMS = [BatchRow._fields.index(name) for name in ("waited", "first_waited", "worked", "samples", "batches")]
+_GOT, _BEGUN, _LONGEST, _BATCHES, _NUMBER = (
+    BatchRow._fields.index(name) for name in ("got", "begun", "longest", "batches", "number")
+)
+
+
+class BatchRows:
+    """Rows of batches in a bounded memory. Any thread may call any method.
+
+    When there are `most` rows, each two neighbours become one, and from then on a row stands for twice as many batches:
+    the whole run is kept, evenly, and no second of it is lost.
+    """
+
+    def __init__(self, most: int = MOST_ROWS) -> None:
+        self._lock = threading.Lock()
+        self._most = most
+        self._each = 1  # batches that a row of one pass stands for
+        self._numbers = array("d")
+
+    def add(self, row: BatchRow) -> None:
+        """Add a batch."""
+        with self._lock:
+            numbers = self._numbers
+            if self._each > 1 and numbers[_BATCHES - _WIDTH] < self._each and numbers[_NUMBER - _WIDTH] == row.number:
+                _merge_into_last(numbers, row)
+                return
+            numbers.extend(row)
+            if len(numbers) >= self._most * _WIDTH:
+                self._numbers = array("d", _merged(_table(numbers)).tobytes())
+                self._each *= 2
+
+    def table(self) -> NDArray[np.float64]:
+        """Return the rows, (n, 10), by the columns of BatchRow, in the order in which they came."""
+        with self._lock:
+            return _table(self._numbers)
+
+
+def column(table: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return a column of a table of rows by its name in BatchRow."""
+    return table[:, BatchRow._fields.index(name)]
+
+
+def _table(numbers: array[float]) -> NDArray[np.float64]:
+    return np.array(numbers, dtype=np.float64).reshape(-1, _WIDTH)
+
+
+def _merge_into_last(numbers: array[float], row: BatchRow) -> None:
+    """Do to the last row and this one what _merged does to two neighbours, at a tenth of the cost."""
+    last = len(numbers) - _WIDTH
+    for place in _SUMS:
+        numbers[last + place] += row[place]
+    numbers[last] = min(numbers[last], row.start)
+    numbers[last + _GOT] = max(numbers[last + _GOT], row.got)
+    numbers[last + _LONGEST] = max(numbers[last + _LONGEST], row.longest)
+    numbers[last + _BEGUN] = 0
+
+
+def _merged(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a table with each two neighbours as one row; an odd last one stays."""
+    pairs = len(table) // 2
+    first, second = table[: 2 * pairs : 2], table[1 : 2 * pairs : 2]
+    rows = first.copy()
+    rows[:, _SUMS] += second[:, _SUMS]
+    rows[:, _GOT] = np.maximum(first[:, _GOT], second[:, _GOT])
+    rows[:, 0] = np.minimum(first[:, 0], second[:, 0])
+    rows[:, _LONGEST] = np.maximum(first[:, _LONGEST], second[:, _LONGEST])
+    rows[:, _BEGUN] = 0
+    return np.concatenate([rows, table[2 * pairs :]])

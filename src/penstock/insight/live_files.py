@@ -1,0 +1,151 @@
+"""The folder of live recordings: one small JSON file for each process of this user that goes through penstock loaders.
+
+The folder is `penstock/live` in the user's cache folder, for this user alone (mode 0700, files 0600): another user's
+folder, one that others may write into and symbolic links are refused. A file's name holds the machine, the process's
+number and when the process started, so that processes of several machines, or containers, may share the folder, and
+one that has died is not taken for another one that has its number now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.system.cache_folder import folder_of
+
+#: Bytes of a file that is read, at the most.
+MOST_BYTES = 1 << 20
+
+_MARKER = "penstock-live"
+_MARKED = b"Penstock keeps here what `penstock watch` shows of running processes. Files may be deleted at any time.\n"
+_FILE = re.compile(r"([0-9a-f]{16})-([0-9]{1,10})-([0-9]{1,20})\.(json|tmp)")
+#: Files of other machines, whose processes cannot be looked at, go when they are so old, in seconds.
+_FORGOTTEN = 7 * 24 * 3600.0
+
+
+class ProcessName(NamedTuple):
+    """Which process a live recording is of."""
+
+    machine: str
+    """Of this start of the system, and of the processes that see each other's numbers (16 hexadecimal digits)."""
+    pid: int
+    started: int
+    """When the process started, in ticks since the system did: field 22 of /proc/PID/stat, see proc(5)."""
+
+    @property
+    def file(self) -> str:
+        """Return the name of its file."""
+        return f"{self.machine}-{self.pid}-{self.started}.json"
+
+    def alive(self) -> bool | None:
+        """Return whether the process still runs; None: it is, or was, of another machine."""
+        return started_at(self.pid) == self.started if self.machine == machine() else None
+
+
+def live_folder() -> Path | None:
+    """Return the folder, which may not exist yet; None when the user has no home folder."""
+    return folder_of("live")
+
+
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """Return what tells this start of the system, and this PID namespace, from others."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return hashlib.blake2b(f"{os.uname().nodename}\n{boot}\n{namespace}".encode(), digest_size=8).hexdigest()
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process started, in ticks since the system did; None: it does not run."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before the bracket may hold anything
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def this_process() -> ProcessName:
+    """Return the name of this process."""
+    pid = os.getpid()
+    return ProcessName(machine(), pid, started_at(pid) or 0)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = open_private_folder(path, _MARKER, _MARKED)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, name: ProcessName, data: bytes) -> None:
+    """Write the file of a process in one step. Raises OSError, UnsafeCache."""
+    temporary = name.file.removesuffix("json") + "tmp"
+    with _opened(path) as folder:
+        try:
+            file = open_own_file(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, temporary, folder)
+            assert file is not None
+            with os.fdopen(file, "wb") as opened:
+                opened.write(data)
+            os.replace(temporary, name.file, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def remove(path: Path, name: ProcessName) -> None:
+    """Remove the file of a process; does nothing where that cannot be."""
+    for ending in ("json", "tmp"):
+        with contextlib.suppress(OSError):
+            (path / (name.file.removesuffix("json") + ending)).unlink()
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the files of processes that have died. Raises OSError, UnsafeCache."""
+    with _opened(path) as folder:
+        for file in os.listdir(folder):
+            if (name := _name_of(file)) is None:
+                continue
+            with contextlib.suppress(OSError):
+                alive = name.alive()
+                old = time.time() - os.stat(file, dir_fd=folder, follow_symlinks=False).st_mtime > _FORGOTTEN
+                if alive is False or (alive is None and old):
+                    os.unlink(file, dir_fd=folder)
+
+
+def read_all(path: Path) -> list[tuple[ProcessName, bytes]]:
+    """Return the files of all processes. Raises OSError, UnsafeCache: not where the folder does not exist."""
+    if not path.exists():
+        return []
+    found = []
+    with _opened(path) as folder:
+        for file in sorted(os.listdir(folder)):
+            name = _name_of(file)
+            if name is None or not file.endswith(".json"):
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = open_own_file(os.O_RDONLY, file, folder)
+                if descriptor is not None:
+                    with os.fdopen(descriptor, "rb") as opened:
+                        found.append((name, opened.read(MOST_BYTES + 1)))
+    return found
+
+
+def _name_of(file: str) -> ProcessName | None:
+    found = _FILE.fullmatch(file)
+    return None if found is None else ProcessName(found[1], int(found[2]), int(found[3]))

@@ -1,0 +1,95 @@
+"""Recordings of a block of code, written as a trace and a report when the block ends."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import InvalidOption
+from penstock.insight.output_file import OutputFile
+from penstock.insight.publishing import program_name
+from penstock.insight.recording import Recording
+from penstock.insight.report import write_report
+from penstock.insight.summary import Verdict, plain_verdict
+from penstock.insight.trace import write_trace
+from penstock.system.words import shown
+
+_log = logging.getLogger("penstock")
+
+
+@contextmanager
+def record(
+    trace: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    *,
+    verdict: Verdict | None = None,
+) -> Iterator[Recording]:
+    """Record the loaders of this process while a block of code runs: a context manager, which gives the Recording.
+
+    Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
+    ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
+
+    Args:
+        trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
+        report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
+        verdict: returns the sentence that the report begins with for each loader; None: a plain one.
+
+    Raises:
+        InvalidOption: a file that cannot be written, or the same one for both.
+    """
+    trace_file = None if trace is None else OutputFile(trace, "trace")
+    report_file = None if report is None else OutputFile(report, "report")
+    if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
+        raise InvalidOption(f"trace and report are the same file, {trace_file.path}: give each its own")
+    recording = Recording()
+    recording.begin()
+    try:
+        yield recording
+    finally:
+        recording.end()
+        if recording.pid == os.getpid():  # not in a child that was forked off in the block
+            facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
+            if trace_file is not None:
+                with _logged(trace_file):
+                    write_trace(recording, trace_file, facts)
+            if report_file is not None:
+                with _logged(report_file):
+                    write_report(recording, report_file, facts, verdict or plain_verdict)
+
+
+@contextmanager
+def _logged(file: OutputFile) -> Iterator[None]:
+    """Log what writing a file raises: the run is over, and its own result counts."""
+    try:
+        yield
+    except Exception as error:
+        _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of recordings, for `recorded`, to a command."""
+    group = parser.add_argument_group("recordings")
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what the loops and the workers did, slice by slice, for ui.perfetto.dev; compressed where FILE "
+        "ends in .gz. '{rank}' in FILE is torchrun's RANK",
+    )
+    group.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
+    )
+
+
+@contextmanager
+def recorded(arguments: argparse.Namespace, verdict: Verdict | None = None) -> Iterator[Recording | None]:
+    """Record a block of code as the options of `add_options` say; None without one. Raises InvalidOption."""
+    if arguments.trace is None and arguments.report is None:
+        yield None
+        return
+    with record(arguments.trace, arguments.report, verdict=verdict) as recording:
+        yield recording

@@ -1,0 +1,285 @@
+"""What a recording keeps of the loops over loaders: every second of waiting and work, in a bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import loop_times
+from penstock.insight import batch_rows, record, recording, work_spans
+from penstock.insight.batch_rows import BatchRow, BatchRows, column
+from penstock.insight.recording import Recording
+from penstock.insight.work_spans import WorkSpans
+from penstock.loop_times import LoopClock, LoopMeter
+from penstock.observe import Delivery
+from tests.forking import assert_in_child
+from tests.sample_datasets import Made, Numbers, Stream, rows
+
+
+def row(number: int, waited: float = 0.25, worked: float = 0.5) -> BatchRow:
+    start = float(number)
+    return BatchRow(start, start + waited + worked, waited, 0.0, worked, 4, 1, 1, start, waited)
+
+
+def table_of(recorded: Recording, number: int = 0) -> Any:
+    return recorded.loaders[number].rows.table()
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100, 1001])
+def test_merged_rows_lose_no_second(count: int) -> None:
+    kept = BatchRows(most=8)
+    for number in range(count):
+        kept.add(row(number))
+    table = kept.table()
+    assert len(table) < 8
+    for name, each in {"waited": 0.25, "worked": 0.5, "samples": 4, "batches": 1}.items():
+        assert column(table, name).sum() == count * each
+    if count:
+        assert column(table, "start").min() == 0
+        assert column(table, "got").max() == count - 0.25
+        assert (np.diff(column(table, "got")) > 0).all()
+
+
+def test_rows_of_a_long_run_are_even() -> None:
+    kept = BatchRows(most=8)
+    for number in range(1000):
+        kept.add(row(number))
+    assert set(column(kept.table(), "batches")[:-1]) == {256.0}
+
+
+def test_many_short_passes_are_bounded() -> None:
+    kept = BatchRows(most=8)
+    for number in range(1000):
+        kept.add(row(number)._replace(number=number))
+    assert len(kept.table()) < 8 and column(kept.table(), "waited").sum() == 250
+
+
+def test_merged_rows_keep_the_longest_wait() -> None:
+    kept = BatchRows(most=4)
+    for number, waited in enumerate([0.1, 0.9, 0.2, 0.3]):
+        kept.add(row(number, waited))
+    assert column(kept.table(), "longest").tolist() == [0.9, 0.3]
+    assert column(kept.table(), "begun").tolist() == [0, 0]
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    tick = lambda: now[0]  # noqa: E731
+    clock = SimpleNamespace(perf_counter=tick, time=tick, process_time=tick)
+    monkeypatch.setattr(loop_times, "time", clock)
+    monkeypatch.setattr(recording, "time", clock)
+    made = Recording()
+    loader = penstock.DataLoader(rows())
+    meter = LoopMeter()
+    for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
+        recorder = made._observe(loader)
+        assert recorder is not None
+        observers = (LoopClock(meter), recorder)
+        for waited in waits:
+            now[0] += 3.0 + waited
+            for observer in observers:
+                observer.delivered(Delivery(None, 7, waited))
+        now[0] += 2.0
+        for observer in observers:
+            observer.ended()
+    table, times = table_of(made), meter.times()
+    assert column(table, "batches").sum() == times.batches == 9
+    assert column(table, "samples").sum() == 63
+    assert column(table, "waited").sum() == times.waited
+    assert column(table, "first_waited").sum() == times.first_waited
+    assert column(table, "worked").sum() == times.worked
+    assert column(table, "longest").max() == times.longest_wait
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset": rows(), "num_workers": 2},
+        {"dataset": rows(), "num_workers": 0},
+        {"dataset": Made(), "num_workers": 2, "worker_method": "thread"},
+        {"dataset": Made(), "num_workers": 0},
+        {"dataset": Stream(), "num_workers": 0},
+    ],
+    ids=["native", "native here", "threads", "inline", "iterable"],
+)
+def test_each_way_to_read_is_recorded(options: dict[str, Any]) -> None:
+    with record() as made:
+        loader: penstock.DataLoader[Any] = penstock.DataLoader(batch_size=4, **options)
+        for _ in range(2):
+            samples = sum(len(batch[0] if isinstance(batch, list) else batch) for batch in loader)
+    stats, table = loader.stats(), table_of(made)
+    (recorded,) = made.loaders
+    assert (recorded.passes, recorded.failed, recorded.read_by) == (2, 0, loader.read_by)
+    assert column(table, "batches").sum() == stats.batches
+    assert column(table, "samples").sum() == stats.samples == 2 * samples
+    assert column(table, "waited").sum() == pytest.approx(stats.loop.waited, abs=1e-9)
+    assert (column(table, "first_waited") > 0).sum() == 2
+    assert recorded.readings[0].batches == 0 and recorded.readings[-1].batches == stats.batches
+    assert recorded.stats is not None and recorded.stats.batches == stats.batches
+    assert recorded.explained.startswith("plan ")
+    assert loader._executors.counters.meter.sinks == ()
+
+
+def test_threads_record_their_work() -> None:
+    with record() as made:
+        loader = penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread")
+        list(loader)
+    lanes = made.loaders[0].spans.lanes()
+    assert {lane.thread for lane in lanes} <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
+    samples = {"getitem": 0.0, "collate": 0.0}
+    for lane in lanes:
+        assert (lane.table[:, 1] <= lane.table[:, 2]).all()
+        for stage, _, _, count in lane.table.tolist():
+            samples[lane.stages[int(stage)]] += count
+    assert samples == {"getitem": 23, "collate": 23}
+
+
+def test_batches_say_when_they_were_begun() -> None:
+    with record() as made:
+        list(penstock.DataLoader(rows(), batch_size=4, num_workers=2))
+    table = table_of(made)
+    delivered = table[column(table, "batches") == 1]
+    assert (column(delivered, "begun") > 0).all()
+    assert (column(delivered, "begun") <= column(delivered, "got")).all()
+
+
+def test_errors_are_recorded_by_type_alone() -> None:
+    with record() as made:
+        loader = iter(penstock.DataLoader(Numbers(bad=[5]), batch_size=4))
+        next(loader)
+        with pytest.raises(ValueError, match="number 5"):
+            next(loader)
+        assert len(list(loader)) == 4
+    (recorded,) = made.loaders
+    assert (recorded.failed, [kind for _, kind in recorded.errors]) == (1, ["ValueError"])
+
+
+def test_passes_before_and_after_are_not_recorded() -> None:
+    loader = penstock.DataLoader(rows(), batch_size=4)
+    before = list(loader)
+    with record() as made:
+        list(loader)
+    list(loader)
+    assert column(table_of(made), "batches").sum() == len(before)
+    readings = made.loaders[0].readings
+    assert readings[-1].batches - readings[0].batches == len(before)
+
+
+def test_two_recordings_at_once_and_loops_in_loops() -> None:
+    with record() as outer:
+        loader = penstock.DataLoader(rows(), batch_size=16)
+        with record() as inner:
+            for _ in loader:
+                for _ in loader:
+                    pass
+        list(loader)
+    assert inner.loaders[0].passes == 1 + len(loader)
+    assert outer.loaders[0].passes == 2 + len(loader)
+    gathered = [sum(lane.table[:, 3].sum() for lane in made.loaders[0].spans.lanes()) for made in (inner, outer)]
+    assert gathered == [53 * 5, 53 * 6]
+
+
+def test_a_recording_keeps_no_loader_and_no_sample() -> None:
+    class Witness:
+        pass
+
+    with record() as made:
+        loader = penstock.DataLoader(Made(lambda index: torch.zeros(2)), batch_size=4)
+        loader.witness = witness = Witness()
+        list(loader)
+        alive = weakref.ref(witness)
+        del loader, witness
+        gc.collect()
+        assert alive() is None
+    assert made.loaders[0].readings[-1].batches == 6
+    assert made.loaders[0].explained
+
+
+def test_further_loaders_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_LOADERS", 2)
+    with record() as made:
+        loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
+        for loader in loaders:
+            list(loader)
+    assert (len(made.loaders), made.unrecorded) == (2, 2)
+
+
+def test_readings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_READINGS", 10)
+    monkeypatch.setattr(recording, "EVERY", 0.0)
+    with record() as made:
+        for _ in penstock.DataLoader(rows(500), batch_size=4):
+            pass
+    times = [reading.time for reading in made.loaders[0].readings]
+    assert 3 <= len(times) <= 10 and times == sorted(times)
+
+
+def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+
+    def check() -> None:
+        list(penstock.DataLoader(rows(), batch_size=4, num_workers=0))
+        block.__exit__(None, None, None)
+        assert not file.exists()
+        assert made.loaders == []
+
+    block = record(trace=file)
+    made = block.__enter__()
+    assert_in_child(check)
+    block.__exit__(None, None, None)
+    assert json.loads(file.read_text())["traceEvents"] == []
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_that_follow_each_other_are_one() -> None:
+    spans = WorkSpans()
+    spans("decode", 0.001, 1, 10.001)
+    spans("decode", 0.001, 2, 10.002)
+    spans("collate", 0.001, 3, 10.003)
+    spans("decode", 0.001, 1, 11.0)
+    spans("decode", 0.100, 1, 11.1)
+    (lane,) = spans.lanes()
+    assert [lane.stages[int(stage)] for stage in lane.table[:, 0]] == ["decode", "collate", "decode", "decode"]
+    assert lane.table[0] == pytest.approx([0, 10.0, 10.002, 3])
+
+
+def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_spans, "MOST_SPANS", 8)
+    spans = WorkSpans()
+    for number in range(101):
+        spans("read", 0.5, 1, float(number))
+    (lane,) = spans.lanes()
+    assert len(lane.table) < 8 and lane.table[-1, 2] == 100
+    assert len(lane.table) + spans.lost == 101
+
+
+def test_a_sink_that_fails_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(WorkSpans, "_add", fail)
+    with record(), caplog.at_level(logging.ERROR, "penstock"):
+        assert len(list(penstock.DataLoader(Made(), batch_size=4))) == 6
+    assert len(caplog.records) == 1
+
+
+def test_limits_are_documented() -> None:
+    assert batch_rows.MOST_ROWS * len(BatchRow._fields) * 8 < 4 << 20
