@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 # Its forks leave the loop, and end as Python ends the command: with its exit handlers, its error and its exit code.
 _PARENT = """
-import json, os, sys
+import gc, json, os, sys
 import penstock
 from penstock.cli import main
 
+gc.collect(), gc.freeze()  # what the import has made is no work for the end of each fork
 orders, answers = (os.fdopen(int(number), mode) for number, mode in zip(sys.argv[1:], "rw"))
 while job := json.loads(orders.readline() or "null"):
     child = os.fork()

@@ -124,9 +124,11 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         ends = [extension.begin(arguments) for extension in EXTENSIONS]
     except (PenstockError, OSError) as error:
         return _refuse(str(error))
-    loops.start()
-    if arguments.replace:
-        penstock.install()
+    with contextlib.ExitStack() as stack:
+        stack.callback(loops.start())
+        if arguments.replace:
+            stack.enter_context(penstock.install())
+        undo = stack.pop_all()
     began, process = time.perf_counter(), os.getpid()
 
     def report() -> None:
@@ -148,6 +150,7 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         run(program)
     except NoSuchProgram as error:
         atexit.unregister(report)
+        undo.close()
         return _refuse(str(error))
     finally:
         if live is not None:

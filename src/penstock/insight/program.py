@@ -51,7 +51,8 @@ def run(program: Program) -> None:
         code, attributes = _module(program) if program.is_module else _script(program)
         # As of Python's own __main__: the module of built-in names, not its dictionary.
         vars(module).update(__builtins__=builtins, __annotations__={}, **attributes)
-        sys.modules["__main__"] = module
+        # The second name is that of objects that come from spawned processes; multiprocessing was imported before.
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
         exec(code, vars(module))
     except (NoSuchProgram, SystemExit):
         raise
@@ -67,7 +68,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
     """Return the code of a script, and the attributes of its module. Raises NoSuchProgram, SyntaxError."""
     path = program.target
     sys.argv = [path, *program.arguments]
-    absolute = os.path.join(os.getcwd(), path.removeprefix("./"))
+    absolute = os.path.join(os.getcwd(), path)
     if path and (finder := pkgutil.get_importer(absolute)) is not None:
         _set_first_path(absolute, always=True)
         spec = finder.find_spec("__main__")
