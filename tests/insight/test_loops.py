@@ -86,7 +86,9 @@ def loops() -> Iterator[Loops]:
 
 def surroundings() -> list[Any]:
     kinds = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
-    names = [(kind, name) for kind in kinds for name in ("__init__", "_next_data", "__next__", "_reset")]
+    names: list[tuple[Any, str]] = [
+        (kind, name) for kind in kinds for name in ("__init__", "_next_data", "__next__", "_reset")
+    ]
     names += [(DataLoader, "__init__"), (DataLoader, "__iter__"), (penstock.DataLoader, "__iter__")]
     return [getattr(kind, name) for kind, name in names]
 
@@ -301,16 +303,19 @@ def test_one_frame_more(loops: Loops) -> None:
 
 @pytest.mark.parametrize("kind", [DataLoader, penstock.DataLoader])
 def test_steps_end_the_program(kind: Any) -> None:
+    seen = 0
+
+    def passes() -> None:
+        nonlocal seen
+        for _ in range(5):
+            for _ in kind(ROWS, 4):
+                seen += 1
+
     loops = Loops(steps=4)
-    end, seen = loops.start(), 0
-    try:
-        with pytest.raises(SystemExit) as stop:
-            for _ in range(5):
-                loader = kind(ROWS, 4)
-                for _ in loader:
-                    seen += 1
-    finally:
-        end()
+    end = loops.start()
+    with pytest.raises(SystemExit) as stop:
+        passes()
+    end()
     assert (stop.value.code, seen, only(loops).times.batches) == (0, 4, 4)
 
 

@@ -76,9 +76,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="run the program twice, each time in a new process: with torch's loader, then with Penstock's in its place "
-        "(penstock.install()), and compare. What the program does (its checkpoints, its logs, what it reads from stdin) "
-        "is done twice",
+        help="run the program twice, each time in a new process: with torch's loader, then with Penstock's in its "
+        "place (penstock.install()), and compare. What the program does (its checkpoints, its logs, what it reads from "
+        "stdin) is done twice",
     )
     parser.add_argument(
         "--after-only",

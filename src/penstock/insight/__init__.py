@@ -1,1 +1,1 @@
-"""What is known about a job that reads data: readers of what observers of its loaders are told."""
+"""What observers wrote, read: diagnosis, machine checks, recordings, traces, reports and views."""

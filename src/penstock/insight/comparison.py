@@ -22,7 +22,10 @@ class Pair:
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Pair]:
-    """Return the loops of two runs' figures (RunReport.as_json, parsed) that the same line made for the same dataset."""
+    """Return the loops of two runs side by side: those over the loaders of one line and one type of dataset.
+
+    before, after: the figures of the runs (RunReport.as_json, parsed).
+    """
     rest = list(after["loops"])
     found = []
     for one in before["loops"]:

@@ -281,7 +281,7 @@ def _dataset_name(dataset: Any) -> str:
 
 
 def _place_of(loader: Any, frame: FrameType | None) -> tuple[str | None, int]:
-    """Return the file and the line that called a loader's class: neither torch's, nor Penstock's, nor of its own class."""
+    """Return the file and the line that called a loader's class: not torch's nor Penstock's, nor of its own class."""
     while frame is not None:
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None

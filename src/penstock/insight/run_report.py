@@ -55,7 +55,7 @@ def _counts(record: LoopRecord) -> dict[str, Any]:
 
 
 def plain_sentence(record: LoopRecord) -> str:
-    """Return a sentence of the loop's own times."""
+    """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
     times, who = record.times, "A background thread" if record.background else "The consumer"
     amount = ", ".join(
         [
@@ -68,9 +68,14 @@ def plain_sentence(record: LoopRecord) -> str:
         waited = f"{who} took {amount}, and waited {duration(times.waited)}, the start of the workers included,"
         return f"{waited} for {record.loader}"
     share = f"{100 * times.wait_share:.0f} % of the time ({duration(times.steady_waited / steps)} a step)"
-    more = ": the loader keeps up" if times.wait_share < WAITING else ""
-    first = f"; for the first batch of each pass {duration(times.first_waited / max(1, times.batches - steps))}"
-    return f"{who} waited {share} for {record.loader}{more}; {amount}{first}"
+    starts = times.first_waited / record.seconds
+    more = ": the loader keeps up" if times.waited < WAITING * record.seconds else ""
+    text = f"{who} waited {share} for {record.loader}{more}; {amount}"
+    if starts < WAITING:
+        return text
+    first = duration(times.first_waited / max(1, times.batches - steps))
+    workers = ", with the start of the workers" if record.loader.workers else ""
+    return f"{text}; the first batch of a pass took {first}{workers}: {100 * starts:.0f} % of all"
 
 
 def duration(seconds: float) -> str:

@@ -1,9 +1,9 @@
 """Passes of torch's own loaders, observed as those of penstock.DataLoader are.
 
-Programs have torch's class under names of their own, derive classes from it, and call iter() and next() themselves. What
-all of them come by is exchanged while somebody watches: the __init__ of the loader and of torch's two iterators, and the
-iterators' _next_data, which makes or waits for a batch. Torch's __next__ stays as it is, so that its warnings name the
-same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
+Programs have torch's class under names of their own, derive classes from it, and call iter() and next() themselves.
+What all of them come by is exchanged while somebody watches: the __init__ of the loader and of torch's two iterators,
+and the iterators' _next_data, which makes or waits for a batch. Torch's __next__ stays as it is, so that its warnings
+name the same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
 
 The wait for a batch of torch's loader counts the work on it where there are no workers, and the start of the workers
 for the first batch of a pass.
