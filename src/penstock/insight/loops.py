@@ -95,8 +95,8 @@ class Loop:
         self.meter = LoopMeter()
         self._lock = threading.Lock()
         self._loaders: weakref.WeakSet[_Known] = weakref.WeakSet()
-        self._made = self._passes = self._samples = 0
-        self._background = False
+        self._made = self._passes = 0
+        self._samples: dict[int, int] = {}  # by the thread that called next(), which writes no other's number
         self._stats: Stats | None = None
 
     def begin(self, known: _Known) -> None:
@@ -106,16 +106,14 @@ class Loop:
             self._made += known not in self._loaders
             self._loaders.add(known)
 
-    def add(self, samples: int, *, background: bool) -> None:
-        """Count the samples of a batch."""
-        with self._lock:
-            self._samples += samples
-            self._background |= background
+    def add(self, samples: int, thread: int) -> None:
+        """Count the samples of a batch; thread: the calling one. It takes no lock."""
+        self._samples[thread] = self._samples.get(thread, 0) + samples
 
     @property
     def samples(self) -> int:
         """Samples so far; 0 where their number is not known."""
-        return self._samples
+        return sum(tuple(self._samples.values()))
 
     def keep(self, stats: Stats) -> None:
         """Keep the counters of a penstock.DataLoader as they are now."""
@@ -128,8 +126,9 @@ class Loop:
                 self.keep(loader.stats())
         with self._lock:
             stats = self._stats if self._made == 1 else None
-            counts = self._made, self._passes, self._samples
-            return LoopRecord(self.loader, *counts, self.meter.times(), self._background, stats)
+            counts = self._made, self._passes, self.samples
+        background = any(thread != threading.main_thread().ident for thread in tuple(self._samples))
+        return LoopRecord(self.loader, *counts, self.meter.times(), background, stats)
 
 
 class _Known:
@@ -240,12 +239,11 @@ class _PassObserver(Observer):
 
     def delivered(self, delivery: Delivery) -> None:
         """Measure a batch. Raises SystemExit behind the last step that is wanted."""
-        background = threading.get_ident() != self._main
-        loop = self._loop
-        if self._steps is not None and not background and loop.meter.times().batches >= self._steps:
+        thread, loop = threading.get_ident(), self._loop
+        if self._steps is not None and thread == self._main and loop.meter.times().batches >= self._steps:
             self.ended()
             raise SystemExit(0)
-        loop.add(delivery.samples, background=background)
+        loop.add(delivery.samples, thread)
         if self.begun:
             delivery, self.begun = replace(delivery, waited=delivery.waited + self.begun), 0.0
         self._clock.delivered(delivery)
