@@ -75,8 +75,6 @@ PROGRAMS = {
     "group": "raise ExceptionGroup('several', [ValueError(1), OSError(2)])",
     "exit_3": "import sys; sys.exit(3)",
     "exit_words": "raise SystemExit('nothing to do')",
-    "exit_none": "import sys; print(1); sys.exit()",
-    "exit_true": "raise SystemExit(True)",
     "os_exit": "import os, sys; print(1, flush=True); os._exit(4)",
     "broken_pipe": "raise BrokenPipeError(32, 'Broken pipe')",
     "interrupted": "import atexit; atexit.register(print, 'at the end'); raise KeyboardInterrupt",
@@ -88,7 +86,6 @@ PROGRAMS = {
     "future": "x: int = 1\nprint(__annotations__)",
     "pickled": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
     "warning": "import warnings\nwarnings.warn('of the program', RuntimeWarning)",
-    "no_frames": "import sys\nprint(sys.excepthook is sys.__excepthook__)",
 }
 
 

@@ -21,6 +21,7 @@ from penstock.cli import run as verb
 from penstock.insight import comparison
 from penstock.insight.live_line import LiveLine
 from penstock.insight.loops import Loop, facts_of
+from penstock.insight.running import run_child
 from tests.frameworks.launching import TORCHRUN
 from tests.frameworks.launching import run as launched
 from tests.insight.penstock_processes import PenstockProcesses, written
@@ -161,6 +162,14 @@ def test_a_first_run_that_fails_is_the_last(
         assert len(said) == 2 and why in said[1]
 
 
+def test_signals_while_a_child_runs(tmp_path: Path) -> None:
+    sends = "import os, signal, time\nfor number in {}:\n    os.kill(os.getppid(), number)\n"
+    ended = run_child([sys.executable, "-c", sends.format("[signal.SIGINT]")], str(tmp_path / "none"))
+    assert (ended.code, ended.figures) == (0, {})  # the terminal has sent it to the child too
+    waits = sends.format("[signal.SIGTERM]") + "time.sleep(60)"
+    assert run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
+
+
 def test_comparison_of_different_loops() -> None:
     def loop(place: str, **more: Any) -> dict[str, Any]:
         known = {"dataset": "Photos", "batching": "batch_size=4", "batches": 10, "samples": 40, "wait_share": 0.5}
@@ -270,10 +279,10 @@ dist.destroy_process_group()
 
 @pytest.mark.timeout(600)  # see launching.run
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
-@pytest.mark.parametrize("way", [["-m", "penstock"], ["--no-python", sys.executable, "-m", "penstock"]])
-def test_torchrun(tmp_path: Path, way: list[str]) -> None:
+def test_torchrun(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": RANKS})
-    said = launched(*TORCHRUN, *way, "run", "--json", str(tmp_path / "{rank}.json"), "train.py", cwd=tmp_path)
+    words = ("-m", "penstock", "run", "--json", str(tmp_path / "{rank}.json"), "train.py")
+    said = launched(*TORCHRUN, *words, cwd=tmp_path)
     assert sorted(said.splitlines()) == [f"rank {rank} total 120 __main__" for rank in (0, 1)]
     for rank in (0, 1):
         (loop,) = json.loads((tmp_path / f"{rank}.json").read_text())["loops"]

@@ -96,7 +96,8 @@ class Loop:
         self._lock = threading.Lock()
         self._loaders: weakref.WeakSet[_Known] = weakref.WeakSet()
         self._made = self._passes = 0
-        self._samples: dict[int, int] = {}  # by the thread that called next(), which writes no other's number
+        self.samples_of: dict[int, int] = {}
+        """Samples by the thread that called next(): each thread writes its own number, without a lock."""
         self._stats: Stats | None = None
 
     def begin(self, known: _Known) -> None:
@@ -106,14 +107,10 @@ class Loop:
             self._made += known not in self._loaders
             self._loaders.add(known)
 
-    def add(self, samples: int, thread: int) -> None:
-        """Count the samples of a batch; thread: the calling one. It takes no lock."""
-        self._samples[thread] = self._samples.get(thread, 0) + samples
-
     @property
     def samples(self) -> int:
         """Samples so far; 0 where their number is not known."""
-        return sum(tuple(self._samples.values()))
+        return sum(tuple(self.samples_of.values()))
 
     def keep(self, stats: Stats) -> None:
         """Keep the counters of a penstock.DataLoader as they are now."""
@@ -127,7 +124,7 @@ class Loop:
         with self._lock:
             stats = self._stats if self._made == 1 else None
             counts = self._made, self._passes, self.samples
-        background = any(thread != threading.main_thread().ident for thread in tuple(self._samples))
+        background = any(thread != threading.main_thread().ident for thread in tuple(self.samples_of))
         return LoopRecord(self.loader, *counts, self.meter.times(), background, stats)
 
 
@@ -243,7 +240,8 @@ class _PassObserver(Observer):
         if self._steps is not None and thread == self._main and loop.meter.times().batches >= self._steps:
             self.ended()
             raise SystemExit(0)
-        loop.add(delivery.samples, thread)
+        counts = loop.samples_of
+        counts[thread] = counts.get(thread, 0) + delivery.samples
         if self.begun:
             delivery, self.begun = replace(delivery, waited=delivery.waited + self.begun), 0.0
         self._clock.delivered(delivery)

@@ -17,9 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.utils.data
-from torch.utils.data import default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from penstock.executors.torch_pass import TorchPass
@@ -29,6 +36,8 @@ from penstock.stats import samples_in
 #: The attribute of one of torch's iterators that holds its observation.
 _OBSERVATION = "_penstock_observation"
 _KINDS: tuple[Any, ...] = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+#: What these give is as long as they say.
+_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _LOADER: Any = torch.utils.data.DataLoader
 _log = logging.getLogger("penstock")
 
@@ -36,23 +45,30 @@ _log = logging.getLogger("penstock")
 class _Observation:
     """What is known of a pass that is observed. Its methods are called for each batch, and cost a few microseconds."""
 
-    __slots__ = ("begun", "observer", "samples", "shown")
+    __slots__ = ("begun", "left", "observer", "samples", "shown")
 
     def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
         self.observer: Observer | None = observer
         self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
-        self.shown = loader.batch_sampler is not None and loader.collate_fn is default_collate
         self.samples = loader.batch_size or 0
+        self.left = _samples_left(loader)  # of a pass whose batches are full but for the last one; 0: that is not known
+        self.shown = not self.left and loader.batch_sampler is not None and loader.collate_fn is default_collate
 
     def delivered(self, batch: Any, waited: float) -> None:
         """Tell the observer of a batch, with 0 samples where their number is not known."""
-        if self.observer is not None:
-            try:
-                samples = _shown(batch, self.samples) if self.shown else self.samples
-                self.observer.delivered(Delivery(batch, samples, waited + self.begun))
-            except Exception:
-                self.give_up()
-            self.begun = 0.0
+        if self.observer is None:
+            return
+        samples = self.samples
+        try:
+            if self.left:
+                samples = min(samples, self.left)
+                self.left -= samples
+            elif self.shown:
+                samples = samples_in(batch, samples, iterable=True, stacks=True)
+            self.observer.delivered(Delivery(batch, samples, waited + self.begun))
+        except Exception:
+            self.give_up()
+        self.begun = 0.0
 
     def failed(self, error: Exception) -> None:
         """Tell the observer of an error."""
@@ -76,12 +92,12 @@ class _Observation:
         self.observer = None
 
 
-def _shown(batch: Any, given: int) -> int:
-    """Return the number of samples of a batch that default_collate made; given: where the batch does not show it."""
-    first = batch[0] if type(batch) is list and batch else batch
-    if type(first) is torch.Tensor and first.ndim:
-        return first.shape[0]  # a third of the time of len(first)
-    return samples_in(batch, given, iterable=True, stacks=True)
+def _samples_left(loader: Any) -> int:
+    """Return the number of samples of a pass that begins, of torch's own samplers; 0: it is not known."""
+    sampler = loader.sampler
+    if type(loader.batch_sampler) is not BatchSampler or type(sampler) not in _SAMPLERS:
+        return 0
+    return len(sampler)
 
 
 def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], None]:
