@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import penstock
@@ -160,6 +168,19 @@ def test_derived_classes_name_the_line_that_made_them(loops: Loops) -> None:
     assert str(only(loops).loader) == f"Derived(Subset of Squares, batch_size=3, num_workers=0) at {place}"
 
 
+@pytest.mark.parametrize("kind", ["'/x/site-packages/library/data.py'", "'/x/dist-packages/library.py'"])
+def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops: Loops, kind: str) -> None:
+    names: dict[str, Any] = {"DataLoader": DataLoader, "ROWS": ROWS}
+    exec(compile("def made():\n    return DataLoader(ROWS, 4)", kind.strip("'"), "exec"), names)
+    loader, place = names["made"](), here()
+    list(loader)
+    assert only(loops).loader.place == place
+    thread = threading.Thread(target=lambda made=names["made"]: list(made()))
+    thread.start()
+    thread.join()
+    assert {one.loader.place for one in loops.records()} == {place, here(-3)}
+
+
 def test_a_loader_that_keeps_its_iterator(loops: Loops) -> None:
     loader = Endless(Squares(), 1)
     for _ in range(2):
@@ -173,6 +194,8 @@ def test_kinds_of_batches(loops: Loops) -> None:
         (DataLoader(ROWS, batch_sampler=[[0, 1], [2]]), "batch_sampler=list", 3),
         (DataLoader(ROWS, batch_sampler=[[0, 1], [2]], collate_fn=len), "batch_sampler=list", 0),
         (DataLoader(ROWS, 5, collate_fn=len), "batch_size=5", 12),
+        (DataLoader(ROWS, batch_sampler=BatchSampler(range(7), 3, False)), "batch_size=3", 7),
+        (DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 5, False)), "batch_size=5", 12),
         (DataLoader(ROWS, 5, drop_last=True), "batch_size=5", 10),
         (DataLoader(ROWS, batch_size=None), "batch_size=None", 0),
     ]

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import typing
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +14,9 @@ from types import FrameType
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import Subset
+from torch.utils.data import BatchSampler, Subset
 
+from penstock.insight import program
 from penstock.insight.torch_passes import watch_torch
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
@@ -24,8 +24,12 @@ from penstock.observe import Delivery, Observer, watch
 from penstock.stats import Stats
 from penstock.system.warn_user import PACKAGE
 
-#: Code between the line that makes a loader and torch's __init__; typing: of DataLoader[Any](...).
-_BETWEEN = (PACKAGE, os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep, typing.__file__)
+#: Code between the line that makes a loader and torch's __init__.
+_BETWEEN = (PACKAGE, os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep)
+#: Python's own library: typing makes a DataLoader[Any](...), threading and importlib run the code that makes others.
+_PYTHONS = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, "<frozen ")
+#: Parts of the paths of installed libraries.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 @dataclass(frozen=True)
@@ -263,7 +267,9 @@ def facts_of(loader: Any, place: str = "") -> LoaderFacts:
     """Return what tells a loader apart; place: the file and line that made it."""
     ours, kind = isinstance(loader, DataLoader), type(loader)
     name = "penstock.DataLoader" if kind is DataLoader else kind.__name__
-    if loader.batch_size is None and loader.batch_sampler is not None:
+    if type(loader.batch_sampler) is BatchSampler:
+        batching = f"batch_size={loader.batch_sampler.batch_size}"
+    elif loader.batch_size is None and loader.batch_sampler is not None:
         batching = f"batch_sampler={type(loader.batch_sampler).__name__}"
     else:
         batching = f"batch_size={loader.batch_size}"
@@ -277,14 +283,25 @@ def _dataset_name(dataset: Any) -> str:
 
 
 def _place_of(loader: Any, frame: FrameType | None) -> tuple[str | None, int]:
-    """Return the file and the line that called a loader's class: not torch's nor Penstock's, nor of its own class."""
+    """Return the file and the line that called a loader's class: not torch's nor Penstock's, nor of its own class.
+
+    A line of the program is taken before one of an installed library that the program calls.
+    """
+    library: tuple[str | None, int] = None, 0
     while frame is not None:
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if first is not loader and not code.co_filename.startswith(_BETWEEN):
-            return code.co_filename, frame.f_lineno
+        file = code.co_filename
+        if file == program.__file__:
+            break  # what is outside of the program runs it
+        if first is loader or file.startswith(_BETWEEN):
+            pass
+        elif any(folder in file for folder in _INSTALLED):
+            library = library if library[0] else (file, frame.f_lineno)
+        elif not file.startswith(_PYTHONS):
+            return file, frame.f_lineno
         frame = frame.f_back
-    return None, 0
+    return library
 
 
 def _working_folder() -> str:

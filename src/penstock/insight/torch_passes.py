@@ -50,9 +50,10 @@ class _Observation:
     def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
         self.observer: Observer | None = observer
         self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
-        self.samples = loader.batch_size or 0
-        self.left = _samples_left(loader)  # of a pass whose batches are full but for the last one; 0: that is not known
-        self.shown = not self.left and loader.batch_sampler is not None and loader.collate_fn is default_collate
+        batches = loader.batch_sampler
+        self.samples = loader.batch_size or (batches.batch_size if type(batches) is BatchSampler else 0)
+        self.left = _samples_left(batches)  # of a pass whose batches are full but for the last one; 0: not known
+        self.shown = not self.left and batches is not None and loader.collate_fn is default_collate
 
     def delivered(self, batch: Any, waited: float) -> None:
         """Tell the observer of a batch, with 0 samples where their number is not known."""
@@ -92,12 +93,11 @@ class _Observation:
         self.observer = None
 
 
-def _samples_left(loader: Any) -> int:
-    """Return the number of samples of a pass that begins, of torch's own samplers; 0: it is not known."""
-    sampler = loader.sampler
-    if type(loader.batch_sampler) is not BatchSampler or type(sampler) not in _SAMPLERS:
+def _samples_left(batches: Any) -> int:
+    """Return the number of samples of a pass that begins, by its batch sampler, if that is torch's; 0: not known."""
+    if type(batches) is not BatchSampler or type(batches.sampler) not in _SAMPLERS:
         return 0
-    return len(sampler)
+    return len(batches.sampler)  # type: ignore[arg-type]
 
 
 def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], None]:
