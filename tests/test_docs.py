@@ -182,6 +182,9 @@ def complaint(command: list[str]) -> str | None:
         return f"no such target or benchmark: {unknown}" if unknown else None
     if command[0] != "penstock":
         return None
+    if command[1:2] == ["run"]:  # what stands behind the script is for the script
+        command = command[: next((i for i, word in enumerate(command) if word.endswith(".py")), len(command))]
+        command = command[: command.index("-m") + 1] if "-m" in command else command
     parser = penstock.cli.parser()
     for word in command[1:]:
         if not (parts := parts_of(parser)):
@@ -202,8 +205,9 @@ def test_commands_exist(page: Path) -> None:
 
 def test_wrong_commands_are_noticed() -> None:
     right = ["make demo", "make bench BENCH=cifar", "penstock quarantine list bad.jsonl --json", "penstock --version"]
+    right += ["penstock run --quiet train.py --epochs 3", "penstock run --steps 5 -m package.train --epochs 3"]
     wrong = ["make coffee", "make bench BENCH=tea", "penstock ledger burn a", "penstock ledger show --far a"]
-    wrong += ["python -m benchmarks tea", "python -m penstock brew"]
+    wrong += ["python -m benchmarks tea", "python -m penstock brew", "penstock run --epochs 3 train.py"]
     assert [complaint(command.split()) for command in right] == [None] * len(right)
     assert None not in [complaint(command.split()) for command in wrong]
 

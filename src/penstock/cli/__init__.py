@@ -1,7 +1,7 @@
 """The command line: ``penstock VERB ...``. One file a verb; each adds its parser and returns an exit code.
 
 Exit codes: 0 done; 1 done, and what was looked at is not in order, or nobody reads the output; 2 an error, said in
-one line on stderr; 130 interrupted.
+one line on stderr; 130 interrupted. ``penstock run`` ends as the program that it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import doctor, ledger, quarantine, shards, view, watch
+from penstock.cli import doctor, ledger, quarantine, run, shards, view, watch
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
     ledger.add_parser(verbs)
     quarantine.add_parser(verbs)
+    run.add_parser(verbs)
     shards.add_parsers(verbs)
     doctor.add_parser(verbs)
     view.add_parser(verbs)
@@ -44,11 +45,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. None: the arguments of this process.
 
-    Raises SystemExit as argparse does: 0 after --help and --version, 2 after a wrong argument.
+    Raises SystemExit as argparse does: 0 after --help and --version, 2 after a wrong argument; and what a program
+    raises that the verb `run` runs.
     """
     try:
         try:
-            return _run(argv)
+            arguments = parser().parse_args(argv)
+            if "execute" not in arguments:
+                return _run(arguments)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -62,10 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"penstock: {shown(_sentence(error))}")
         _drop_output()
         return 2
+    # A user's program runs here: its errors and warnings are not ours to print.
+    executed: int = arguments.execute(arguments)
+    return executed
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    arguments = parser().parse_args(argv)
+def _run(arguments: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: say(f"penstock: warning: {shown(str(message))}")
         warnings.simplefilter("always", RuntimeWarning)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from penstock.system.words import shown as shown
 
@@ -60,6 +60,22 @@ def say(line: str) -> None:
     if sys.stderr is not None:
         encoding = sys.stderr.encoding or "utf-8"
         sys.stderr.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def say_last(stream: TextIO | None, lines: Sequence[str]) -> None:
+    """Write lines to a stream such as stderr when a program has ended.
+
+    Where the stream is closed, or nobody reads it, nothing is left in it: Python's own end would complain of that.
+    """
+    if stream is None:
+        return
+    try:
+        stream.flush()
+        rest = "".join(line + "\n" for line in lines).encode(stream.encoding or "utf-8", "backslashreplace")
+        while rest:
+            rest = rest[os.write(stream.fileno(), rest) :]
+    except (OSError, ValueError):
+        return
 
 
 def width() -> int | None:

@@ -48,3 +48,9 @@ def launched_as() -> tuple[int, int] | None:
             f"set to say which; {_WAY_OUT}"
         )
     return None
+
+
+def rank_here(variable: str = "RANK") -> int:
+    """Return the rank of this process as torchrun has set it, 0 where nothing has. variable: or "LOCAL_RANK"."""
+    rank = os.environ.get(variable, "").strip()
+    return int(rank) if rank.isdecimal() else 0

@@ -1,0 +1,311 @@
+"""What the loops of a running program do with their time: one record for all loaders that one line of it makes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, Subset
+
+from penstock.insight import program
+from penstock.insight.torch_passes import watch_torch
+from penstock.loader import DataLoader
+from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
+from penstock.observe import Delivery, Observer, watch
+from penstock.stats import Stats
+from penstock.system.warn_user import PACKAGE
+
+#: Code between the line that makes a loader and torch's __init__.
+_BETWEEN = (PACKAGE, os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep)
+#: Python's own library: typing makes a DataLoader[Any](...), threading and importlib run the code that makes others.
+_PYTHONS = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, "<frozen ")
+#: Parts of the paths of installed libraries.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """What tells the loaders of a program apart."""
+
+    name: str
+    """Of the loader's class; "penstock.DataLoader" for Penstock's own."""
+    dataset: str
+    """The type of the dataset; "Subset of CIFAR10" for a torch.utils.data.Subset."""
+    batching: str
+    """How samples come together, as an argument: "batch_size=64", "batch_sampler=BucketSampler"."""
+    workers: int
+    place: str
+    """The file and the line that made the loader: "train.py:12"; empty for a copy."""
+    penstock: bool
+    """It is a penstock.DataLoader."""
+
+    @property
+    def method(self) -> str:
+        """Who makes the batches."""
+        if self.penstock:
+            return "Penstock"
+        return "worker processes" if self.workers else "the caller's thread"
+
+    def __str__(self) -> str:
+        at = f" at {self.place}" if self.place else ""
+        return f"{self.name}({self.dataset}, {self.batching}, num_workers={self.workers}){at}"
+
+
+@dataclass(frozen=True)
+class LoopRecord:
+    """What the loops over the batches of some loaders did: those of one kind that one line of the program made."""
+
+    loader: LoaderFacts
+    loaders: int
+    """How many of them made a pass."""
+    passes: int
+    samples: int
+    """In all batches; 0 where their number is not known."""
+    times: LoopTimes
+    background: bool
+    """A thread beside the main one called next() in one of the passes."""
+    stats: Stats | None
+    """Of the penstock.DataLoader, where there was one only."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the loops took."""
+        return self.times.waited + self.times.worked
+
+    @property
+    def batch_rate(self) -> float:
+        """Batches a second, over all of the loops' time; 0 where they took none."""
+        return self.times.batches / self.seconds if self.seconds else 0.0
+
+
+#: Called with a loop when a batch of it has come, by the thread that called next().
+Progress = Callable[["Loop"], None]
+
+
+class Loop:
+    """The loops over the loaders of one kind that one line made. Any thread may call any method."""
+
+    def __init__(self, loader: LoaderFacts) -> None:
+        self.loader = loader
+        self.meter = LoopMeter()
+        self._lock = threading.Lock()
+        self._loaders: weakref.WeakSet[_Known] = weakref.WeakSet()
+        self._made = self._passes = 0
+        self.samples_of: dict[int, int] = {}
+        """Samples by the thread that called next(): each thread writes its own number, without a lock."""
+        self._stats: Stats | None = None
+
+    def begin(self, known: _Known) -> None:
+        """Count a pass of a loader."""
+        with self._lock:
+            self._passes += 1
+            self._made += known not in self._loaders
+            self._loaders.add(known)
+
+    @property
+    def samples(self) -> int:
+        """Samples so far; 0 where their number is not known."""
+        return sum(tuple(self.samples_of.values()))
+
+    def keep(self, stats: Stats) -> None:
+        """Keep the counters of a penstock.DataLoader as they are now."""
+        self._stats = stats
+
+    def record(self) -> LoopRecord:
+        """Return what is known now."""
+        for known in tuple(self._loaders):
+            if isinstance(loader := known.loader(), DataLoader):
+                self.keep(loader.stats())
+        with self._lock:
+            stats = self._stats if self._made == 1 else None
+            counts = self._made, self._passes, self.samples
+        background = any(thread != threading.main_thread().ident for thread in tuple(self.samples_of))
+        return LoopRecord(self.loader, *counts, self.meter.times(), background, stats)
+
+
+class _Known:
+    """A loader that is alive, and where it was made."""
+
+    def __init__(self, loader: Any, gone: Callable[[Any], None]) -> None:
+        self.loader = weakref.ref(loader, gone)
+        self.place = ""
+        self.beginning: _PassObserver | None = None  # of a penstock.DataLoader whose __iter__ is at work
+
+
+class Loops:
+    """All loops of this process over loaders, torch's and Penstock's, from start() to the function that it returns.
+
+    Args:
+        progress: called at each batch.
+        steps: the program ends by SystemExit where a loop of the main thread goes on behind so many batches of one
+            loader; None: it does not.
+    """
+
+    def __init__(self, progress: Progress | None = None, steps: int | None = None) -> None:
+        self._progress, self._steps = progress, steps
+        self._process = os.getpid()
+        self._folder = _working_folder()
+        self._known: dict[int, _Known] = {}
+        self._loops: dict[LoaderFacts, Loop] = {}
+        self._lock = threading.RLock()  # a garbage collection in any line may call what takes it
+
+    def start(self) -> Callable[[], None]:
+        """Observe every pass that begins from now on; return what ends that."""
+        ends = (watch_torch(self._watch, self._note), watch(self._watch), self._time_starts())
+
+        def end() -> None:
+            for one in ends:
+                one()
+
+        return end
+
+    def _time_starts(self) -> Callable[[], None]:
+        """Measure how long penstock.DataLoader.__iter__ takes, in which workers start; return what ends that."""
+        kind: Any = DataLoader
+        original = kind.__iter__
+
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Any:
+            began = time.perf_counter()
+            batches = original(loader)
+            known = self._of(loader)
+            if (observer := known.beginning) is not None:
+                observer.begun, known.beginning = time.perf_counter() - began, None
+            return batches
+
+        def end() -> None:
+            if kind.__iter__ is __iter__:
+                kind.__iter__ = original
+
+        kind.__iter__ = __iter__
+        return end
+
+    def records(self) -> list[LoopRecord]:
+        """Return what each loop did, those that waited longest first; none of loaders that gave no batch."""
+        with self._lock:
+            loops = tuple(self._loops.values())
+        records = [loop.record() for loop in loops]
+        return sorted((one for one in records if one.times.batches), key=lambda one: -one.times.waited)
+
+    def _note(self, loader: Any) -> None:
+        known = self._of(loader)
+        file, line = _place_of(loader, sys._getframe(1))
+        if file is not None:
+            known.place = f"{file.removeprefix(self._folder)}:{line}"
+
+    def _of(self, loader: Any) -> _Known:
+        number = id(loader)
+        with self._lock:
+            known = self._known.get(number)
+            if known is None or known.loader() is not loader:
+                known = self._known[number] = _Known(loader, lambda gone: self._forget(number, gone))
+            return known
+
+    def _forget(self, number: int, gone: Any) -> None:
+        with self._lock:
+            if (known := self._known.get(number)) is not None and known.loader is gone:
+                del self._known[number]
+
+    def _watch(self, loader: Any) -> Observer | None:
+        if os.getpid() != self._process:
+            return None  # a forked process has no report
+        known = self._of(loader)
+        facts = facts_of(loader, known.place)
+        with self._lock:
+            loop = self._loops.setdefault(facts, Loop(facts))
+        loop.begin(known)
+        observer = _PassObserver(loop, known, self._progress, self._steps)
+        known.beginning = observer if facts.penstock else None
+        return observer
+
+
+class _PassObserver(Observer):
+    """Measures the loop over one pass."""
+
+    def __init__(self, loop: Loop, known: _Known, progress: Progress | None, steps: int | None) -> None:
+        self._loop, self._known, self._progress, self._steps = loop, known, progress, steps
+        self._clock = LoopClock(loop.meter)
+        self._main = threading.main_thread().ident
+        self.begun = 0.0
+        """Seconds that the start of the pass took, where they are not in the wait for the first batch."""
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Measure a batch. Raises SystemExit behind the last step that is wanted."""
+        thread, loop = threading.get_ident(), self._loop
+        if self._steps is not None and thread == self._main and loop.meter.times().batches >= self._steps:
+            self.ended()
+            raise SystemExit(0)
+        counts = loop.samples_of
+        counts[thread] = counts.get(thread, 0) + delivery.samples
+        if self.begun:
+            delivery, self.begun = replace(delivery, waited=delivery.waited + self.begun), 0.0
+        self._clock.delivered(delivery)
+        if self._progress is not None:
+            self._progress(loop)
+
+    def failed(self, error: Exception) -> None:
+        """Take note that the loop goes on from here."""
+        self._clock.failed(error)
+
+    def ended(self) -> None:
+        """Measure the work on the last batch."""
+        self._clock.ended()
+        if isinstance(loader := self._known.loader(), DataLoader):
+            self._loop.keep(loader.stats())
+
+
+def facts_of(loader: Any, place: str = "") -> LoaderFacts:
+    """Return what tells a loader apart; place: the file and line that made it."""
+    ours, kind = isinstance(loader, DataLoader), type(loader)
+    name = "penstock.DataLoader" if kind is DataLoader else kind.__name__
+    if type(loader.batch_sampler) is BatchSampler:
+        batching = f"batch_size={loader.batch_sampler.batch_size}"
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        batching = f"batch_sampler={type(loader.batch_sampler).__name__}"
+    else:
+        batching = f"batch_size={loader.batch_size}"
+    return LoaderFacts(name, _dataset_name(loader.dataset), batching, loader.num_workers, place, ours)
+
+
+def _dataset_name(dataset: Any) -> str:
+    if type(dataset) is Subset:
+        return f"Subset of {_dataset_name(dataset.dataset)}"
+    return type(getattr(dataset, "_datapipe", dataset)).__name__  # torch wraps a DataPipe
+
+
+def _place_of(loader: Any, frame: FrameType | None) -> tuple[str | None, int]:
+    """Return the file and the line that called a loader's class: not torch's nor Penstock's, nor of its own class.
+
+    A line of the program is taken before one of an installed library that the program calls.
+    """
+    library: tuple[str | None, int] = None, 0
+    while frame is not None:
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        file = code.co_filename
+        if file == program.__file__:
+            break  # what is outside of the program runs it
+        if first is loader or file.startswith(_BETWEEN):
+            pass
+        elif any(folder in file for folder in _INSTALLED):
+            library = library if library[0] else (file, frame.f_lineno)
+        elif not file.startswith(_PYTHONS):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return library
+
+
+def _working_folder() -> str:
+    try:
+        return os.path.join(os.getcwd(), "")
+    except FileNotFoundError:  # it was removed
+        return ""

@@ -1,0 +1,194 @@
+"""Passes of torch's own loaders, observed as those of penstock.DataLoader are.
+
+Programs have torch's class under names of their own, derive classes from it, and call iter() and next() themselves.
+What all of them come by is exchanged while somebody watches: the __init__ of the loader and of torch's two iterators,
+and the iterators' _next_data, which makes or waits for a batch. Torch's __next__ stays as it is, so that its warnings
+name the same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
+
+The wait for a batch of torch's loader counts the work on it where there are no workers, and the start of the workers
+for the first batch of a pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+from penstock.executors.torch_pass import TorchPass
+from penstock.observe import Delivery, Observer, Watcher
+from penstock.stats import samples_in
+
+#: The attribute of one of torch's iterators that holds its observation.
+_OBSERVATION = "_penstock_observation"
+_KINDS: tuple[Any, ...] = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+#: What these give is as long as they say.
+_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_LOADER: Any = torch.utils.data.DataLoader
+_log = logging.getLogger("penstock")
+
+
+class _Observation:
+    """What is known of a pass that is observed. Its methods are called for each batch, and cost a few microseconds."""
+
+    __slots__ = ("begun", "left", "observer", "samples", "shown")
+
+    def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
+        self.observer: Observer | None = observer
+        self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
+        batches = loader.batch_sampler
+        self.samples = loader.batch_size or (batches.batch_size if type(batches) is BatchSampler else 0)
+        self.left = _samples_left(batches)  # of a pass whose batches are full but for the last one; 0: not known
+        self.shown = not self.left and batches is not None and loader.collate_fn is default_collate
+
+    def delivered(self, batch: Any, waited: float) -> None:
+        """Tell the observer of a batch, with 0 samples where their number is not known."""
+        if self.observer is None:
+            return
+        samples = self.samples
+        try:
+            if self.left:
+                samples = min(samples, self.left)
+                self.left -= samples
+            elif self.shown:
+                samples = samples_in(batch, samples, iterable=True, stacks=True)
+            self.observer.delivered(Delivery(batch, samples, waited + self.begun))
+        except Exception:
+            self.give_up()
+        self.begun = 0.0
+
+    def failed(self, error: Exception) -> None:
+        """Tell the observer of an error."""
+        if self.observer is not None:
+            try:
+                self.observer.failed(error)
+            except Exception:
+                self.give_up()
+
+    def ended(self) -> None:
+        """Tell the observer of the end."""
+        if self.observer is not None:
+            try:
+                self.observer.ended()
+            except Exception:
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Log the exception that is being handled, and observe no more."""
+        _log.exception("an observer of torch's loader failed, and is not called any more")
+        self.observer = None
+
+
+def _samples_left(batches: Any) -> int:
+    """Return the number of samples of a pass that begins, by its batch sampler, if that is torch's; 0: not known."""
+    if type(batches) is not BatchSampler or type(batches.sampler) not in _SAMPLERS:
+        return 0
+    return len(batches.sampler)  # type: ignore[arg-type]
+
+
+def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], None]:
+    """Have a watcher called for each pass of torch's own loaders that begins; return what ends that.
+
+    Passes of penstock.DataLoader are not among them: see penstock.observe.watch. What the watcher, its observers and
+    `made` raise is logged, and never reaches the program.
+
+    Args:
+        watcher: returns the observer of a pass of the loader that it is given, or None.
+        made: called with each loader that has been made, Penstock's too.
+    """
+    exchanged: list[tuple[Any, str, Any, Any]] = []
+
+    def exchange(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = vars(kind)[name]
+        wrapped = functools.wraps(original)(wrap(original))
+        setattr(kind, name, wrapped)
+        exchanged.append((kind, name, original, wrapped))
+
+    exchange(_LOADER, "__init__", functools.partial(_making, made))
+    for kind in _KINDS:
+        exchange(kind, "__init__", functools.partial(_beginning, watcher))
+        exchange(kind, "_next_data", _delivering)
+    exchange(_MultiProcessingDataLoaderIter, "_reset", functools.partial(_restarting, watcher))
+
+    def end() -> None:
+        for kind, name, original, wrapped in reversed(exchanged):
+            if vars(kind)[name] is wrapped:  # else other code has exchanged it since
+                setattr(kind, name, original)
+        exchanged.clear()
+
+    return end
+
+
+def _making(made: Callable[[Any], None], original: Any) -> Any:
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        try:
+            made(self)
+        except Exception:
+            _log.exception("the place where a loader was made is not known")
+
+    return __init__
+
+
+def _beginning(watcher: Watcher, original: Any) -> Any:
+    def __init__(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+        began = time.perf_counter()
+        original(self, loader, *arguments, **named)
+        if not isinstance(self, TorchPass):  # which belongs to a penstock.DataLoader
+            _observe(self, watcher, loader, time.perf_counter() - began)
+
+    return __init__
+
+
+def _restarting(watcher: Watcher, original: Any) -> Any:
+    """Wrap the _reset of an iterator whose workers are persistent; torch's __init__ calls it too, before ours looks."""
+
+    def _reset(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+        began = time.perf_counter()
+        original(self, loader, *arguments, **named)
+        if _OBSERVATION in vars(self):
+            _observe(self, watcher, loader, time.perf_counter() - began)
+
+    return _reset
+
+
+def _observe(batches: Any, watcher: Watcher, loader: Any, seconds: float) -> None:
+    try:
+        observer = watcher(loader)
+        vars(batches)[_OBSERVATION] = None if observer is None else _Observation(observer, loader, seconds)
+    except Exception:
+        _log.exception("a pass of torch's loader is not observed")
+
+
+def _delivering(original: Any) -> Any:
+    def _next_data(self: Any) -> Any:
+        observation = self.__dict__.get(_OBSERVATION)
+        if observation is None:
+            return original(self)
+        began = time.perf_counter()
+        try:
+            batch = original(self)
+        except StopIteration:
+            observation.ended()
+            raise
+        except Exception as error:
+            observation.failed(error)
+            raise
+        observation.delivered(batch, time.perf_counter() - began)
+        return batch
+
+    return _next_data

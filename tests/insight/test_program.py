@@ -1,0 +1,229 @@
+"""penstock run: a program runs as Python runs it. Python itself, without Penstock, is the reference."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+
+from penstock.cli import main
+from tests.insight.penstock_processes import Ended, PenstockProcesses, python, written
+from tests.waiting import wait_until
+
+INIT = torch.utils.data.DataLoader.__init__
+SURROUNDINGS = """
+import sys
+print(__name__, sys.argv, repr(sys.path[0]))
+print(__file__, __spec__ and __spec__.name, __package__, __cached__ if __spec__ is None else None, __doc__)
+print(type(__loader__).__name__, __builtins__, sys.modules["__main__"].__dict__ is globals(), __annotations__)
+print(sorted(globals()))
+"""
+SPAWN = """
+import multiprocessing, sys
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def twice(point):
+    return Point(2 * point.x)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print([point.x for point in pool.map(twice, [Point(1), Point(2)])], Point.__module__)
+else:
+    print("imported as", __name__, sys.argv)
+"""
+CHAINED = """
+import atexit
+atexit.register(print, "the last word")
+
+def fails():
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        raise ValueError("second") from error
+
+def falls():
+    fails()
+
+falls()
+"""
+OWN_HOOK = """
+import sys, traceback
+
+def hook(kind, error, trace):
+    print("hook", kind.__name__, error, [entry.name for entry in traceback.extract_tb(trace)])
+
+sys.excepthook = hook
+def falls():
+    raise OSError(2, "of its own")
+falls()
+"""
+PROGRAMS = {
+    "surroundings": SURROUNDINGS,
+    "spawn": SPAWN,
+    "chained": CHAINED,
+    "own_hook": OWN_HOOK,
+    "syntax": "x = 1\nprint(2\n",
+    "group": "raise ExceptionGroup('several', [ValueError(1), OSError(2)])",
+    "exit_3": "import sys; sys.exit(3)",
+    "exit_words": "raise SystemExit('nothing to do')",
+    "os_exit": "import os, sys; print(1, flush=True); os._exit(4)",
+    "broken_pipe": "raise BrokenPipeError(32, 'Broken pipe')",
+    "interrupted": "import atexit; atexit.register(print, 'at the end'); raise KeyboardInterrupt",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "threads": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()",
+    "thread_fails": "import threading\ndef f(): raise ValueError(1)\nthreading.Thread(target=f, name='one').start()",
+    "fork": "import os\nif os.fork():\n    os.wait(); print('parent')\nelse:\n    print('child')",
+    "future": "x: int = 1\nprint(__annotations__)",
+    "pickled": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
+    "warning": "import warnings\nwarnings.warn('of the program', RuntimeWarning)",
+}
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[PenstockProcesses]:
+    processes = PenstockProcesses()
+    yield processes
+    processes.close()
+
+
+def assert_same(ours: Ended, theirs: Ended, *, report: bool = True) -> None:
+    """Assert that a program did the same under `penstock run`, which printed a report (or could not)."""
+    assert (ours.code, ours.out, ours.program_err) == (theirs.code, theirs.out, theirs.err)
+    assert [line.partition(",")[0] for line in ours.said] == ["penstock: no DataLoader was used"] * report, ours.err
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_script_runs_as_python_runs_it(commands: PenstockProcesses, tmp_path: Path, name: str) -> None:
+    written(tmp_path, {"train.py": PROGRAMS[name]})
+    ours = commands.run("run", "train.py", "--quiet", "-m", "x", "--", "--help", folder=tmp_path)
+    theirs = python("train.py", "--quiet", "-m", "x", "--", "--help", folder=tmp_path)
+    assert_same(ours, theirs, report=name not in ("os_exit", "killed", "terminated"))
+
+
+@pytest.mark.parametrize("path", ["./train.py", "sub/../train.py", "sub/link.py", "ABSOLUTE"])
+def test_a_script_by_any_path(commands: PenstockProcesses, tmp_path: Path, path: str) -> None:
+    written(tmp_path, {"train.py": SURROUNDINGS, "sub/other.py": ""})
+    (tmp_path / "sub/link.py").symlink_to("../train.py")
+    path = str(tmp_path / "train.py") if path == "ABSOLUTE" else path
+    ours, theirs = commands.run("run", path, "a", folder=tmp_path), python(path, "a", folder=tmp_path)
+    # Versions of Python differ in what they make of "./".
+    assert_same(ours._replace(out=ours.out.replace("/./", "/")), theirs._replace(out=theirs.out.replace("/./", "/")))
+
+
+@pytest.mark.parametrize("name", ["single", "pack.module", "pack", "pack.fails", "spawns"])
+def test_a_module_runs_as_python_runs_it(commands: PenstockProcesses, tmp_path: Path, name: str) -> None:
+    written(
+        tmp_path,
+        {
+            "single.py": SURROUNDINGS,
+            "pack/__init__.py": "import sys; print('package', sys.argv)",
+            "pack/module.py": f"from . import other\n{SURROUNDINGS}",
+            "pack/other.py": "print(__name__)",
+            "pack/__main__.py": SURROUNDINGS,
+            "pack/fails.py": "raise ValueError(1)",
+            "spawns.py": SPAWN,
+        },
+    )
+    ours = commands.run("run", "-m", name, "-m", "--lr", "0.1", folder=tmp_path)
+    theirs = python("-m", name, "-m", "--lr", "0.1", folder=tmp_path)
+    shown = [line for line in theirs.err.splitlines(keepends=True) if "<frozen runpy>" not in line]
+    assert_same(ours, theirs._replace(err="".join(shown)))
+
+
+def test_a_folder_and_a_zip_file(commands: PenstockProcesses, tmp_path: Path) -> None:
+    written(tmp_path, {"app/__main__.py": f"import part\n{SURROUNDINGS}", "app/part.py": "print('part')"})
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as file:
+        for name in ("__main__.py", "part.py"):
+            file.write(tmp_path / "app" / name, name)
+    for name in ("app", "app.zip"):
+        assert_same(commands.run("run", name, "a", folder=tmp_path), python(name, "a", folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.py"], "'none.py' cannot be read: No such file or directory"),
+        ([""], "'' cannot be read"),
+        (["empty"], "there is no __main__.py in 'empty'"),
+        (["-m", "no_such_module"], "there is no module 'no_such_module'"),
+        (["-m", "package.none"], "there is no module 'package.none'"),
+        (["-m", "none.pack"], "there is no module 'none'"),
+        (["-m", "package"], "'package' is a package without a __main__ module"),
+        (["-m", ".pack"], "'.pack' is no absolute name of a module"),
+        (["-m", "_struct"], "has no Python code"),
+        (["--after-only", "x.py"], "--after-only says how --replace is done"),
+        (["--steps", "0", "x.py"], "'0' is no number of batches"),
+        (["--unknown", "x.py"], "unrecognized arguments: --unknown"),
+        ([], "required: SCRIPT"),
+    ],
+)
+def test_what_is_no_program_is_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    written(tmp_path, {"empty/x": "", "package/__init__.py": ""})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main_module = sys.modules["__main__"]
+    try:
+        code = main(["run", *words])
+    except SystemExit as stop:
+        assert stop.code == 2
+        code = 2
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("penstock") and said in err
+    assert sys.modules["__main__"] is main_module and INIT is torch.utils.data.DataLoader.__init__
+
+
+def test_a_module_that_a_package_of_the_program_lacks_is_the_programs_error(
+    commands: PenstockProcesses, tmp_path: Path
+) -> None:
+    written(tmp_path, {"pack/__init__.py": "import lacking", "pack/module.py": ""})
+    ended = commands.run("run", "-m", "pack.module", folder=tmp_path)
+    assert ended.code == 1
+    assert "import lacking\nModuleNotFoundError: No module named 'lacking'\n" in ended.program_err
+    assert "penstock/" not in ended.program_err
+
+
+def test_ctrl_c(commands: PenstockProcesses, tmp_path: Path) -> None:
+    written(tmp_path, {"train.py": "import time\nopen('begun', 'w').close()\ntime.sleep(60)\n"})
+    command = commands.start("run", "train.py", folder=tmp_path)
+    wait_until((tmp_path / "begun").exists)
+    command.interrupt()
+    ended = command.end()
+    assert ended.code == -signal.SIGINT
+    assert ended.program_err.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3')
+    assert ended.program_err.endswith("KeyboardInterrupt\n") and len(ended.said) == 1
+
+
+def test_a_closed_stderr(commands: PenstockProcesses, tmp_path: Path) -> None:
+    written(tmp_path, {"train.py": "print(1)", "closes.py": "import os, sys; print(2); sys.stderr.close()"})
+    assert commands.run("run", "train.py", folder=tmp_path, no_stderr=True) == (0, "1\n", "")
+    assert commands.run("run", "closes.py", folder=tmp_path) == (0, "2\n", "")
+
+
+def test_nobody_reads_stderr(commands: PenstockProcesses, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    written(tmp_path, {"train.py": "import os; print(1, flush=True)\nwhile not os.path.exists('go'): pass"})
+    command = commands.start("run", "train.py", folder=tmp_path, stderr=pipe)
+    os.close(reader)
+    (tmp_path / "go").touch()
+    ended = command.end()
+    assert (ended.code, ended.out) == (0, "1\n")
