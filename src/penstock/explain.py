@@ -11,7 +11,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
 from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
-from penstock.loop_model import Measured
 from penstock.order.batch_order import BatchOrder
 from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
@@ -24,7 +23,6 @@ from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
 from penstock.stats import Stats
 from penstock.system.words import counted
-from penstock.verdict import verdict
 
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
@@ -64,7 +62,7 @@ class Explained:
         yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
-        yield from _so_far(stats, self.executors.measured())
+        yield from _so_far(stats)
         yield from _tuned(self.settings, stats)
         yield from _reading(stats)
         yield from _calls(stats)
@@ -92,7 +90,7 @@ class Explained:
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
             for line in describe_decoded(plan.leaves, caches):
                 yield f"cache    {line}"
-        yield from _so_far(stats, self.executors.measured())
+        yield from _so_far(stats)
         yield from _tuned(settings, stats)
         yield from _reading(stats)
         yield from _calls(stats)
@@ -221,12 +219,12 @@ class Explained:
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
 
-def _so_far(stats: Stats, found: Measured | None) -> Iterator[str]:
+def _so_far(stats: Stats) -> Iterator[str]:
     if stats.samples:
         done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
         yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
-    if found is not None:
-        yield f"verdict  {verdict(found)}"
+    if stats.verdict:
+        yield f"verdict  {stats.verdict}"
 
 
 def _tuned(settings: Settings, stats: Stats) -> Iterator[str]:

@@ -108,6 +108,8 @@ class Stats:
     """What the loops over the loader's batches did with their time."""
     tuning: Tuning | None
     """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
+    verdict: str
+    """Why the loop waited, in a sentence, and what would help; empty where the passes were too short to tell."""
 
     def metrics(self, prefix: str = "penstock/") -> dict[str, float]:
         """Return the counters as a flat dictionary of numbers, for loggers of metrics.
@@ -167,16 +169,15 @@ class Counters(Observer):
         return self._samples
 
     def snapshot(
-        self, buffers: tuple[int, int, int], cache: dict[str, TierCounts], tuning: Tuning | None = None
+        self, buffers: tuple[int, int, int], cache: dict[str, TierCounts], tuning: Tuning | None, verdict: str
     ) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers, tiers and tuning."""
+        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and verdict."""
         with self._lock:
             batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
-        return Stats(
-            batches, samples, loop.waited, read_by_python, *buffers, stages, calls, cache, reading, loop, tuning
-        )
+        counted = (batches, samples, loop.waited, read_by_python)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, verdict)
 
 
 def samples_given(given: Any) -> int:

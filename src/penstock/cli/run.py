@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 import penstock
 from penstock.cli.terminal import say, say_last, shown
 from penstock.errors import PenstockError
-from penstock.insight import comparison
+from penstock.insight import comparison, recording_options
 from penstock.insight.live_line import LiveLine
 from penstock.insight.loops import Loops
 from penstock.insight.program import NoSuchProgram, Program, run
@@ -37,7 +37,7 @@ class Extension(Protocol):
 
 
 #: The modules that add options.
-EXTENSIONS: tuple[Extension, ...] = ()
+EXTENSIONS: tuple[Extension, ...] = (recording_options,)
 #: What is said of each loop.
 SENTENCE: Sentence = plain_sentence
 #: Bytes that the first of two runs reads from disks more than the second, from which on that is said.
@@ -189,9 +189,10 @@ def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
     options = [*(["--quiet"] if arguments.quiet else [])]
     if arguments.steps is not None:
         options += ["--steps", str(arguments.steps)]
+    replaced = ["--replace", "--after-only", *recording_options.words_of(arguments)]
     runs: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
-        for words, more in (("torch's loader", []), ("Penstock's in its place", ["--replace", "--after-only"])):
+        for words, more in (("torch's loader", []), ("Penstock's in its place", replaced)):
             say(f"penstock: run {len(runs) + 1} of 2, with {words}")
             path = os.path.join(folder, str(len(runs)))
             ended = run_child([*own_command(), "run", *options, *more, "--json", path, *program.words], path)

@@ -41,7 +41,7 @@ from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
-from penstock.verdict import log_at_end
+from penstock.verdict import log_at_end, verdict
 
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
@@ -83,7 +83,9 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
-        return self.counters.snapshot(buffers, cache, self.autotune.tuning())
+        found = self.measured()
+        words = "" if found is None else verdict(found)
+        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), words)
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""

@@ -138,7 +138,7 @@ def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
         if not arguments.get("num_workers", 1):
             arguments = {name: value for name, value in arguments.items() if name not in _OF_WORKERS}
         made: DataLoader[Any] = DataLoader(dataset, **arguments)
-        made._executors.log_nothing()
+        made.log_nothing()
         return made
 
     return make

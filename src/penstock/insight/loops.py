@@ -225,6 +225,8 @@ class Loops:
         loop.begin(known)
         observer = _PassObserver(loop, known, self._progress, self._steps)
         known.beginning = observer if facts.penstock else None
+        if isinstance(loader, DataLoader):
+            loader.log_nothing()
         return observer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 from collections.abc import Iterator
@@ -67,29 +66,3 @@ def _logged(file: OutputFile) -> Iterator[None]:
         yield
     except Exception as error:
         _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of recordings, for `recorded`, to a command."""
-    group = parser.add_argument_group("recordings")
-    group.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write what the loops and the workers did, slice by slice, for ui.perfetto.dev; compressed where FILE "
-        "ends in .gz. '{rank}' in FILE is torchrun's RANK",
-    )
-    group.add_argument(
-        "--report",
-        metavar="FILE",
-        help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
-    )
-
-
-@contextmanager
-def recorded(arguments: argparse.Namespace, verdict: Verdict | None = None) -> Iterator[Recording | None]:
-    """Record a block of code as the options of `add_options` say; None without one. Raises InvalidOption."""
-    if arguments.trace is None and arguments.report is None:
-        yield None
-        return
-    with record(arguments.trace, arguments.report, verdict=verdict) as recording:
-        yield recording

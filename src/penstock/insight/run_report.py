@@ -56,6 +56,8 @@ def _counts(record: LoopRecord) -> dict[str, Any]:
 
 def plain_sentence(record: LoopRecord) -> str:
     """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
+    if record.stats is not None and record.stats.verdict:
+        return f"{record.loader}: {record.stats.verdict}"
     times, who = record.times, "A background thread" if record.background else "The consumer"
     amount = ", ".join(
         [

@@ -17,6 +17,8 @@ _MOST_STAGES = 3
 
 def plain_verdict(recorded: LoaderRecording) -> str:
     """Return how long the loop waited, and in which stages the workers spent most of their time."""
+    if recorded.stats is not None and recorded.stats.verdict:
+        return recorded.stats.verdict
     table = recorded.rows.table()
     if not len(table):
         return "No batch was handed out."
