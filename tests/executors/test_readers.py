@@ -91,7 +91,10 @@ def test_stats_and_explain_tell_what_readers_brought(slow, folder):
     ours = loader(folder)
     list(ours)
     reading = assert_read_ahead(ours)
-    assert (reading.depth, reading.blocked) == (0, reading.seen)
+    assert reading.depth == 0
+    assert (
+        0.9 * reading.seen <= reading.blocked <= reading.seen
+    )  # a busy machine may wake a thread before it is seen to sleep
     assert reading.bytes > 0 < reading.most_held
     stages = ours.stats().stages
     assert stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples
