@@ -85,9 +85,11 @@ class LoopMeter:
             if worked is None:
                 self._first_waited += waited
                 return
-            self._worked += worked
-            self._longest = max(self._longest, waited)
-            self._waits[min(WAIT_CLASSES - 1, max(0, int(waited * 1e6)).bit_length())] += 1
+            if worked > 0:
+                self._worked += worked
+            if waited > self._longest:
+                self._longest = waited
+            self._waits[min(WAIT_CLASSES - 1, int(waited * 1e6).bit_length())] += 1
 
     def add_work(self, seconds: float) -> None:
         """Count what a loop did with the last batch of its pass."""
@@ -123,11 +125,11 @@ class LoopClock(Observer):
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch, and the loop's work before it was called for."""
-        worked = self._worked(delivery.waited)
-        self._meter.add(delivery.waited, worked)
-        if worked is None or time.perf_counter() - self._looked > LOOK_SECONDS:
-            self._look(first=worked is None)
-        self._left = time.perf_counter()
+        now, left = time.perf_counter(), self._left
+        self._left = now
+        self._meter.add(delivery.waited, None if left is None else now - delivery.waited - left)
+        if left is None or now - self._looked > LOOK_SECONDS:
+            self._look(now, first=left is None)
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
@@ -135,18 +137,15 @@ class LoopClock(Observer):
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
-        if (worked := self._worked(0.0)) is not None:
-            self._meter.add_work(worked)
-            self._look()
+        if self._left is not None:
+            now = time.perf_counter()
+            self._meter.add_work(max(0.0, now - self._left))
+            self._look(now)
         self._left = None
 
-    def _look(self, *, first: bool = False) -> None:
+    def _look(self, now: float, *, first: bool = False) -> None:
         """Count the CPU times since they were read; first: only read them."""
         before, self._ran = self._ran, (time.process_time(), machine_cpu_seconds())
-        self._looked = time.perf_counter()
+        self._looked = now
         if not first:
             self._meter.add_cpu(*map(operator.sub, self._ran, before))
-
-    def _worked(self, waited: float) -> float | None:
-        """Return the seconds from the latest batch to the call of next(), which waited so long."""
-        return None if self._left is None else max(0.0, time.perf_counter() - waited - self._left)
