@@ -3,8 +3,8 @@
 //
 // A reading of the clock costs about 25 ns. A file's sample reads it once a stage, which no open() or decoder notices;
 // samples in memory, which cost little more than such a reading, are counted one by one and timed a batch at a time.
-// The thread's processor time, a call of the system of some 300 ns, is read at one sample in 64: its share of the time
-// of these samples stands for all.
+// The thread's processor time, a call of the system of up to 1 us, is read at one sample in 64, of samples in memory at
+// one batch in 64: its share of the time of these stands for all.
 //
 // Threads: StageCounters are written by one thread at a time and read by any, at any time, without a lock; merge() may
 // be called by any thread. A StageClock belongs to one thread. Memory: plain numbers; counters fill cache lines of
@@ -125,14 +125,14 @@ class StageClock {
   void start() noexcept {
     if (counters_ == nullptr) return;
     last_ = Clock::now();
-    ran_ = running();
+    metered_ = meters(starts_++);
+    if (metered_) ran_ = running();
   }
 
   // A sample begins, whose stages call lap(): all of the first samples are metered, then one in so many.
   void begin_sample() noexcept {
     if (counters_ == nullptr) return;
-    metered_ = begun_ < kFirst || begun_ % kEvery == 0;
-    ++begun_;
+    metered_ = meters(begun_++);
     if (metered_) ran_ = running();
   }
 
@@ -164,13 +164,14 @@ class StageClock {
     const std::uint64_t samples = std::accumulate(deferred.begin(), deferred.end(), std::uint64_t{0});
     if (samples == 0) return;
     const double each = static_cast<double>(elapsed()) / static_cast<double>(samples);
-    const double ran_each = static_cast<double>(ran()) / static_cast<double>(samples);
+    const double ran_each = metered_ ? static_cast<double>(ran()) / static_cast<double>(samples) : 0;
     for (std::size_t i = 0; i < deferred.size(); ++i) {
       if (deferred[i] == 0) continue;
       const auto count = static_cast<double>(deferred[i]);
       const auto nanoseconds = static_cast<std::uint64_t>(each * count);
       counters_->add(static_cast<Stage>(i), nanoseconds, 0);
-      counters_->add_metered(static_cast<Stage>(i), nanoseconds, static_cast<std::uint64_t>(ran_each * count));
+      if (metered_)
+        counters_->add_metered(static_cast<Stage>(i), nanoseconds, static_cast<std::uint64_t>(ran_each * count));
       timed_[i] += deferred[i];
     }
   }
@@ -199,11 +200,14 @@ class StageClock {
   }
 
   static constexpr std::uint32_t kFirst = 16, kEvery = 64;
+  [[nodiscard]] static constexpr bool meters(std::uint32_t number) noexcept {
+    return number < kFirst || number % kEvery == 0;
+  }
 
   StageCounters* counters_;
   Clock::time_point last_{};
   std::uint64_t ran_ = 0;
-  std::uint32_t begun_ = 0;
+  std::uint32_t starts_ = 0, begun_ = 0;
   bool metered_ = false;
   std::array<std::uint64_t, kStages.size()> timed_{};  // samples whose time is counted
 };

@@ -12,8 +12,8 @@ from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = 28
-#: CPU times, which take some 20 us, are read once in so many seconds.
-LOOK_SECONDS = 0.1
+#: CPU times, which take some 50 us, are read once in so many seconds.
+LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
