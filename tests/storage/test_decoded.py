@@ -351,7 +351,7 @@ from penstock import DataLoader, ImageFolder
 root, folder, size = sys.argv[1:]
 recipe = transforms.Compose([transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()])
 loader = DataLoader(
-    ImageFolder(root, recipe), batch_size=4, num_workers=2, cache=folder, cache_decoded=True, shuffle=True
+    ImageFolder(root, recipe), batch_size=4, num_workers=2, cache=(folder, "1GiB"), cache_decoded=True, shuffle=True
 )
 total = sum(batch.double().sum().item() for batch, _ in loader)
 (counts,) = loader.stats().cache.values()

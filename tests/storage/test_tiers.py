@@ -302,7 +302,7 @@ import sys
 import torch
 from penstock import DataLoader, TensorFolder
 root, folder = sys.argv[1:]
-loader = DataLoader(TensorFolder(root), batch_size=4, num_workers=2, cache=folder, shuffle=True)
+loader = DataLoader(TensorFolder(root), batch_size=4, num_workers=2, cache=(folder, "1GiB"), shuffle=True)
 total = sum(batch.double().sum().item() for batch in loader)
 (counts,) = loader.stats().cache.values()
 print(round(total, 3), counts.samples, counts.hits, counts.dropped)

@@ -11,6 +11,7 @@ for the first batch of a pass.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -30,7 +31,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from penstock.executors.torch_pass import TorchPass
-from penstock.observe import Delivery, Observer, Watcher
+from penstock.observe import Delivery, Harmless, Observer, Watcher
 from penstock.stats import samples_in
 
 #: The attribute of one of torch's iterators that holds its observation.
@@ -48,7 +49,7 @@ class _Observation:
     __slots__ = ("begun", "left", "observer", "samples", "shown")
 
     def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
-        self.observer: Observer | None = observer
+        self.observer = Harmless(observer)
         self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
         batches = loader.batch_sampler
         self.samples = loader.batch_size or (batches.batch_size if type(batches) is BatchSampler else 0)
@@ -56,41 +57,16 @@ class _Observation:
         self.shown = not self.left and batches is not None and loader.collate_fn is default_collate
 
     def delivered(self, batch: Any, waited: float) -> None:
-        """Tell the observer of a batch, with 0 samples where their number is not known."""
-        if self.observer is None:
-            return
+        """Let the observer know of a batch, with 0 samples where their number is not known."""
         samples = self.samples
-        try:
-            if self.left:
-                samples = min(samples, self.left)
-                self.left -= samples
-            elif self.shown:
+        if self.left:
+            samples = min(samples, self.left)
+            self.left -= samples
+        elif self.shown:
+            with contextlib.suppress(Exception):  # of a batch of the user's own kind
                 samples = samples_in(batch, samples, iterable=True, stacks=True)
-            self.observer.delivered(Delivery(batch, samples, waited + self.begun))
-        except Exception:
-            self.give_up()
+        self.observer.delivered(Delivery(batch, samples, waited + self.begun))
         self.begun = 0.0
-
-    def failed(self, error: Exception) -> None:
-        """Tell the observer of an error."""
-        if self.observer is not None:
-            try:
-                self.observer.failed(error)
-            except Exception:
-                self.give_up()
-
-    def ended(self) -> None:
-        """Tell the observer of the end."""
-        if self.observer is not None:
-            try:
-                self.observer.ended()
-            except Exception:
-                self.give_up()
-
-    def give_up(self) -> None:
-        """Log the exception that is being handled, and observe no more."""
-        _log.exception("an observer of torch's loader failed, and is not called any more")
-        self.observer = None
 
 
 def _samples_left(batches: Any) -> int:
@@ -183,10 +159,10 @@ def _delivering(original: Any) -> Any:
         try:
             batch = original(self)
         except StopIteration:
-            observation.ended()
+            observation.observer.ended()
             raise
         except Exception as error:
-            observation.failed(error)
+            observation.observer.failed(error)
             raise
         observation.delivered(batch, time.perf_counter() - began)
         return batch

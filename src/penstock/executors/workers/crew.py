@@ -163,13 +163,15 @@ class ThreadCrew:
                 and not self._iterable
                 and self.pace.alone
                 and self._caller.suffices(self._sample_seconds * len(batches[0].indices or ()))
-                and (self._caller_works or self._workers[0].unbound())
+                and ((before := self._caller_works) or self._workers[0].unbound())
             )
             deadline = time.monotonic() + PATIENCE_SECONDS
             while works := self._caller_works and not self._closed and not any(batch.done for batch in batches):
                 if not self._busy:  # threads take no more, and have finished what they had
-                    break
-                if not self._done.wait(deadline - time.monotonic()):
+                    if before or self._workers[0].unbound():  # its last sample may have opened a connection
+                        break
+                    self._let_caller_work(False)
+                elif not self._done.wait(deadline - time.monotonic()):
                     self._let_caller_work(False)  # one is in a long sample: it may wait for what the caller does next
                     self._caller.defer()
             return works
