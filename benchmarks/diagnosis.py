@@ -115,7 +115,7 @@ def few_cpus(folder: Path) -> Any:
 def copies(folder: Path) -> Any:
     import penstock
 
-    return loop(penstock.Arrays(np.zeros((2_000, 3, 224, 224), np.float32)), step=0.001, num_workers=1)
+    return loop(penstock.Arrays(np.zeros((2_000, 3, 224, 224), np.float32)), num_workers=1)
 
 
 def compute(folder: Path) -> Any:
@@ -154,7 +154,7 @@ def run(name: str, seconds: float) -> dict[str, Any]:
     every = os.sched_getaffinity(0)
     if case.cpus is not None:
         os.sched_setaffinity(0, sorted(every)[: case.cpus])
-        vars(selection)["host_cpus"] = lambda: len(every)
+        vars(selection).update(host_cpus=lambda: len(every), exact_quota=lambda: float(case.cpus))
     with tempfile.TemporaryDirectory() as folder:
         make, step = case.build(Path(folder))
         found = diagnose(make, step, seconds=seconds, apply=True)

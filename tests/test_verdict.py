@@ -19,7 +19,7 @@ from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, StageTime
 from penstock.system.cpus import machine_cpu_seconds
-from penstock.verdict import findings, verdict
+from penstock.verdict import findings, larger_batches, verdict
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, noise_image
 
@@ -151,9 +151,29 @@ def test_python_that_waits_for_a_cpu_does_not_read() -> None:
     found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
     assert found is not None
     assert found.foreign_cpus == pytest.approx(1.0)
-    assert found.busy == pytest.approx({Cause.PYTHON: 0.16})
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
     (first, *_) = findings(found)
     assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
+
+
+def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
+    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=9.5, waits=waits)
+    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
+    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=1, host_cpus=8)
+    assert found is not None
+    assert found.free_cpus == 1
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
+    (first, *_) = findings(found)
+    assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
+    assert first.gain == pytest.approx(found.step / found.work, rel=0.15)
+
+
+def test_larger_batches_save_the_step_of_an_empty_loop_too() -> None:
+    us = 1e-6
+    found = Measured(1000, 26 * us, 6.5 * us, 2, Workers.NATIVE, 2, 1, {Cause.COPY: 0.3 * us}, {}, other_cpu=30 * us)
+    assert larger_batches(found) == pytest.approx(7.8, rel=0.02)
+    assert larger_batches(replace(found, work=5000 * us)) < 1.01, "the loop's own work is what takes the time"
 
 
 def test_the_machines_cpu_time(tmp_path: Path) -> None:
@@ -293,8 +313,9 @@ def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:
     loader = penstock.DataLoader(photos, batch_size=8, num_workers=2)
     for _ in loader:
         pass
-    stages = loader.stats().stages
-    assert stages["read"].bytes == sum(sizes) + sum(sizes[:8])  # the first batch shows its shape, and is filled anew
+    stages, brought = loader.stats().stages, loader.stats().reading.bytes  # by readers, where a worker slept for a file
+    # The first batch shows its shape, and is filled anew.
+    assert stages["read"].bytes + brought == sum(sizes) + sum(sizes[:8])
     assert stages["decode"].bytes == 0
     for name in ("open", "read", "decode", "convert"):
         assert 0 <= stages[name].cpu_seconds <= stages[name].seconds

@@ -5,7 +5,7 @@ them, together, `busy` seconds, of which they run on a CPU for `cpu`. A step tak
 
 - the loop's own work,
 - the workers: busy / workers,
-- the CPUs: the CPU time of the whole process / CPUs,
+- the CPUs: the CPU time of the whole process / CPUs that others leave to it,
 - Python's lock, which one thread holds at a time: cpu, where threads run Python,
 
 plus what a batch costs beside its samples, which is what the measured step has beyond that. Without workers the loop
@@ -27,7 +27,9 @@ LEAST_STEPS, LEAST_SECONDS = 10, 1.0
 SATURATED = 0.85
 #: Batches that are waited for this many times as long as the median one, and at least so many seconds, stand out.
 OUTLYING, OUTLYING_SECONDS = 8, 1e-3
-#: A thread that could run takes up to so many times its CPU time where other processes take the CPUs.
+#: A step of the loop up to so many seconds is a call or two, and takes as long for a larger batch.
+CALL = 20e-6
+#: A thread that could run takes up to so many times its CPU time where all CPUs are taken.
 CROWDED = 4
 
 
@@ -129,7 +131,7 @@ class Measured:
         found = {
             "work": self.work,
             "workers": self.total_busy / max(1, self.workers),
-            "cpus": (self.total_cpu + self.other_cpu) / self.cpus,
+            "cpus": (self.total_cpu + self.other_cpu) / self.free_cpus,
         }
         if self.locked:
             found["lock"] = self.total_cpu
@@ -144,6 +146,16 @@ class Measured:
     def overhead(self) -> float:
         """What a batch costs beside its samples: the part of a step that the model does not explain."""
         return max(0.0, self.step - self.modelled)
+
+    @property
+    def free_cpus(self) -> float:
+        """CPUs that other processes leave to this one."""
+        return max(0.01, min(self.cpus, max(self.cpus, self.host_cpus) - self.foreign_cpus))
+
+    @property
+    def advised_kind(self) -> Workers:
+        """Who would make the batches if the loader had workers."""
+        return Workers.PROCESSES if self.kind is Workers.CALLER else self.kind
 
     @property
     def locked(self) -> bool:
@@ -187,19 +199,23 @@ def measured(
     own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
     whole = loop.steady_waited + loop.worked
     foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
-    contended = foreign + own / whole > SATURATED * max(cpus, host_cpus)
+    used = own / whole
+    contended = used > SATURATED * cpus or used + foreign > SATURATED * max(cpus, host_cpus)
     busy: dict[Cause, float] = {}
     cpu: dict[Cause, float] = {}
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        # What Python does not run for it waits for: files, another machine; but also Python's lock, or a CPU.
+        ran = time.cpu_seconds
+        # Who is not on a CPU waits: for one, where they are all taken; else for files or another machine, or for
+        # Python's lock where threads run Python.
+        queued = min(time.seconds - ran, (CROWDED - 1) * ran) if contended and cause is not Cause.READ else 0.0
+        queued = max(0.0, queued)
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
-        ran = time.cpu_seconds * (CROWDED if contended else 1)
-        blocked = max(0.0, time.seconds - ran) if asleep else 0.0
-        _add(busy, cause, (time.seconds - blocked) * share)
-        _add(cpu, cause, time.cpu_seconds * share)
+        blocked = max(0.0, time.seconds - queued - ran) if asleep else 0.0
+        _add(busy, cause, (time.seconds - queued - blocked) * share)
+        _add(cpu, cause, ran * share)
         _add(busy, Cause.READ, blocked * share)
     outlying, outlying_wait = outliers(loop)
     return Measured(

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from penstock.call_counts import CallCounts
+from penstock.loop_model import Measured
 from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
+from penstock.verdict import verdict
 
 #: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; fields of Reading.
 _QUANTILES = (50, 90, 99)
@@ -108,8 +110,13 @@ class Stats:
     """What the loops over the loader's batches did with their time."""
     tuning: Tuning | None
     """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
-    verdict: str
-    """Why the loop waited, in a sentence, and what would help; empty where the passes were too short to tell."""
+    measured: Measured | None
+    """What the passes have shown of why their loops wait; None: they were too short to tell."""
+
+    @property
+    def verdict(self) -> str:
+        """Why the loop waited, in a sentence, and what would help; empty where the passes were too short to tell."""
+        return "" if self.measured is None else verdict(self.measured)
 
     def metrics(self, prefix: str = "penstock/") -> dict[str, float]:
         """Return the counters as a flat dictionary of numbers, for loggers of metrics.
@@ -169,15 +176,19 @@ class Counters(Observer):
         return self._samples
 
     def snapshot(
-        self, buffers: tuple[int, int, int], cache: dict[str, TierCounts], tuning: Tuning | None, verdict: str
+        self,
+        buffers: tuple[int, int, int],
+        cache: dict[str, TierCounts],
+        tuning: Tuning | None,
+        found: Measured | None,
     ) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and verdict."""
+        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and findings."""
         with self._lock:
             batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)
-        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, verdict)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found)
 
 
 def samples_given(given: Any) -> int:

@@ -7,10 +7,10 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.loop_model import SATURATED, Cause, Measured, Workers
+from penstock.loop_model import CALL, SATURATED, Cause, Measured, Workers
 from penstock.system.words import counted
 
 #: A loop that waits for less than this share of its time is not held up by its batches.
@@ -79,7 +79,7 @@ def _overhead(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the cost of each batch, beside its samples, is the limit."""
     if found.overhead - found.outlying_wait < MOST * found.wait:
         return
-    gain = found.step / (found.modelled + found.overhead / LARGER)
+    gain = larger_batches(found)
     if gain >= WORTH:
         evidence = (
             f"A batch of {found.batch_size:.3g} samples costs {time_text(found.overhead)} beside the work on its "
@@ -87,6 +87,19 @@ def _overhead(found: Measured) -> Iterator[Finding]:
         )
         size = max(1, round(found.batch_size)) * LARGER
         yield Finding(Cause.OVERHEAD, evidence, f"batch_size={size}", gain, {"batch_size": size})
+
+
+def larger_batches(found: Measured) -> float:
+    """Return how many times as fast the loop would be, by the model, with batches LARGER times as large.
+
+    What is paid for a batch, whatever its size, is paid less often: the overhead, with the time that it runs on a CPU,
+    and a step of the loop as far as that is no more than a call.
+    """
+    call = min(found.work, CALL)
+    work = found.work - call
+    cpu = min(found.wait + call, max(0.0, found.other_cpu - work))
+    samples = replace(found, work=work, other_cpu=found.other_cpu - cpu).modelled
+    return found.step / (samples + (found.step - samples) / LARGER)
 
 
 def _lock(found: Measured) -> Iterator[Finding]:
@@ -99,14 +112,14 @@ def _lock(found: Measured) -> Iterator[Finding]:
             f"{found.workers} threads ran for {time_text(found.total_cpu)} a step together, as one could in "
             f"{time_text(found.step)}: Python's lock lets one of them run at a time."
         )
-        yield Finding(Cause.LOCK, evidence, 'worker_method="process"', gain, {"worker_method": "process"})
+        options = {"worker_method": "process", "share_dataset": False}  # processes share nothing
+        yield Finding(Cause.LOCK, evidence, 'worker_method="process"', gain, options)
 
 
 def _cpus(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the CPUs are the limit."""
     running = found.total_cpu + found.other_cpu
-    left = SATURATED * (found.cpus - found.foreign_cpus)
-    if running < left * found.step or found.kind is Workers.CALLER or found.locked:
+    if running < SATURATED * found.free_cpus * found.step or found.kind is Workers.CALLER or found.locked:
         return
     quota = found.host_cpus > found.cpus
     wanted = found.cpus + 1
@@ -138,10 +151,9 @@ def _workers(found: Measured) -> Iterator[Finding]:
     """Yield the finding that there are fewer workers than could work, on CPUs or at files."""
     if found.locked:
         return
-    kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
     best = best_workers(found)
-    gain = found.gain(workers=best, kind=kind)
-    if gain < WORTH or (best == found.workers and found.kind is kind):
+    gain = found.gain(workers=best, kind=found.advised_kind)
+    if gain < WORTH or (best == found.workers and found.kind is found.advised_kind):
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
     evidence = (
@@ -153,11 +165,11 @@ def _workers(found: Measured) -> Iterator[Finding]:
 
 def best_workers(found: Measured) -> int:
     """Return the fewest workers that make the loop about as fast as any number would, by the model."""
-    kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
     best = max(1, found.workers)
-    for workers in range(best, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
-        if found.gain(workers=workers, kind=kind) > 1.02 * found.gain(workers=best, kind=kind):
-            best = workers
+    gain = found.gain(workers=best, kind=found.advised_kind)
+    for workers in range(best + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
+        if (more := found.gain(workers=workers, kind=found.advised_kind)) > 1.02 * gain:
+            best, gain = workers, more
     return best
 
 

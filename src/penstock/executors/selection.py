@@ -41,7 +41,7 @@ from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
-from penstock.verdict import log_at_end, verdict
+from penstock.verdict import log_at_end
 
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
@@ -70,6 +70,7 @@ class Executors:
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
+        self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
 
@@ -83,9 +84,7 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
-        found = self.measured()
-        words = "" if found is None else verdict(found)
-        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), words)
+        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), self.measured())
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -101,15 +100,16 @@ class Executors:
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=min(host_cpus(), exact_quota() or math.inf),
+            cpus=self._cpus,
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "autotune", "observers", "buffers", "shared", "_base_seed", "_workers", "_files", "_logs")
-        return {name: value for name, value in vars(self).items() if name not in anew}
+        made = ("counters", "autotune", "observers", "buffers", "shared")
+        of_passes = ("_base_seed", "_workers", "_cpus", "_files", "_logs")
+        return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 
@@ -121,6 +121,7 @@ class Executors:
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         self._workers = settings.num_workers, kind
+        self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:

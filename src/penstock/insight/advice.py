@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.loop_model import Cause, Measured, Workers
-from penstock.verdict import LARGER, WORTH, best_workers, time_text
+from penstock.loop_model import Cause, Measured
+from penstock.verdict import WORTH, best_workers, larger_batches, time_text
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,18 @@ def advice(found: Measured, *, accelerator: bool) -> list[Advice]:
         accelerator: there is one that batches could go to.
     """
     workers = best_workers(found)
-    overhead = found.step / (found.modelled + found.overhead / LARGER)
     nowhere = "there is no accelerator"
     return [
         _without("a faster disk, or a RAM disk", found, Cause.READ),
         _without("fewer transforms", found, Cause.TRANSFORM),
         Advice(
             "more workers",
-            found.gain(workers=workers, kind=_kind(found)),
+            found.gain(workers=workers, kind=found.advised_kind),
             f"num_workers={workers} is the best of the model's, on {found.cpus:.3g} CPUs",
         ),
         Advice(
             "a larger batch",
-            overhead,
+            larger_batches(found),
             f"a batch costs {time_text(found.overhead)} beside the work on its {found.batch_size:.3g} samples",
         ),
         Advice(
@@ -57,10 +56,6 @@ def advice(found: Measured, *, accelerator: bool) -> list[Advice]:
         if accelerator
         else Advice("preprocessing on the GPU", None, nowhere),
     ]
-
-
-def _kind(found: Measured) -> Workers:
-    return Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
 
 
 def _without(name: str, found: Measured, *causes: Cause) -> Advice:
