@@ -166,7 +166,7 @@ def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
     assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
     (first, *_) = findings(found)
     assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
-    assert first.gain == pytest.approx(found.step / found.work, rel=0.15)
+    assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
 
 
 def test_larger_batches_save_the_step_of_an_empty_loop_too() -> None:
@@ -211,7 +211,7 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         clock = LoopClock(meter)
         for waited, worked in ((5.0, 1.0), (0.5, 2.0), (0.25, 3.0)):
             now[0] += waited
-            clock.delivered(Delivery(None, 8, waited))
+            clock.delivered(Delivery(None, 8, waited, in_flight=3))
             now[0] += worked
         clock.failed(ValueError())  # an error comes in a batch's place
         now[0] += 4.0
@@ -220,10 +220,28 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     times = meter.times()
     assert (times.batches, times.waited, times.first_waited, times.longest_wait) == (6, 11.5, 10.0, 0.5)
     assert times.worked == 2 * (1.0 + 2.0 + 4.0)
+    assert (times.in_flight, times.queue_depth) == (18, 3.0)
     assert times.cpu_seconds == 2 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
     assert times.machine_cpu_seconds == 3 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
     assert sum(times.waits) == 4 and times.waits[18] == times.waits[19] == 2
     assert times.wait_share == pytest.approx(1.5 / 15.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ({"num_workers": 2, "prefetch_factor": 3}, 4, 6),
+        ({"num_workers": 2, "prefetch_factor": 3, "worker_method": "thread"}, 4, 6),
+        ({"num_workers": 0}, 0, 0),
+    ],
+)
+def test_the_depth_of_the_queue(options: dict[str, Any], least: float, most: float) -> None:
+    for dataset in (Made(lambda index: torch.zeros(2), 600), penstock.Arrays(torch.zeros(600, 4).numpy())):
+        loader: Any = penstock.DataLoader(dataset, 4, **options)
+        for _ in loader:
+            pass
+        assert least <= loader.stats().loop.queue_depth <= most
+    assert LoopTimes().queue_depth == 0
 
 
 def test_a_loader_measures_its_loop() -> None:

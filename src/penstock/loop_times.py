@@ -38,6 +38,13 @@ class LoopTimes:
     stay on the host, or the device has no such clock. The latest batches are not in it yet."""
     waits: tuple[int, ...] = field(default=(0,) * WAIT_CLASSES)
     """How many batches, but for the first of each pass, were waited for up to 1 us, 2 us, 4 us, ..."""
+    in_flight: int = 0
+    """Batches in flight behind each batch when the loop got it, the sum of all."""
+
+    @property
+    def queue_depth(self) -> float:
+        """Batches that were in flight behind one, on average: begun, and not handed out."""
+        return self.in_flight / self.batches if self.batches else 0.0
 
     @property
     def steady_waited(self) -> float:
@@ -67,20 +74,22 @@ class LoopMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._batches = 0
+        self._batches = self._in_flight = 0
         self._waited = self._first_waited = self._worked = self._longest = 0.0
         self._cpu = self._machine_cpu = self._idle = 0.0
         self._waits = [0] * WAIT_CLASSES
 
-    def add(self, waited: float, worked: float | None) -> None:
+    def add(self, waited: float, worked: float | None, in_flight: int = 0) -> None:
         """Count a batch.
 
         Args:
             waited: seconds that it was waited for.
             worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
+            in_flight: batches that are in flight behind it.
         """
         with self._lock:
             self._batches += 1
+            self._in_flight += in_flight
             self._waited += waited
             if worked is None:
                 self._first_waited += waited
@@ -111,7 +120,8 @@ class LoopMeter:
         """Return the times so far."""
         with self._lock:
             times = (self._waited, self._first_waited, self._worked, self._longest)
-            return LoopTimes(self._batches, *times, self._cpu, self._machine_cpu, self._idle, tuple(self._waits))
+            cpu = (self._cpu, self._machine_cpu, self._idle)
+            return LoopTimes(self._batches, *times, *cpu, tuple(self._waits), self._in_flight)
 
 
 class LoopClock(Observer):
@@ -127,7 +137,8 @@ class LoopClock(Observer):
         """Count a batch, and the loop's work before it was called for."""
         now, left = time.perf_counter(), self._left
         self._left = now
-        self._meter.add(delivery.waited, None if left is None else now - delivery.waited - left)
+        worked = None if left is None else now - delivery.waited - left
+        self._meter.add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
             self._look(now, first=left is None)
 

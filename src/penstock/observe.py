@@ -38,6 +38,8 @@ class Delivery:
     """Observers that know of it."""
     begun: float = 0.0
     """When its making began, by time.perf_counter(); 0: that is not known."""
+    in_flight: int = 0
+    """Batches that were begun and are not handed out, beside this one."""
 
 
 class Observer:
@@ -168,18 +170,10 @@ class StageTime(NamedTuple):
     """Bytes that the stage read from files."""
 
 
-class StageCount(NamedTuple):
-    """A stage by its name, and what was counted of it since its workers began: a StageTime's fields."""
-
-    stage: str
-    seconds: float
-    samples: int
-    cpu_seconds: float = 0.0
-    bytes: int = 0
-
-
-#: Returns a StageCount, or a tuple of its fields, for each stage, from any thread.
-StageReader = Callable[[], Iterable[tuple[Any, ...]]]
+#: A stage's name and the fields of its StageTime, all or the first ones.
+StageCount = tuple[Any, ...]
+#: Returns what was counted of each stage since its workers began, from any thread.
+StageReader = Callable[[], Iterable[StageCount]]
 
 
 @dataclass(frozen=True)
@@ -348,7 +342,7 @@ class Meter:
     def add(self, stage: str, begun: Instant, samples: int) -> float:
         """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
         seconds, cpu_seconds = time.perf_counter() - begun.time, time.thread_time() - begun.cpu_time
-        self._finished.append(StageCount(stage, seconds, samples, cpu_seconds))
+        self._finished.append((stage, seconds, samples, cpu_seconds))
         for sink in self.sinks:
             sink(stage, seconds, samples, begun.time + seconds)
         if len(self._finished) > _UNCOUNTED:

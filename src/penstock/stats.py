@@ -136,6 +136,7 @@ class Stats:
             "device_idle_seconds": loop.device_idle,
             "wait_share": loop.wait_share,
             "longest_wait_seconds": loop.longest_wait,
+            "queue_depth": loop.queue_depth,
             **{f"wait_p{share}_seconds": loop.wait_quantile(share / 100) for share in _QUANTILES},
             "read_by_python/samples": sum(self.read_by_python.values()),
             "buffers_lent": self.buffers_lent,

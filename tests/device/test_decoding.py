@@ -258,7 +258,7 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     batches = DecodingPass(planned(dataset), pass_input(everything), resources(), OnHost(), CPU)
     batches.observers = (counters,)
     next(batches)
-    told = counters.snapshot((0, 0, 0), {}, None, "")
+    told = counters.snapshot((0, 0, 0), {}, None, None)
     assert told.samples == len(dataset) == 6
     assert told.read_by_python == {
         "not a JPEG": 1,

@@ -72,6 +72,10 @@ class ThreadSender:
         self._room.release()
         return sent
 
+    def ahead(self) -> int:
+        """Return how many batches are on their way, or there."""
+        return self._sent.qsize()
+
     def close(self, end_source: Callable[[], object] | None) -> None:
         """End the thread, and the source with it, if it can be ended. Batches on their way are dropped."""
         self._closed = True
@@ -136,6 +140,10 @@ class InlineSender:
         while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
             self._sent.append(self._send_one())
         return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
+
+    def ahead(self) -> int:
+        """Return how many batches are on their way, or there."""
+        return len(self._sent)
 
     def close(self, end_source: Callable[[], object] | None) -> None:
         """Drop what was sent, and end the source."""
@@ -239,7 +247,8 @@ class Feeding(Generic[T]):
             raise
         if self._idle is not None:
             self._idle.end(idle_since)
-        return Delivery(batch, 0, time.perf_counter() - began)  # whose samples the source has counted
+        waited = time.perf_counter() - began  # the source has counted the samples
+        return Delivery(batch, 0, waited, in_flight=self.sender.ahead())
 
     def close(self) -> None:
         """End the pass. Batches on their way are dropped."""

@@ -205,7 +205,7 @@ class Pass(_BaseDataLoaderIter):
         if self._reads_ahead:  # without workers nothing is done ahead
             self._refill(queue, done=1)
         delivery = self._delivery(batch, out, time.perf_counter() - started)
-        delivery.begun = batch.begun
+        delivery.begun, delivery.in_flight = batch.begun, len(queue) - 1
         handed.append((batch, delivery))
         self._drop(batch)
         return delivery

@@ -51,4 +51,5 @@ class TorchPass:
         batch = self._next_batch()
         waited = time.perf_counter() - started
         bad, self._bad = self._bad, ()
-        return Delivery(batch, self._samples(batch), waited, bad=bad)
+        in_flight = getattr(self, "_tasks_outstanding", 0)  # of torch's iterator over worker processes
+        return Delivery(batch, self._samples(batch), waited, bad=bad, in_flight=in_flight)

@@ -158,13 +158,10 @@ class ThreadCrew:
         """
         self._caller.come_back()
         with self._lock:
-            self._let_caller_work(
-                not self._own.prepares
-                and not self._iterable
-                and self.pace.alone
-                and self._caller.suffices(self._sample_seconds * len(batches[0].indices or ()))
-                and ((before := self._caller_works) or self._workers[0].unbound())
-            )
+            before, paced = self._caller_works, self.pace.alone and not (self._own.prepares or self._iterable)
+            seconds = self._sample_seconds * len(batches[0].indices or ())
+            suffices = paced and self._caller.suffices(seconds)
+            self._let_caller_work(suffices and (before or self._workers[0].unbound()))
             deadline = time.monotonic() + PATIENCE_SECONDS
             while works := self._caller_works and not self._closed and not any(batch.done for batch in batches):
                 if not self._busy:  # threads take no more, and have finished what they had

@@ -210,7 +210,7 @@ class Board:
                 if stage in _COUNTED
             ]
             self._spent = [
-                StageCount(stage, taken / 1e9, samples, taken / 1e9 * min(1.0, on_cpu / metered) if metered else 0.0)
+                (stage, taken / 1e9, samples, taken / 1e9 * min(1.0, on_cpu / metered) if metered else 0.0)
                 for stage, taken, samples, metered, on_cpu in found
             ]
         return self._spent
