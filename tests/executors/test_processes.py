@@ -383,8 +383,8 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool) -> None:
     got: list[Any] = []
     with pytest.raises(WorkerDied):
         got.extend(iterator)
-    # prefetch_factor x num_workers were asked for when it died, which may have sent all of its own; then comes one of the
-    # other worker.
+    # prefetch_factor x num_workers were asked for when it died, which may have sent all of its own; then comes one of
+    # the other worker.
     assert len(got) <= 4 + 1
 
 
