@@ -209,13 +209,14 @@ class PyPool {
   nb::list take_spans() {
     nb::list found;
     if (pool_->abandoned()) return found;
-    const auto taken = pool_->take_spans();
-    for (std::size_t i = 0; i < taken.size(); ++i) {
-      const int worker = i + 1 < taken.size() ? static_cast<int>(i) : -1;
-      for (const WorkSpan& span : taken[i]) {
+    for (const ThreadSpans& thread : pool_->take_spans()) {
+      const char* const kind = thread.kind == ThreadSpans::reader ? "penstock-read-" : "penstock-native-";
+      const std::string name = thread.kind == ThreadSpans::caller ? "calling thread" : kind + std::to_string(thread.number);
+      for (const WorkSpan& span : thread.spans) {
         const std::string_view stage = kStages[static_cast<std::size_t>(span.stage)];
-        found.append(nb::make_tuple(worker, nb::str(stage.data(), stage.size()), static_cast<double>(span.begin) * 1e-9,
-                                    static_cast<double>(span.end) * 1e-9, span.samples));
+        found.append(nb::make_tuple(name.c_str(), nb::str(stage.data(), stage.size()),
+                                    static_cast<double>(span.begin) * 1e-9, static_cast<double>(span.end) * 1e-9,
+                                    span.samples));
       }
     }
     return found;

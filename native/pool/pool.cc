@@ -60,7 +60,7 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       active_(threads),
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
       has_readers_(threads > 0 && readers > 0 && reads_files(*program_)),
-      readers_(has_readers_ ? readers : 0, ahead_bytes) {
+      readers_(has_readers_ ? readers : 0, ahead_bytes, recorded) {
   if (in_memory_) guard_faults();
   for (unsigned i = 0; recorded && i <= threads; ++i) states_[i].timeline = std::make_unique<Timeline>();
   const BlockSignals blocked;  // new threads inherit the mask
@@ -330,9 +330,10 @@ std::vector<Busy> Pool::busy() {
   return found;
 }
 
-std::vector<std::vector<WorkSpan>> Pool::take_spans() {
-  std::vector<std::vector<WorkSpan>> taken;
-  for (std::size_t i = 0; i <= thread_count_ && states_[i].timeline; ++i) taken.push_back(states_[i].timeline->take());
+std::vector<ThreadSpans> Pool::take_spans() {
+  std::vector<ThreadSpans> taken = readers_.take_spans();
+  for (unsigned i = 0; i <= thread_count_ && states_[i].timeline; ++i)
+    taken.push_back({i < thread_count_ ? ThreadSpans::worker : ThreadSpans::caller, i, states_[i].timeline->take()});
   return taken;
 }
 

@@ -175,8 +175,9 @@ class Pool {
   // through it. Waits for nothing; what a thread counts meanwhile may be in it or not.
   [[nodiscard]] StageCounters::Count stage(Stage stage) const;
 
-  // What each worker did since the last call, the callers of run_here and wait last; one thread at a time may call it.
-  [[nodiscard]] std::vector<std::vector<WorkSpan>> take_spans();
+  // What each reader and worker did since the last call, the callers of run_here and wait last, as one; one thread at a
+  // time may call it.
+  [[nodiscard]] std::vector<ThreadSpans> take_spans();
 
   // For tests: starts readers, whether or not reads block.
   void start_readers() { readers_.start(); }

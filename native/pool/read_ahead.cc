@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "files/cache_tier.h"
 #include "files/unique_fd.h"
@@ -22,6 +23,7 @@ constexpr double kWorthShare = 0.1;
 constexpr unsigned kJudged = 8;           // samples seen before that is judged,
 constexpr unsigned kJudgedIfSlow = 2;     // where the workers slept for so long in so many samples
 constexpr double kSlowlySeconds = 0.004;
+constexpr std::size_t kMostSpans = 1 << 14;  // files that are recorded until they are taken
 
 // Of a pool that ends: nobody will see it.
 std::unique_ptr<BroughtFile> closed_file() {
@@ -36,7 +38,9 @@ double seconds_since(Clock::time_point then) { return std::chrono::duration<doub
 
 // What readers share with the workers, and what those left behind keep.
 struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {
-  Shared(unsigned readers, std::uint64_t bytes) : bound(bytes), control(readers) {}
+  Shared(unsigned readers, std::uint64_t bytes, bool recorded) : bound(bytes), control(readers) {
+    if (recorded) spans.reserve(kMostSpans);
+  }
 
   struct Claim {
     std::shared_ptr<ReadList> list;
@@ -77,6 +81,7 @@ struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {
   double slept_seconds = 0, seen_seconds = 0;
   unsigned seen = 0;
   StageCounters stages;  // added to under lock
+  std::vector<std::pair<unsigned, WorkSpan>> spans;  // of readers by number; without capacity where nobody records
   std::vector<std::thread> threads;
 };
 
@@ -131,11 +136,14 @@ void ReadAhead::Shared::run(unsigned reader) {
       release(mine.held);
       mine.held = 0;
     }
-    const auto took = Clock::now() - began;
+    const auto ended = Clock::now();
     double seconds = 0;
     const bool blocked = clock.asleep(seconds) > 0;
     hold.lock();
-    finish(mine, std::move(file), blocked, static_cast<std::uint64_t>(std::chrono::nanoseconds(took).count()));
+    if (spans.size() < spans.capacity())
+      spans.push_back({reader, {span_time(began), span_time(ended), 1, Stage::read_ahead}});
+    const auto took = std::chrono::nanoseconds(ended - began).count();
+    finish(mine, std::move(file), blocked, static_cast<std::uint64_t>(took));
   }
   if (--running == 0) ended.notify_all();
 }
@@ -252,7 +260,8 @@ void ReadAhead::Shared::set_depth() {
   if (more) parked.notify_all();
 }
 
-ReadAhead::ReadAhead(unsigned readers, std::uint64_t bytes) : shared_(std::make_shared<Shared>(readers, bytes)) {}
+ReadAhead::ReadAhead(unsigned readers, std::uint64_t bytes, bool recorded)
+    : shared_(std::make_shared<Shared>(readers, bytes, recorded)) {}
 
 ReadAhead::~ReadAhead() { close(); }
 
@@ -333,6 +342,18 @@ ReadCounts ReadAhead::counts() const {
 }
 
 StageCounters::Count ReadAhead::stage(Stage stage) const { return shared_->stages.count(stage); }
+
+std::vector<ThreadSpans> ReadAhead::take_spans() {
+  std::vector<ThreadSpans> taken;
+  const std::lock_guard hold(shared_->lock);
+  for (const auto& [reader, span] : shared_->spans) {
+    for (auto next = static_cast<unsigned>(taken.size()); next <= reader; ++next)
+      taken.push_back({ThreadSpans::reader, next, {}});
+    taken[reader].spans.push_back(span);
+  }
+  shared_->spans.clear();
+  return taken;
+}
 
 void ReadAhead::close() {
   Shared& shared = *shared_;

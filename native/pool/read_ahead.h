@@ -32,6 +32,7 @@
 #include "files/stages.h"
 #include "pool/read_depth.h"
 #include "pool/sleep_clock.h"
+#include "pool/timeline.h"
 #include "tensor/filler.h"
 
 namespace penstock {
@@ -68,8 +69,9 @@ struct ReadCounts {
 
 class ReadAhead {
  public:
-  // At most `readers` threads, and so many bytes held ahead. No thread is started here.
-  ReadAhead(unsigned readers, std::uint64_t bytes);
+  // At most `readers` threads, and so many bytes held ahead. recorded: take_spans() says what they did. No thread is
+  // started here.
+  ReadAhead(unsigned readers, std::uint64_t bytes, bool recorded = false);
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
   ~ReadAhead();
@@ -90,6 +92,9 @@ class ReadAhead {
   [[nodiscard]] unsigned depth() const noexcept;
   [[nodiscard]] ReadCounts counts() const;
   [[nodiscard]] StageCounters::Count stage(Stage stage) const;
+
+  // What each reader did since the last call; what found no room is lost.
+  [[nodiscard]] std::vector<ThreadSpans> take_spans();
 
   // Ends the readers: waits kPatience for those at a read, and leaves those behind that are longer about it.
   void close();

@@ -23,6 +23,19 @@ struct WorkSpan {
   Stage stage;  // that took the most time of the piece
 };
 
+[[nodiscard]] inline std::int64_t span_time(std::chrono::steady_clock::time_point at) noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
+// What one thread did since its spans were taken before.
+struct ThreadSpans {
+  enum Kind : std::uint8_t { worker, caller, reader };
+
+  Kind kind;
+  unsigned number;  // among the threads of its kind
+  std::vector<WorkSpan> spans;
+};
+
 class Timeline {
  public:
   // The worker takes up a batch.
@@ -64,10 +77,7 @@ class Timeline {
     return found;
   }
 
-  static std::int64_t now() noexcept {
-    const auto since = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-  }
+  static std::int64_t now() noexcept { return span_time(std::chrono::steady_clock::now()); }
 
   std::array<WorkSpan, 1 << 14> ring_{};  // a power of two: counters of 32 bits may wrap
   std::atomic<std::uint32_t> head_{0}, tail_{0};

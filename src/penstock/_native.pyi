@@ -464,11 +464,12 @@ class Pool:
         recorded: take_spans() says what each thread did.
         """
 
-    def take_spans(self) -> list[tuple[int, str, float, float, int]]:
-        """Return what each worker did since the last call, a batch at a time.
+    def take_spans(self) -> list[tuple[str, str, float, float, int]]:
+        """Return what each worker did since the last call, a batch at a time, and each reader, a file at a time.
 
-        Each is the worker (-1: a thread that calls run_here or wait), the stage that took most of the time, begin and
-        end by time.perf_counter(), and samples. A worker keeps 16,384 pieces that were not taken.
+        Each is the thread's name ("calling thread": one that calls run_here or wait), the stage that took most of the
+        time, begin and end by time.perf_counter(), and samples. A worker keeps 16,384 pieces that were not taken, and
+        as many all readers together.
         """
 
     def prepare(

@@ -255,8 +255,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with target.current(stream):
             batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
-        idle = executors.counters.loop.add_idle
-        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, idle)
+        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
         tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
         feeding.observers = (target, *followers, *tuners)
         return feeding

@@ -273,8 +273,8 @@ class SpanSink(Protocol):
         """Take note of work that ended at a time of time.perf_counter(); of the calling thread where none is named."""
 
 
-#: Returns what native workers did since the last call: the worker, stage, begin, end and samples of each piece.
-SpanReader = Callable[[], Iterable[tuple[int, str, float, float, int]]]
+#: Returns what native threads did since the last call: the thread, stage, begin, end and samples of each piece.
+SpanReader = Callable[[], Iterable[tuple[str, str, float, float, int]]]
 
 
 class Meter:
@@ -334,8 +334,7 @@ class Meter:
                 self._collect_spans(read)
 
     def _collect_spans(self, read: SpanReader) -> None:
-        for worker, stage, begin, end, samples in read():
-            thread = "calling thread" if worker < 0 else f"penstock-native-{worker}"
+        for thread, stage, begin, end, samples in read():
             for sink in self.sinks:
                 sink(stage, end - begin, samples, end, thread)
 

@@ -96,8 +96,8 @@ class Stats:
     """What the workers spent in each stage, in seconds of all of them together, and its samples. Native threads: open,
     read, check (of a file's CRC), decode, resize, convert, gather, write, and wait (for a reader). Reader threads:
     read_ahead. Python: getitem, collate (within getitem
-    where threads fetch whole batches), and iterate over an iterable dataset (not in worker processes). Work on a device
-    is not in it."""
+    where threads fetch whole batches), and iterate over an iterable dataset (not in worker processes). Of batches that
+    go to a device: copy, the host's time; work on the device is not in it."""
     calls: dict[str, CallCounts]
     """Calls of costly functions by a dataset's own code, by the function's public name: how many the native core
     answered, and how many it left to the original function, by reason. "torchvision transforms" counts images; one

@@ -29,6 +29,7 @@ from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
+from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
 from tests.forking import assert_in_child
 from tests.same import assert_same
@@ -40,6 +41,17 @@ def feed_through(source: Iterable[Any], stream: Any = None, **options: Any) -> F
     iterator = iter(source)
     end = getattr(iterator, "close", None)
     return Feeding(iterator, Feed("cuda", **options), DEVICE, stream or LateStream(), end_source=end)
+
+
+def test_copies_are_a_stage_of_the_loader_and_slices_of_a_trace() -> None:
+    counters, seen = Counters(), []
+    counters.meter.add_sink(lambda stage, seconds, samples, ended, thread="": seen.append((stage, seconds, samples)))
+    batches = [torch.zeros(4, 2), {"x": torch.zeros(3, 2)}]
+    ours = Feeding(iter(batches), Feed("cuda"), DEVICE, LateStream(), counters=counters)
+    assert_same(list(ours), batches)
+    assert [(stage, samples) for stage, _, samples in seen] == [("copy", 4), ("copy", 3)]
+    stage = counters.meter.stages()["copy"]
+    assert stage.samples == 7 and 0 < stage.seconds == pytest.approx(sum(seconds for _, seconds, _ in seen))
 
 
 def feeds() -> list[threading.Thread]:

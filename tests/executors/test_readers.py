@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -99,6 +100,23 @@ def test_stats_and_explain_tell_what_readers_brought(slow, folder):
     stages = ours.stats().stages
     assert stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples
     assert "reading  up to " in ours.explain()
+
+
+def test_readers_record_each_file(slow, folder):
+    spans = []
+    ours = loader(folder)
+    stop = ours.record_spans(lambda *piece: spans.append(piece))
+    began = time.perf_counter()
+    for _ in ours:
+        pass
+    stop()
+    read = [piece for piece in spans if piece[0] == "read_ahead"]
+    stats = ours.stats()
+    assert len(read) == stats.stages["read_ahead"].samples > 0
+    assert {thread.rpartition("-")[0] for *_, thread in read} == {"penstock-read"}
+    assert len({thread for *_, thread in read}) <= stats.reading.deepest
+    for _, seconds, samples, ended, _ in read:
+        assert samples == 1 and began <= ended - seconds <= ended <= time.perf_counter()
 
 
 def test_readers_cease_where_reads_cease_to_block(slow, folder):

@@ -78,9 +78,10 @@ def test_timelines(threads):
     assert pool.take_spans() == []
     assert sum(count for *_, count in spans) == 3000
     assert {stage for _, stage, *_ in spans} == {"gather"}
-    assert {worker for worker, *_ in spans} <= {-1, *range(threads)}
-    for worker in range(-1, threads):
-        times = [(begin, end) for one, _, begin, end, _ in spans if one == worker]
+    names = ["calling thread", *(f"penstock-native-{worker}" for worker in range(threads))]
+    assert {name for name, *_ in spans} <= set(names)
+    for name in names:
+        times = [(begin, end) for one, _, begin, end, _ in spans if one == name]
         assert all(begin <= end for begin, end in times) and times == sorted(times)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
         assert all(began <= begin and end <= time.perf_counter() for begin, end in times)

@@ -30,6 +30,7 @@ from penstock.executors.workers.leaving import leave_behind
 from penstock.executors.workers.surroundings import with_surroundings
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
+from penstock.stats import Counters
 from penstock.system.modes import outside_inference
 
 T = TypeVar("T")
@@ -187,8 +188,8 @@ class Feeding(Generic[T]):
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
-        count_idle: called with the seconds that the device was idle while the loop waited for a batch, where its
-            stream has times; they come some batches later.
+        counters: of the loader. They get what the copies took of the host's time, and, some batches later, the seconds
+            that the device was idle while the loop waited, where its stream has times.
     """
 
     observers: Observers = ()
@@ -203,11 +204,13 @@ class Feeding(Generic[T]):
         arithmetic: Arithmetic | None = None,
         in_thread: bool = True,
         end_source: Callable[[], object] | None = None,
-        count_idle: Callable[[float], None] | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self.device = device
-        self._idle = None if stream is None or count_idle is None else IdleMeter(stream.timed_event, count_idle)
-        self._mover = Mover(feed, device, stream, arithmetic)
+        self._idle: IdleMeter | None = None
+        if stream is not None and counters is not None:
+            self._idle = IdleMeter(stream.timed_event, counters.loop.add_idle)
+        self._mover = Mover(feed, device, stream, arithmetic, None if counters is None else counters.meter)
         self._number = 0
         self._open = True
         self._length = length(source)

@@ -13,6 +13,8 @@ from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream
 from penstock.device.feed import Feed
 from penstock.device.structure import leaves, map_leaves
+from penstock.observe import Instant, Meter
+from penstock.stats import samples_in
 
 
 def finish(arithmetic: Arithmetic, batch: Any, feed: Feed) -> Any:
@@ -44,15 +46,22 @@ class Mover:
         device: where to, resolved.
         stream: copies to the device; None: `receive` does all, by plain copies.
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
+        meter: counts what moving a batch takes of the host's time, as stage "copy".
     """
 
     def __init__(
-        self, feed: Feed, device: torch.device, stream: CopyStream | None, arithmetic: Arithmetic | None = None
+        self,
+        feed: Feed,
+        device: torch.device,
+        stream: CopyStream | None,
+        arithmetic: Arithmetic | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._feed = feed
         self._device = device
         self._stream = stream
         self._arithmetic = arithmetic
+        self._meter = meter
         converts = arithmetic is not None or feed.dtype is not None or feed.channels_last
         self._idle = device.type == "cpu" and not converts and feed.transform is None
 
@@ -63,7 +72,7 @@ class Mover:
             if stream is None or not _shows_its_tensors(batch):
                 return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
             with stream.working():
-                moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
+                moved = self._moved(batch, stream)
                 return Moved(moved, stream.mark(), list(tensors_in(moved)))
         except Exception as error:
             return Moved(None, error=error)
@@ -79,10 +88,18 @@ class Mover:
         if moved.tensors is None:
             if self._idle:
                 return moved.batch
-            return self._made(map_leaves(moved.batch, lambda leaf: self._move(leaf, None), _has_own_to))
+            return self._moved(moved.batch, None)
         assert self._stream is not None
         self._stream.receive(moved.mark, moved.tensors)
         return moved.batch
+
+    def _moved(self, batch: Any, stream: CopyStream | None) -> Any:
+        """Return a batch on the device; stream: None for plain copies."""
+        begun = Instant.now()
+        moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
+        if self._meter is not None:
+            self._meter.add("copy", begun, samples_in(batch, 1, iterable=True, stacks=True))
+        return moved
 
     def _move(self, leaf: Any, stream: CopyStream | None) -> Any:
         """Return a leaf on the device; stream: None for a plain copy."""

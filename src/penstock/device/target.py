@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,6 +23,7 @@ from penstock.executors.job import Executor
 from penstock.observe import Delivery, Observer
 from penstock.plan import NativePlan, Plan
 from penstock.settings import Settings
+from penstock.stats import Counters
 from penstock.system.modes import outside_inference
 
 
@@ -168,9 +169,9 @@ class DeviceFeed:
         stream: CopyStream | None,
         settings: Settings,
         plan: Plan,
-        count_idle: Callable[[float], None],
+        counters: Counters,
     ) -> Feeding[Any]:
-        """Return the pass that brings batches to the device. count_idle: of Feeding."""
+        """Return the pass that brings batches to the device. counters: of the loader."""
         end = getattr(batches, "_shutdown_workers", None)
         feeding: Feeding[Any] = Feeding(
             batches,
@@ -180,7 +181,7 @@ class DeviceFeed:
             arithmetic=target.arithmetic(plan),
             in_thread=settings.num_workers > 0,
             end_source=None if settings.persistent_workers else end,
-            count_idle=count_idle,
+            counters=counters,
         )
         self._sender = feeding.sender if settings.persistent_workers else None
         return feeding

@@ -7,7 +7,8 @@ asynchronous ones ("b", "e"), counters ("C") and metadata ("M"), with times in m
 
 A process of the trace is a loader. Its first tracks are the loop's: slices `wait` and `work`, and where a long run was
 recorded slices that stand for several batches. A batch's making, from when the sampler gave it until the loop got it,
-is an asynchronous slice. Below are worker threads, with a slice for each piece of work by the name of its stage.
+is an asynchronous slice. Below are worker threads, with a slice for each piece of work by the name of its stage;
+readers, with a slice a file; and the thread that brings batches to a device, with a slice `copy` for each.
 """
 
 from __future__ import annotations
