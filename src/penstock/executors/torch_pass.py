@@ -28,6 +28,11 @@ def view_of(job: Job) -> LoaderView:
     return LoaderView(job.loader, pin_memory_device="", pin_memory=job.pins, generator=job.settings.draws_from)
 
 
+def batches_in_flight(iterator: Any) -> int:
+    """Return how many batches worker processes of an iterator of torch's have begun that were not handed out."""
+    return getattr(iterator, "_tasks_outstanding", 0)
+
+
 class TorchPass:
     """The part of an iterator that reports to observers; torch's class comes behind it."""
 
@@ -51,5 +56,4 @@ class TorchPass:
         batch = self._next_batch()
         waited = time.perf_counter() - started
         bad, self._bad = self._bad, ()
-        in_flight = getattr(self, "_tasks_outstanding", 0)  # of torch's iterator over worker processes
-        return Delivery(batch, self._samples(batch), waited, bad=bad, in_flight=in_flight)
+        return Delivery(batch, self._samples(batch), waited, bad=bad, in_flight=batches_in_flight(self))

@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from penstock.executors.torch_pass import TorchPass
+from penstock.executors.torch_pass import TorchPass, batches_in_flight
 from penstock.observe import Delivery, Harmless, Observer, Watcher
 from penstock.stats import samples_in
 
@@ -56,7 +56,7 @@ class _Observation:
         self.left = _samples_left(batches)  # of a pass whose batches are full but for the last one; 0: not known
         self.shown = not self.left and batches is not None and loader.collate_fn is default_collate
 
-    def delivered(self, batch: Any, waited: float) -> None:
+    def delivered(self, batch: Any, waited: float, in_flight: int) -> None:
         """Let the observer know of a batch, with 0 samples where their number is not known."""
         samples = self.samples
         if self.left:
@@ -65,7 +65,7 @@ class _Observation:
         elif self.shown:
             with contextlib.suppress(Exception):  # of a batch of the user's own kind
                 samples = samples_in(batch, samples, iterable=True, stacks=True)
-        self.observer.delivered(Delivery(batch, samples, waited + self.begun))
+        self.observer.delivered(Delivery(batch, samples, waited + self.begun, in_flight=in_flight))
         self.begun = 0.0
 
 
@@ -164,7 +164,7 @@ def _delivering(original: Any) -> Any:
         except Exception as error:
             observation.observer.failed(error)
             raise
-        observation.delivered(batch, time.perf_counter() - began)
+        observation.delivered(batch, time.perf_counter() - began, batches_in_flight(self))
         return batch
 
     return _next_data
