@@ -100,7 +100,7 @@ void forget(jpeg::RowStates& states, std::size_t row) {
 
 }  // namespace
 
-void bind_jpeg_testing(nb::module_& m) {
+void bind_jpeg_pixels(nb::module_& m) {
   nb::class_<jpeg::RowStates>(m, "JpegRowStates")
       .def(nb::init<>())
       .def_prop_ro("known", &known_states)
