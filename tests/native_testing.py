@@ -12,10 +12,15 @@ try:
         crc32_ways,
         crc32c_by,
         crc32c_ways,
+        jpeg_coefficients,
+        jpeg_coefficients_by_libjpeg,
+        jpeg_row_states,
+        load_row_state,
         parse_tensor,
         probe,
         resize,
         resize_needed,
+        store_row_state,
     )
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
@@ -29,8 +34,13 @@ __all__ = [
     "crc32_ways",
     "crc32c_by",
     "crc32c_ways",
+    "jpeg_coefficients",
+    "jpeg_coefficients_by_libjpeg",
+    "jpeg_row_states",
+    "load_row_state",
     "parse_tensor",
     "probe",
     "resize",
     "resize_needed",
+    "store_row_state",
 ]
