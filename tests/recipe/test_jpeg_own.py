@@ -161,7 +161,9 @@ def extreme_blocks(rng: np.random.Generator, rows: int, columns: int, kind: str)
     return values.astype(np.int16)
 
 
-@pytest.mark.parametrize("kind", [f"{a} {b}" for a in ("mild", "wild") for b in ("dense", "sparse", "corner", "row", "first")])
+@pytest.mark.parametrize(
+    "kind", [f"{a} {b}" for a in ("mild", "wild") for b in ("dense", "sparse", "corner", "row", "first")]
+)
 def test_values_out_of_range(kind: str) -> None:
     """Products and sums of more than 16 bits wrap and saturate as in libjpeg's SIMD code, which is what Pillow has."""
     rng = np.random.default_rng(len(kind))
