@@ -20,7 +20,7 @@ from PIL import Image
 from penstock._native import decode_jpeg
 from tests.jpeg_writer import ZIGZAG, flat, segment, write_jpeg
 from tests.jpegs import SAMPLINGS, Pixels, encode, patched, picture, save
-from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_trusted
+from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_serves
 
 pytestmark = pytest.mark.native
 
@@ -62,7 +62,7 @@ def random_boxes(width: int, height: int, rng: random.Random, count: int) -> Ite
 def test_own_pixels_are_trusted_here() -> None:
     """On x86-64 with libjpeg-turbo's SIMD code; otherwise this says why the rest of the module fails."""
     assert "portable" in OWN
-    assert own_jpeg_trusted()
+    assert own_jpeg_serves()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -280,9 +280,9 @@ _WITHOUT_SIMD = """
 import sys
 import numpy as np
 from penstock._native import decode_jpeg
-from penstock._native_testing import decode_jpeg_by, own_jpeg_trusted
+from penstock._native_testing import decode_jpeg_by, own_jpeg_serves
 data = open(sys.argv[1], "rb").read()
-assert not own_jpeg_trusted()
+assert not own_jpeg_serves()
 assert np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "libjpeg"))
 assert not np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "portable"))
 """
