@@ -87,7 +87,9 @@ std::optional<jpeg::Scan> LibjpegFile::scan() {
   };
   for (int i = 0; i < info.num_components; ++i) {
     const jpeg_component_info& component = *info.cur_comp_info[i];
-    if (component.component_index != i) return std::nullopt;
+    const int quantisation = component.quant_tbl_no;
+    if (component.component_index != i || quantisation < 0 || quantisation >= NUM_QUANT_TBLS) return std::nullopt;
+    if (info.quant_tbl_ptrs[quantisation] == nullptr) return std::nullopt;  // libjpeg fails
     scan.components[static_cast<std::size_t>(i)] = {component.h_samp_factor, component.v_samp_factor,
                                                     table(info.dc_huff_tbl_ptrs, component.dc_tbl_no, 0),
                                                     table(info.ac_huff_tbl_ptrs, component.ac_tbl_no, NUM_HUFF_TBLS)};
