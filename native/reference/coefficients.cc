@@ -7,8 +7,6 @@
 
 #include <jpeglib.h>
 
-#include "jpeg/entropy_decoder.h"
-
 namespace penstock::reference {
 
 struct LibjpegFile::State {
@@ -118,12 +116,12 @@ std::optional<Coefficients> LibjpegFile::coefficients() {
   return all;
 }
 
-std::optional<Coefficients> decode_scan(const jpeg::Scan& scan, const Way& way, jpeg::RowStates* states) {
-  const auto decoder = std::make_unique<jpeg::EntropyDecoder>();
-  if (!decoder->begin(scan)) return std::nullopt;
+std::optional<Coefficients> decode_scan(jpeg::EntropyDecoder& decoder, const jpeg::Scan& scan, const Way& way,
+                                        jpeg::RowStates* states) {
+  if (!decoder.begin(scan)) return std::nullopt;
   const int per_row = scan.mcus_per_row(), rows_left = scan.mcu_rows() - way.first_row;
   if (rows_left <= 0) return std::nullopt;
-  if (way.from ? !decoder->seek(*way.from, way.first_row) : !decoder->skip(way.first_row * per_row)) return std::nullopt;
+  if (way.from ? !decoder.seek(*way.from, way.first_row) : !decoder.skip(way.first_row * per_row)) return std::nullopt;
 
   Coefficients all;
   for (int i = 0; i < scan.component_count; ++i) {
@@ -139,11 +137,11 @@ std::optional<Coefficients> decode_scan(const jpeg::Scan& scan, const Way& way, 
       const std::ptrdiff_t row = std::ptrdiff_t{all[i].columns} * 64;
       rows[i] = {all[i].values.data() + y * scan.components[i].v * row, row};
     }
-    if (states != nullptr) states->known.push_back(decoder->state().value_or(jpeg::RowState{}));
+    if (states != nullptr) states->known.push_back(decoder.state().value_or(jpeg::RowState{}));
     for (int x = 0; x < per_row; x += run)
-      if (!decoder->decode(std::min(run, per_row - x), rows, x)) return std::nullopt;
+      if (!decoder.decode(std::min(run, per_row - x), rows, x)) return std::nullopt;
   }
-  if (!decoder->finish()) return std::nullopt;
+  if (!decoder.finish()) return std::nullopt;
   return all;
 }
 
