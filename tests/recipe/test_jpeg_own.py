@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import shutil
 import subprocess
@@ -59,7 +60,7 @@ def random_boxes(width: int, height: int, rng: random.Random, count: int) -> Ite
         yield x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)
 
 
-def test_own_pixels_are_trusted_here() -> None:
+def test_the_own_decoder_serves_here() -> None:
     """On x86-64 with libjpeg-turbo's SIMD code; otherwise this says why the rest of the module fails."""
     assert "portable" in OWN
     assert own_jpeg_serves()
@@ -294,7 +295,7 @@ def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
     table = data.index(b"\xff\xdb") + 5
     (tmp_path / "extreme.jpg").write_bytes(data[:table] + b"\xff" * 64 + data[table + 64 :])
     run = [sys.executable, "-c", _WITHOUT_SIMD, str(tmp_path / "extreme.jpg")]
-    done = subprocess.run(run, env={"JSIMD_FORCENONE": "1"}, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(run, env={**os.environ, "JSIMD_FORCENONE": "1"}, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
