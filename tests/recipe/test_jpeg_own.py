@@ -295,7 +295,8 @@ def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
     table = data.index(b"\xff\xdb") + 5
     (tmp_path / "extreme.jpg").write_bytes(data[:table] + b"\xff" * 64 + data[table + 64 :])
     run = [sys.executable, "-c", _WITHOUT_SIMD, str(tmp_path / "extreme.jpg")]
-    done = subprocess.run(run, env={**os.environ, "JSIMD_FORCENONE": "1"}, capture_output=True, text=True, timeout=120, check=False)
+    without = {**os.environ, "JSIMD_FORCENONE": "1"}
+    done = subprocess.run(run, env=without, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
