@@ -4,6 +4,7 @@ import pytest
 
 try:
     from penstock._native_testing import (
+        JpegRowStates,
         ReadDepth,
         SampleFile,
         SlowTable,
@@ -12,15 +13,24 @@ try:
         crc32_ways,
         crc32c_by,
         crc32c_ways,
+        decode_jpeg_by,
+        jpeg_coefficients,
+        jpeg_coefficients_by_libjpeg,
+        jpeg_decoders,
+        jpeg_row_states,
+        load_row_state,
+        own_jpeg_serves,
         parse_tensor,
         probe,
         resize,
         resize_needed,
+        store_row_state,
     )
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
 __all__ = [
+    "JpegRowStates",
     "ReadDepth",
     "SampleFile",
     "SlowTable",
@@ -29,8 +39,16 @@ __all__ = [
     "crc32_ways",
     "crc32c_by",
     "crc32c_ways",
+    "decode_jpeg_by",
+    "jpeg_coefficients",
+    "jpeg_coefficients_by_libjpeg",
+    "jpeg_decoders",
+    "jpeg_row_states",
+    "load_row_state",
+    "own_jpeg_serves",
     "parse_tensor",
     "probe",
     "resize",
     "resize_needed",
+    "store_row_state",
 ]
