@@ -15,9 +15,11 @@ from penstock.call_counts import CallCounts
 from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 
-#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; fields of Reading.
+#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; of IndexCounts; of
+#: Reading.
 _QUANTILES = (50, 90, 99)
 _OF_TIERS = ("samples", "bytes", "hits", "dropped")
+_OF_INDEX = ("photos", "bytes", "hits", "changed")
 _OF_READING = ("depth", "ahead", "awaited", "direct", "bytes")
 
 
@@ -39,6 +41,22 @@ class TierCounts:
     """How many of these samples are kept as pixels, of cache_decoded=True."""
     error: str | None
     """Why this process keeps no more samples in it, where a write failed; None: no write did."""
+
+
+@dataclass(frozen=True)
+class IndexCounts:
+    """What the indexes of JPEG decoder states hold of a loader's photos, and what came of it."""
+
+    photos: int
+    """Photos of which a state is known; all processes of the user that read them have added to it."""
+    bytes: int
+    """Bytes that the indexes take."""
+    hits: int
+    """Images of this process, and of its forked workers, that were decoded from a known state on."""
+    changed: int
+    """Images that were decoded from their first row on, as what was known is damaged or of another file."""
+    error: str | None
+    """Why this process keeps no more states, where a write failed; None: no write did."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,8 @@ class Stats:
     """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
     verdict: str
     """Why the loop waited, in a sentence, and what would help; empty where the passes were too short to tell."""
+    jpeg_index: IndexCounts | None = None
+    """What is known of JPEG files whose rows above a crop need not be decoded; None: no pass had any use of it."""
 
     def metrics(self, prefix: str = "penstock/") -> dict[str, float]:
         """Return the counters as a flat dictionary of numbers, for loggers of metrics.
@@ -139,6 +159,8 @@ class Stats:
             **{f"cache/{name}": sum(getattr(tier, name) for tier in self.cache.values()) for name in _OF_TIERS},
             **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
         }
+        if (index := self.jpeg_index) is not None:
+            found |= {f"jpeg_index/{name}": getattr(index, name) for name in _OF_INDEX}
         for stage, spent in self.stages.items():
             found |= {f"stage/{stage}/{name}": value for name, value in spent._asdict().items()}
         return {f"{prefix}{name}": float(value) for name, value in found.items()}
@@ -169,15 +191,20 @@ class Counters(Observer):
         return self._samples
 
     def snapshot(
-        self, buffers: tuple[int, int, int], cache: dict[str, TierCounts], tuning: Tuning | None, verdict: str
+        self,
+        buffers: tuple[int, int, int],
+        cache: dict[str, TierCounts],
+        tuning: Tuning | None,
+        verdict: str,
+        jpeg_index: IndexCounts | None = None,
     ) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and verdict."""
+        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and so on."""
         with self._lock:
             batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)
-        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, verdict)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, verdict, jpeg_index)
 
 
 def samples_given(given: Any) -> int:

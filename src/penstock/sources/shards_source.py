@@ -71,6 +71,7 @@ class ShardsSource(Source):
             rescue=lambda position: np.asarray(dataset.read(position)),
             labels=self._label_column(),
             pair=dataset.description.pair,
+            mean_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
         )
         if isinstance(native, Refusal):
