@@ -219,9 +219,9 @@ def _make_room(folder: int, file: int, size: int) -> None:
             break
         if _delete(folder, name):
             taken -= held
-    status = os.fstatvfs(folder)
+    disk = os.fstatvfs(folder)
     missing = size - own.st_blocks * 512
-    if taken + size > MAX_BYTES or missing > (status.f_bavail - status.f_blocks * _LEFT) * status.f_frsize:
+    if taken + size > MAX_BYTES or missing > (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize:
         raise OSError("the cache folder has no room for it")
 
 
