@@ -4,6 +4,7 @@ import pytest
 
 try:
     from penstock._native_testing import (
+        JpegRowStates,
         ReadDepth,
         SampleFile,
         SlowTable,
@@ -12,6 +13,9 @@ try:
         crc32_ways,
         crc32c_by,
         crc32c_ways,
+        decode_jpeg_by,
+        jpeg_decoders,
+        own_jpeg_trusted,
         parse_tensor,
         probe,
         resize,
@@ -21,6 +25,7 @@ except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
 __all__ = [
+    "JpegRowStates",
     "ReadDepth",
     "SampleFile",
     "SlowTable",
@@ -29,6 +34,9 @@ __all__ = [
     "crc32_ways",
     "crc32c_by",
     "crc32c_ways",
+    "decode_jpeg_by",
+    "jpeg_decoders",
+    "own_jpeg_trusted",
     "parse_tensor",
     "probe",
     "resize",

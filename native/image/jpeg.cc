@@ -11,6 +11,10 @@
 
 #include <jerror.h>
 
+#include "image/jpeg_segments.h"
+#include "image/jpeg_trial.h"
+#include "image/sequential_jpeg.h"
+
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
 #error "penstock needs libjpeg-turbo 2.0 or newer (Debian: apt-get install libjpeg62-turbo-dev)"
 #endif
@@ -28,61 +32,6 @@ constexpr std::size_t kKeepBytes = std::size_t{32} << 20;
 // pixels to memory just before they are read again. Rows at 8 modulo 64 stay in cache.
 constexpr std::size_t kRowAlign = 64;
 constexpr std::size_t kRowOffset = 8;
-
-// What the marker segments say, as far as libjpeg does not check it itself.
-struct Header {
-  std::size_t scan = 0;  // position of the first SOS segment's length
-  std::size_t end = 0;     // position after that segment
-  std::uint8_t frame = 0;  // the SOF marker
-};
-
-// Walks the segments up to the first SOS. Only the plain form passes: SOI, then segments without bytes between.
-Outcome read_segments(const std::uint8_t* data, std::size_t size, Header& header) {
-  if (size < 4 || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return Outcome::to_python("not a JPEG");
-  std::size_t at = 2;
-  for (;;) {
-    if (at >= size || data[at] != 0xFF) return Outcome::to_python("JPEG: bytes between markers");
-    while (at < size && data[at] == 0xFF) ++at;  // fill bytes may precede a marker
-    if (size - at < 3) return Outcome::to_python("JPEG: ends in its header");
-    const std::uint8_t marker = data[at++];
-    const std::size_t length = std::size_t{data[at]} << 8 | data[at + 1];
-    if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9)) return Outcome::to_python("JPEG: unexpected marker");
-    if (length < 2 || length > size - at) return Outcome::to_python("JPEG: ends in its header");
-    if (marker == 0xDA) {
-      header.scan = at;
-      header.end = at + length;
-      break;
-    }
-    const bool frame = marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
-    if (frame) header.frame = marker;  // libjpeg refuses a second one
-    at += length;
-  }
-  // Extended sequential (C1) differs from baseline in tables only.
-  if (header.frame == 0) return Outcome::to_python("JPEG: no frame before the first scan");
-  if (header.frame > 0xC2) return Outcome::to_python("JPEG: lossless, hierarchical or arithmetic coding");
-  return Outcome::success();
-}
-
-// True when an end-of-image marker follows. Entropy-coded data cannot hold FFD9, so that a file which was cut
-// off is noticed although decode() stops at the last row it needs.
-bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from) {
-  for (std::size_t i = size - 1; i > from; --i)
-    if (data[i] == 0xD9 && data[i - 1] == 0xFF) return true;
-  return false;
-}
-
-// Where the entropy-coded data from `at` on end: the position of the first marker that is no restart marker.
-std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, std::size_t at) {
-  while (at + 1 < size) {
-    const void* const found = std::memchr(data + at, 0xFF, size - 1 - at);
-    if (found == nullptr) break;
-    at = static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - data);
-    const std::uint8_t next = data[at + 1];
-    if (next != 0x00 && next != 0xFF && (next < 0xD0 || next > 0xD7)) return at;
-    at += next == 0xFF ? 1 : 2;
-  }
-  return size;
-}
 
 }  // namespace
 
@@ -111,8 +60,9 @@ struct JpegDecoder::State {
   JDIMENSION crop_x = 0, crop_width = 0;
   std::uint8_t* first_row = nullptr;
   std::size_t stride = 0;
+  SequentialJpeg sequential;
 
-  State();
+  explicit State(const jpeg::Kernels& kernels);
   ~State();
 
   bool guarded(void (*step)(State&)) noexcept;
@@ -145,7 +95,7 @@ bool JpegDecoder::State::guarded(void (*step)(State&)) noexcept {
   return true;
 }
 
-JpegDecoder::State::State() {
+JpegDecoder::State::State(const jpeg::Kernels& kernels) : sequential(kernels) {
   cinfo.err = jpeg_std_error(&errors.base);
   errors.base.error_exit = [](j_common_ptr info) {
     const int code = info->err->msg_code;
@@ -248,7 +198,7 @@ bool JpegDecoder::State::reserve() noexcept {
   stride = (row + kRowAlign - 1) / kRowAlign * kRowAlign;
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(stride, static_cast<std::size_t>(box.height()), &bytes)) return false;
-  if (__builtin_add_overflow(bytes, kRowAlign, &bytes)) return false;
+  if (__builtin_add_overflow(bytes, kRowAlign + SequentialJpeg::kBehind, &bytes)) return false;
   if (bytes > capacity || (capacity > kKeepBytes && bytes < capacity / 4)) {
     capacity = 0;
     buffer.reset();
@@ -313,15 +263,18 @@ Outcome JpegDecoder::certify(std::size_t& end) noexcept {
   return started ? Outcome::success() : Outcome::to_python(s.errors.reason);
 }
 
-std::size_t JpegDecoder::held() const noexcept { return state_->capacity; }
+std::size_t JpegDecoder::held() const noexcept { return state_->capacity + state_->sequential.held(); }
 
 void JpegDecoder::release() noexcept {
   if (state_->opened) state_->close();
   state_->capacity = 0;
   state_->buffer.reset();
+  state_->sequential.release();
 }
 
-JpegDecoder::JpegDecoder() : state_(std::make_unique<State>()) {}
+JpegDecoder::JpegDecoder(JpegWay way, const jpeg::Kernels& kernels)
+    : state_(std::make_unique<State>(kernels)), way_(way) {}
+JpegDecoder::JpegDecoder() : JpegDecoder(JpegWay::own_else_libjpeg, *jpeg::kernels(jpeg::Instructions::best)) {}
 JpegDecoder::~JpegDecoder() = default;
 
 Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint64_t max_pixels) noexcept {
@@ -329,7 +282,7 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   width_ = height_ = 0;
   if (s.opened) s.close();
 
-  Header header;
+  JpegSegments header;
   if (Outcome outcome = read_segments(data, size, header); !outcome.ok()) return outcome;
   if (!has_end(data, size, header.scan)) return Outcome::to_python("JPEG: no end of image marker");
 
@@ -359,19 +312,36 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   return Outcome::success();
 }
 
-Outcome JpegDecoder::decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride) noexcept {
+// By jpeg/. False: by libjpeg, from the start, which also says what is wrong with damaged data.
+bool JpegDecoder::decode_own(Box box, jpeg::RowStates* states) noexcept {
+  State& s = *state_;
+  if (way_ == JpegWay::libjpeg || s.source.next_input_byte != data_ + head_) return false;
+  if (way_ == JpegWay::own_else_libjpeg && !gives_pixels_of_libjpeg()) return false;
+  s.crop_x = static_cast<JDIMENSION>(box.x0);
+  s.crop_width = static_cast<JDIMENSION>(box.width());
+  return s.reserve() && s.sequential.decode(s.cinfo, {data_ + head_, size_ - head_}, box, s.first_row,
+                                            static_cast<std::ptrdiff_t>(s.stride), states);
+}
+
+Outcome JpegDecoder::decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,
+                            jpeg::RowStates* states) noexcept {
   State& s = *state_;
   if (!s.opened) return Outcome::to_python("JPEG: no image is open");
   if (box.x0 < 0 || box.y0 < 0 || box.x0 >= box.x1 || box.y0 >= box.y1 || box.x1 > width_ || box.y1 > height_)
     return Outcome::to_python("box outside the image");
 
   s.box = box;
-  s.plan_columns();
-  if (!s.reserve()) {
-    s.close();
-    return Outcome::to_python("out of memory");
+  bool done = decode_own(box, states);
+  if (!done && way_ != JpegWay::own) {
+    s.plan_columns();
+    if (!s.reserve()) {
+      s.close();
+      return Outcome::to_python("out of memory");
+    }
+    done = s.guarded(State::read_rows);
+  } else if (!done) {
+    s.errors.reason = "JPEG: left to libjpeg";
   }
-  const bool done = s.guarded(State::read_rows);
   s.close();  // leaves the rows below the box undecoded
   if (!done) return Outcome::to_python(s.errors.reason);
   pixels = s.first_row + std::size_t{3} * (static_cast<std::size_t>(box.x0) - s.crop_x);

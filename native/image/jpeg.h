@@ -1,8 +1,9 @@
 // Decodes a rectangle of a JPEG to interleaved RGB bytes, equal bit for bit to what Pillow's
 // `Image.open(file).convert("RGB")` holds there.
 //
-// Only the rectangle is transformed and converted: entropy decoding starts at the top, as it must, and stops
-// at the last row that is needed.
+// Sequential files of one scan are decoded by jpeg/, all others by libjpeg, and so is every file that jpeg/ finds unusual
+// or damaged: it says what is wrong. Only the rectangle is transformed and converted: entropy decoding starts at the top,
+// or at a row whose state is known, and stops at the last row that is needed.
 //
 // Native: Huffman-coded baseline, extended and progressive JPEGs of 8 bits a sample, grey or three components
 // (YCbCr or RGB) sampled 4:4:4, 4:2:2, 4:2:0 or 4:4:0, that libjpeg reads without a single warning.
@@ -10,8 +11,8 @@
 // progressive files that lack refinement scans, missing end-of-image marker, anything damaged or unusual.
 //
 // What success promises: if Pillow gives pixels for the same bytes, they are the same pixels. Pillow may still
-// refuse a file that succeeded here, for two kinds of damage only: below the last row of the box (not read here
-// unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
+// refuse a file that succeeded here, for two kinds of damage only: behind the last blocks that the box needs (not read
+// here unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
 //
 // Threads: an object belongs to one thread at a time; different objects are independent. It may be moved to
 // another thread between calls. Memory: the object owns libjpeg's state and the pixels, keeps both for the next
@@ -24,12 +25,18 @@
 
 #include "files/outcome.h"
 #include "image/box.h"
+#include "jpeg/kernels.h"
+#include "jpeg/row_state.h"
 
 namespace penstock {
+
+// Who decodes: for tests, and for the trial of jpeg_trial.h, one of them alone.
+enum class JpegWay : std::uint8_t { own_else_libjpeg, own, libjpeg };
 
 class JpegDecoder {
  public:
   JpegDecoder();  // throws std::bad_alloc only
+  JpegDecoder(JpegWay way, const jpeg::Kernels& kernels);  // as the one before
   ~JpegDecoder();
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
@@ -49,7 +56,10 @@ class JpegDecoder {
   // (box.x0, box.y0), rows are row_stride bytes apart, and at least kReadable bytes after each row's last pixel
   // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
   // Rows are not aligned, on purpose (see jpeg.cc).
-  [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride) noexcept;
+  // `states` (or nullptr) are those of this image's rows known so far, which save decoding what is above the box; those of
+  // rows that are passed are added.
+  [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,
+                               jpeg::RowStates* states = nullptr) noexcept;
 
   // Of the open image, which is closed by it: success promises that Pillow decodes the whole file without an error,
   // whatever its entropy-coded data hold. That is known of the common form alone: sequential, one scan, restart markers
@@ -57,16 +67,20 @@ class JpegDecoder {
   // Without it the reason is that of Code::python.
   [[nodiscard]] Outcome certify(std::size_t& end) noexcept;
 
-  // Bytes of the buffer of pixels.
+  // Bytes of the buffers of pixels.
   [[nodiscard]] std::size_t held() const noexcept;
-  // Gives that buffer back, and all that belongs to an open image, which is closed.
+  // Gives these buffers back, and all that belongs to an open image, which is closed.
   void release() noexcept;
 
   static constexpr std::size_t kReadable = 16;
 
  private:
   struct State;  // libjpeg's side; keeps jpeglib.h out of this header
+
+  [[nodiscard]] bool decode_own(Box box, jpeg::RowStates* states) noexcept;
+
   std::unique_ptr<State> state_;
+  JpegWay way_ = JpegWay::own_else_libjpeg;
   int width_ = 0;
   int height_ = 0;
   std::size_t head_ = 0;

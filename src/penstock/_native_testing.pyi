@@ -95,6 +95,25 @@ class TensorReader:
     @property
     def predicted(self) -> int: ...
 
+class JpegRowStates:
+    """States of the entropy decoder at rows of MCUs of one JPEG (native/jpeg/row_state.h)."""
+
+    def __init__(self) -> None: ...
+    @property
+    def known(self) -> list[tuple[int, int, int, int] | None]: ...
+    def forget(self, row: int) -> None: ...
+
+def jpeg_decoders() -> list[str]:
+    """Return the decoders of decode_jpeg_by() that this processor has."""
+
+def decode_jpeg_by(
+    data: bytes, name: str, box: tuple[int, int, int, int] | None = None, states: JpegRowStates | None = None
+) -> NDArray[np.uint8] | str:
+    """Return what decode_jpeg() does, by one of jpeg_decoders() alone."""
+
+def own_jpeg_trusted() -> bool:
+    """Return whether the own decoder gave libjpeg's pixels in the trial of this process."""
+
 def resize(
     image: NDArray[np.uint8],
     size: tuple[int, int],

@@ -1,0 +1,51 @@
+#include "image/jpeg_segments.h"
+
+#include <cstring>
+
+namespace penstock {
+
+Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& found) {
+  if (size < 4 || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return Outcome::to_python("not a JPEG");
+  std::size_t at = 2;
+  for (;;) {
+    if (at >= size || data[at] != 0xFF) return Outcome::to_python("JPEG: bytes between markers");
+    while (at < size && data[at] == 0xFF) ++at;  // fill bytes may precede a marker
+    if (size - at < 3) return Outcome::to_python("JPEG: ends in its header");
+    const std::uint8_t marker = data[at++];
+    const std::size_t length = std::size_t{data[at]} << 8 | data[at + 1];
+    if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9)) return Outcome::to_python("JPEG: unexpected marker");
+    if (length < 2 || length > size - at) return Outcome::to_python("JPEG: ends in its header");
+    if (marker == 0xDA) {
+      found.scan = at;
+      found.end = at + length;
+      break;
+    }
+    const bool frame = marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+    if (frame) found.frame = marker;  // libjpeg refuses a second one
+    at += length;
+  }
+  // Extended sequential (C1) differs from baseline in tables only.
+  if (found.frame == 0) return Outcome::to_python("JPEG: no frame before the first scan");
+  if (found.frame > 0xC2) return Outcome::to_python("JPEG: lossless, hierarchical or arithmetic coding");
+  return Outcome::success();
+}
+
+bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from) {
+  for (std::size_t i = size - 1; i > from; --i)
+    if (data[i] == 0xD9 && data[i - 1] == 0xFF) return true;
+  return false;
+}
+
+std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, std::size_t at) {
+  while (at + 1 < size) {
+    const void* const found = std::memchr(data + at, 0xFF, size - 1 - at);
+    if (found == nullptr) break;
+    at = static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - data);
+    const std::uint8_t next = data[at + 1];
+    if (next != 0x00 && next != 0xFF && (next < 0xD0 || next > 0xD7)) return at;
+    at += next == 0xFF ? 1 : 2;
+  }
+  return size;
+}
+
+}  // namespace penstock

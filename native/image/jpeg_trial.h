@@ -1,0 +1,15 @@
+// Whether jpeg/ and the installed libjpeg decode to the same pixels.
+//
+// jpeg/ computes what libjpeg-turbo's SIMD code for x86-64 does. Another libjpeg, one without that code, a processor for
+// which it has other code, or a compiler that is wrong may differ.
+//
+// Threads: any. Memory: some 100 KB during the first call.
+#pragma once
+
+namespace penstock {
+
+// Found out once in a process, in about a millisecond, by small images that are difficult: each sampling, flat and noisy
+// blocks, restart markers, and coefficients that no encoder writes. False too where they cannot be made.
+[[nodiscard]] bool gives_pixels_of_libjpeg() noexcept;
+
+}  // namespace penstock

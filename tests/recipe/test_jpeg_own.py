@@ -1,0 +1,311 @@
+"""The native core's own JPEG decoder against libjpeg, pixel by pixel, with each set of instructions that is here."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock._native import decode_jpeg
+from tests.jpeg_writer import ZIGZAG, flat, segment, write_jpeg
+from tests.jpegs import SAMPLINGS, Pixels, encode, patched, picture, save
+from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_trusted
+
+pytestmark = pytest.mark.native
+
+Box = tuple[int, int, int, int]
+
+PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos"
+OWN = tuple(name for name in jpeg_decoders() if name != "libjpeg")
+FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "grey": (1, 1)}
+
+
+def by(name: str, data: bytes, box: Box | None = None, states: JpegRowStates | None = None) -> Pixels:
+    pixels = decode_jpeg_by(data, name, box, states)
+    assert not isinstance(pixels, str), pixels
+    return pixels
+
+
+def pillow(data: bytes) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def check(data: bytes, boxes: list[Box], names: tuple[str, ...] = OWN) -> None:
+    """Compare the boxes of a file with libjpeg's pixels, and those with Pillow's."""
+    whole = by("libjpeg", data)
+    for name in names:
+        states = JpegRowStates()
+        for number, box in enumerate(boxes):
+            x0, y0, x1, y1 = box
+            found = by(name, data, box, states if number % 2 else None)
+            assert np.array_equal(found, whole[y0:y1, x0:x1]), (name, box)
+
+
+def random_boxes(width: int, height: int, rng: random.Random, count: int) -> Iterator[Box]:
+    for _ in range(count):
+        x0, y0 = rng.randrange(width), rng.randrange(height)
+        yield x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)
+
+
+def test_own_pixels_are_trusted_here() -> None:
+    """On x86-64 with libjpeg-turbo's SIMD code; otherwise this says why the rest of the module fails."""
+    assert "portable" in OWN
+    assert own_jpeg_trusted()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_size(sampling: str) -> None:
+    """From 1x1 on: whole images, of one block and of some, with and without columns to interpolate."""
+    sides = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 18, 31, 32, 33, 47)
+    for width in sides:
+        for height in sides:
+            data = encode(width, height, sampling, seed=width * height, quality=90)
+            reference = pillow(data)
+            for name in OWN:
+                assert np.array_equal(by(name, data), reference), (name, width, height)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_box_of_a_small_image(sampling: str) -> None:
+    """Every pair of columns with some rows, and every pair of rows with some columns."""
+    rng = random.Random(sampling)
+    for width, height in ((3, 5), (35, 19), (19, 37)):
+        data = encode(width, height, sampling, seed=width)
+        columns = [(x0, x1) for x0 in range(width) for x1 in range(x0 + 1, width + 1)]
+        rows = [(y0, y1) for y0 in range(height) for y1 in range(y0 + 1, height + 1)]
+        boxes = [(x0, y0, x1, y1) for x0, x1 in columns for y0, y1 in [rng.choice(rows)]]
+        boxes += [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in [rng.choice(columns)]]
+        check(data, boxes)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_qualities(sampling: str) -> None:
+    rng = random.Random(sampling)
+    for quality in range(1, 101):
+        options: dict[str, Any] = ({}, {"optimize": True}, {"restart_marker_blocks": 7})[quality % 3]
+        data = encode(150, 45, sampling, seed=quality, quality=quality, **options)
+        assert np.array_equal(by("libjpeg", data), pillow(data))
+        check(data, [(0, 0, 150, 45), *random_boxes(150, 45, rng, 2)])
+
+
+def test_tables_of_the_user() -> None:
+    """Quantisation by other tables for luma and chroma than libjpeg's own, as mozjpeg and guetzli write them."""
+    rng = np.random.default_rng(5)
+    image = Image.fromarray(picture(203, 151))
+    for number in range(10):
+        tables = [rng.integers(1, (3, 30, 256)[number % 3], 64).tolist() for _ in range(2)]
+        data = save(image, qtables=tables, subsampling=number % 3, optimize=True)
+        check(data, [(0, 0, 203, 151), *random_boxes(203, 151, random.Random(number), 3)])
+
+
+@pytest.mark.parametrize("sampling", ["4:4:4", "4:2:2", "4:2:0"])
+def test_files_of_opencv(sampling: str) -> None:
+    cv2 = pytest.importorskip("cv2")
+    chosen = {"4:4:4": "444", "4:2:2": "422", "4:2:0": "420"}[sampling]
+    sampled = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{chosen}")]
+    for quality in (20, 75, 95):
+        more = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, quality % 2]
+        more += [cv2.IMWRITE_JPEG_RST_INTERVAL, quality // 20]
+        done, encoded = cv2.imencode(".jpg", picture(131, 83, quality), [*sampled, *more])
+        assert done
+        check(encoded.tobytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
+
+
+def test_files_of_imagemagick(tmp_path: Path) -> None:
+    import shutil
+
+    convert = shutil.which("magick") or shutil.which("convert")
+    if convert is None:
+        pytest.skip("ImageMagick is not installed")
+    Image.fromarray(picture(131, 83)).save(tmp_path / "in.png")
+    for quality, sampling in ((40, "2x2"), (80, "2x1"), (92, "1x1"), (85, "1x2")):
+        out = tmp_path / f"{sampling}.jpg"
+        command = [convert, "in.png", "-quality", str(quality), "-sampling-factor", sampling, out.name]
+        if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode != 0:
+            pytest.skip("this ImageMagick does not convert")
+        check(out.read_bytes(), [(0, 0, 131, 83), *random_boxes(131, 83, random.Random(quality), 4)])
+
+
+def quantised_by(data: bytes, table: list[int]) -> bytes:
+    """Return the file of jpeg_writer with another table, of 16 bits where a value needs them."""
+    wide = max(table) > 255
+    values = b"".join(table[i].to_bytes(2 if wide else 1, "big") for i in ZIGZAG)
+    return data[:2] + segment(0xDB, bytes((0x10 if wide else 0,)) + values) + data[2 + 69 :]
+
+
+def extreme_blocks(rng: np.random.Generator, rows: int, columns: int, kind: str) -> np.ndarray[Any, Any]:
+    """Coefficients that no encoder writes: of every magnitude that a file can hold, dense, sparse, or in few places."""
+    shape = (rows, columns, 8, 8)
+    magnitude = np.exp2(rng.uniform(0, {"mild": 9, "wild": 14.99}[kind.split()[0]], shape)).astype(np.int64)
+    values = magnitude * rng.choice([-1, 1], shape)
+    place = kind.split()[1]
+    y, x = np.mgrid[0:8, 0:8]
+    kept = {
+        "dense": np.ones((8, 8), bool),
+        "sparse": rng.random(shape) < 0.1,
+        "corner": (x < 4) & (y < 4),
+        "row": y == 0,
+        "first": (x == 0) & (y == 0),
+    }[place]
+    values = np.where(kept, values, 0)
+    values[..., 0, 0] = values[..., 0, 0].clip(-16000, 16000)
+    return values.astype(np.int16)
+
+
+@pytest.mark.parametrize("kind", [f"{a} {b}" for a in ("mild", "wild") for b in ("dense", "sparse", "corner", "row", "first")])
+def test_values_out_of_range(kind: str) -> None:
+    """Products and sums of more than 16 bits wrap and saturate as in libjpeg's SIMD code, which is what Pillow has."""
+    rng = np.random.default_rng(len(kind))
+    tables = ([1] * 64, [16] * 64, rng.integers(1, 256, 64).tolist(), [255] * 64, rng.integers(1, 65536, 64).tolist())
+    symbols = [0, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 16))]
+    codes = flat(range(16)), flat(symbols)
+    for number, table in enumerate(tables):
+        sampling = sorted(FACTORS)[number]
+        h, v = FACTORS[sampling]
+        factors = [(h, v)] if sampling == "grey" else [(h, v), (1, 1), (1, 1)]
+        blocks = [extreme_blocks(rng, 3 * b, 9 * a, kind) for a, b in factors]
+        data = quantised_by(write_jpeg(blocks, (72 * h - 3, 24 * v - 1), factors, [codes] * len(factors)), table)
+        assert np.array_equal(by("libjpeg", data), pillow(data))
+        check(data, [(0, 0, 72 * h - 3, 24 * v - 1), (5, 9, 41, 15)])
+
+
+def test_every_colour() -> None:
+    """All 2^24 triples of samples cannot be; every pair of Cb and Cr with some Y, and every Y with some pairs."""
+    samples = np.arange(256)
+    pairs = np.stack(np.meshgrid(samples, samples), axis=-1).reshape(64, 1024, 2)
+    y = np.random.default_rng(1).integers(0, 256, (64, 1024, 1))
+    image = Image.fromarray(np.concatenate([y, pairs], axis=2).astype(np.uint8), "YCbCr").resize((8192, 512), 0)
+    data = save(image, quality=100, subsampling=0)
+    assert len(np.unique(np.asarray(Image.open(io.BytesIO(data)).convert("YCbCr")).reshape(-1, 3), axis=0)) > 60_000
+    check(data, [(0, 0, 8192, 512)])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_row_states(sampling: str) -> None:
+    """States are those of a first pass, whatever is known; with any of them known, and any forgotten, pixels stay."""
+    rng = random.Random(sampling)
+    for options in ({}, {"restart_marker_blocks": 5}, {"restart_marker_rows": 1}):
+        data = encode(70, 150, sampling, quality=80, **options)
+        whole = by("libjpeg", data)
+        first = JpegRowStates()
+        by("portable", data, None, first)
+        rows = len(first.known)
+        assert rows == -(-150 // (16 if sampling in ("4:2:0", "4:4:0") else 8)) and None not in first.known
+        for name in OWN:
+            states = JpegRowStates()
+            for x0, y0, x1, y1 in random_boxes(70, 150, rng, 25):
+                assert np.array_equal(by(name, data, (x0, y0, x1, y1), states), whole[y0:y1, x0:x1])
+                assert all(a in (None, b) for a, b in zip(states.known, first.known, strict=False))
+                if len(states.known) > 1:
+                    states.forget(rng.randrange(len(states.known)))
+        assert np.array_equal(by("portable", data, (3, 140, 60, 150), first), whole[140:, 3:60])
+
+
+def test_states_save_what_is_above() -> None:
+    """With the state of a row known, damage above it is not seen."""
+    data = encode(64, 160, "4:4:4", quality=95)
+    states = JpegRowStates()
+    whole = by("portable", data, None, states)
+    at = data.index(b"\xff\xda") + 14
+    broken = data[: at + 8] + b"\xff\xd9" + data[at + 10 :]
+    assert decode_jpeg_by(broken, "portable", (0, 80, 64, 160)) == "JPEG: left to libjpeg"
+    assert np.array_equal(by("portable", broken, (0, 80, 64, 160), states), whole[80:])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: encode(40, 30, "4:2:0", progressive=True),
+        lambda: encode(40, 30, "4:2:0")[:-200] + b"\xff\xd9",
+        lambda: encode(40, 30, "4:2:0")[:-2] + b"\x00\x00\xff\xd9",
+        lambda: patched(encode(40, 30, "4:4:4"), {11: 0x12, 14: 0x11}),
+    ],
+)
+def test_what_is_left_to_libjpeg(make: Callable[[], bytes]) -> None:
+    data = make()
+    for name in OWN:
+        assert decode_jpeg_by(data, name) == "JPEG: left to libjpeg"
+    together, alone = decode_jpeg(data), decode_jpeg_by(data, "libjpeg")
+    assert np.array_equal(together, alone)  # pixels, or the same reason
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    out = bytearray(data)
+    at = rng.randrange(len(out))
+    kind = rng.randrange(5)
+    if kind == 0:
+        for _ in range(rng.randint(1, 3)):
+            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del out[at:-2]
+    elif kind == 2:
+        del out[at : at + rng.randint(1, 8)]
+    elif kind == 3:
+        out[at:at] = rng.choice((b"\xff\xd0", b"\xff\xd9", b"\xff", b"\x00\x00"))
+    else:
+        out[rng.randrange(min(len(out), 700))] = rng.randrange(256)
+    return bytes(out)
+
+
+def test_damaged_files() -> None:
+    """Decoded whole, a damaged file comes to the same end as by libjpeg alone: the same pixels, or the same reason."""
+    rng = random.Random(16)
+    bases = [encode(83, 61, s, quality=70, restart_marker_blocks=b) for s in SAMPLINGS for b in (0, 3)]
+    seen: Counter[str] = Counter()
+    for _ in range(3000):
+        data = damaged(rng.choice(bases), rng)
+        ours, reference = decode_jpeg(data, None, 1 << 18), decode_jpeg_by(data, "libjpeg")
+        if isinstance(ours, str) and ours.startswith("over Pillow's"):
+            continue
+        if isinstance(reference, str):
+            assert isinstance(ours, str) and ours == reference
+        else:
+            assert not isinstance(ours, str) and np.array_equal(ours, reference)
+        seen["refused" if isinstance(reference, str) else "decoded"] += 1
+    assert min(seen["refused"], seen["decoded"]) > 200, seen
+
+
+_WITHOUT_SIMD = """
+import sys
+import numpy as np
+from penstock._native import decode_jpeg
+from penstock._native_testing import decode_jpeg_by, own_jpeg_trusted
+data = open(sys.argv[1], "rb").read()
+assert not own_jpeg_trusted()
+assert np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "libjpeg"))
+assert not np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "portable"))
+"""
+
+
+def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
+    """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
+    data = encode(64, 64, "4:2:0")
+    table = data.index(b"\xff\xdb") + 5
+    (tmp_path / "extreme.jpg").write_bytes(data[:table] + b"\xff" * 64 + data[table + 64 :])
+    run = [sys.executable, "-c", _WITHOUT_SIMD, str(tmp_path / "extreme.jpg")]
+    done = subprocess.run(run, env={"JSIMD_FORCENONE": "1"}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
+def test_photos() -> None:
+    rng = random.Random(7)
+    files = sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::20]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        with Image.open(path) as image:
+            width, height = image.size
+        if isinstance(decode_jpeg_by(data, "portable", (0, 0, 1, 1)), str):
+            assert not isinstance(decode_jpeg(data), str) or image.mode == "CMYK" or image.format != "JPEG"
+            continue
+        check(data, [(0, 0, width, height), *random_boxes(width, height, rng, 3)], OWN[-1:])
