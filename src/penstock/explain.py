@@ -93,7 +93,7 @@ class Explained:
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
             for line in describe_decoded(plan.leaves, caches):
                 yield f"cache    {line}"
-        if (known := describe_indexes(plan.leaves, self.executors.indexes)) is not None:
+        for known in describe_indexes(plan.leaves, self.executors.indexes):
             yield f"index    {known}"
         yield from _so_far(stats)
         yield from _tuned(settings, stats)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import penstock._native as _native
 from penstock.recipe.prefix import reads_part
 from penstock.sources.source import Field, NativeSource
-from penstock.storage.jpeg_index import JpegIndexes, Photos
+from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import SampleNames
 
 #: Samples whose names are part of a dataset's key, evenly spread over it.
@@ -21,7 +21,8 @@ def indexed(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> list[Native
     found = list(leaves)
     chosen = list(_chosen(leaves))
     of = [(number, filler, photos) for number, filler, photos in chosen if photos is not None]
-    opened = iter(indexes.of([photos for _, _, photos in of]))
+    own = [leaf.jpeg_index for leaf in (leaves[number] for number, _, _ in chosen) if leaf.jpeg_index is not None]
+    opened = iter(indexes.of([photos for _, _, photos in of], own))
     for number, filler, photos in chosen:
         index = leaves[number].jpeg_index if photos is None else next(opened)
         if index is not None:
@@ -30,9 +31,14 @@ def indexed(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> list[Native
     return found
 
 
-def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> str | None:
-    """Return what indexes know of the photos of a plan, for explain(); None: nothing. Nothing is made."""
-    return indexes.describe([photos for _, _, photos in _chosen(leaves) if photos is not None])
+def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> Iterator[str]:
+    """Yield what indexes know of the photos of a plan, for explain(). Nothing is made."""
+    chosen = list(_chosen(leaves))
+    if (known := indexes.describe([photos for _, _, photos in chosen if photos is not None])) is not None:
+        yield known
+    for leaf in (leaves[number] for number, _, _ in chosen):
+        if leaf.jpeg_index is not None:
+            yield known_of(leaf.size, leaf.jpeg_index.counts()[0], "packed with them")
 
 
 def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], mean_bytes: float | None) -> Photos:

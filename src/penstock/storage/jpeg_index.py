@@ -77,6 +77,7 @@ class JpegIndexes:
 
     def __init__(self) -> None:
         self._held: dict[Photos, _Held | None] = {}
+        self._own: list[_native.JpegIndex] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JpegIndexes, ()
@@ -85,8 +86,12 @@ class JpegIndexes:
         """Return the indexes themselves: threads share them."""
         return self
 
-    def of(self, datasets: Sequence[Photos]) -> list[_native.JpegIndex | None]:
-        """Return the index of each dataset, None where one is of no use; those of other datasets are let go."""
+    def of(self, datasets: Sequence[Photos], own: Sequence[_native.JpegIndex] = ()) -> list[_native.JpegIndex | None]:
+        """Return the index of each dataset, None where one is of no use; those of other datasets are let go.
+
+        own: the indexes that other datasets of the loader brought with them, to be counted.
+        """
+        self._own = list(own)
         self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
         found = [self._held[photos] for photos in datasets]
         for held in found:
@@ -96,10 +101,10 @@ class JpegIndexes:
 
     def counts(self) -> IndexCounts | None:
         """Return what the indexes hold, None where there are none."""
-        held = [one for one in self._held.values() if one is not None]
+        held = [*(one.native for one in self._held.values() if one is not None), *self._own]
         if not held:
             return None
-        each = [one.native.counts() for one in held]
+        each = [one.counts() for one in held]
         errors = [os.strerror(one[4]) for one in each if one[4]]
         photos, taken, hits, changed = (sum(one[place] for one in each) for place in range(4))
         return IndexCounts(photos, taken, hits, changed, errors[0] if errors else None)
@@ -114,8 +119,13 @@ class JpegIndexes:
         notes = [one.why or (os.strerror(counts[4]) if counts[4] else None) for one, counts in known]
         why = next((note for note in notes if note is not None), None)
         where = "kept in the user's cache folder" if why is None else f"in memory or read-only: {why}"
-        of = counted(sum(one.size for one in datasets), "photo")
-        return f"of {of} the decoder's states of {photos:,} are known, which saves rows above a crop ({where})"
+        return known_of(sum(one.size for one in datasets), photos, where)
+
+
+def known_of(photos: int, known: int, where: str) -> str:
+    """Return what is known of so many photos, for explain()."""
+    of = counted(photos, "photo")
+    return f"of {of} the decoder's states of {known:,} are known, which saves rows above a crop ({where})"
 
 
 def file_name(photos: Photos, slot: int) -> str:
