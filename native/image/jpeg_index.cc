@@ -24,6 +24,7 @@ namespace penstock {
 
 // What this process, and those forked off from it, know of the index.
 struct JpegIndex::Noted {
+  std::atomic<std::uint64_t> files;  // with points
   std::atomic<std::uint64_t> hits, changed;
   std::atomic<int> error;
   std::atomic<std::uint8_t> points[1];  // of each sample: how many states are known, as far as this process knows
@@ -129,8 +130,13 @@ void JpegIndex::refresh() noexcept {
     const std::uint64_t bytes = std::min<std::uint64_t>(part.size(), samples_ - at);
     if (!read_at(file_.get(), part.data(), bytes, kHeaderBytes + at, done)) return;
     for (std::uint64_t i = 0; i < done; ++i)
-      if (part[i] != 0) noted_->points[at + i].store(part[i], std::memory_order_relaxed);
+      if (part[i] != 0) note(at + i, part[i]);
   }
+}
+
+void JpegIndex::note(std::uint64_t sample, std::uint8_t points) noexcept {
+  if (noted_->points[sample].exchange(points, std::memory_order_relaxed) == 0)
+    noted_->files.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::uint64_t JpegIndex::slot_at(std::uint64_t sample) const noexcept {
@@ -193,7 +199,7 @@ void JpegIndex::keep(std::uint64_t sample, const IndexedFile& file, const jpeg::
   put(static_cast<std::uint64_t>(step), slot.data() + 2, 2);
   put(check_of(file, slot, points, end), slot.data() + kCheck, 4);
   if (!write({slot.data(), bytes_of(points)}, slot_at(sample)) || !write({slot.data(), 1}, kHeaderBytes + sample)) return;
-  noted_->points[sample].store(static_cast<std::uint8_t>(points), std::memory_order_relaxed);
+  note(sample, static_cast<std::uint8_t>(points));
 }
 
 // False where it cannot be written whole: a full disk, a quota. Nothing is written from then on.
@@ -208,13 +214,10 @@ bool JpegIndex::write(std::span<const std::uint8_t> bytes, std::uint64_t offset)
 }
 
 JpegIndex::Counts JpegIndex::counts() const noexcept {
-  std::uint64_t files = 0;
-  for (std::uint64_t sample = 0; sample < samples_; ++sample)
-    if (noted_->points[sample].load(std::memory_order_relaxed) != 0) ++files;
   struct stat status {};
   const std::uint64_t bytes = ::fstat(file_.get(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
-  return {files, bytes, noted_->hits.load(std::memory_order_relaxed), noted_->changed.load(std::memory_order_relaxed),
-          noted_->error.load(std::memory_order_relaxed)};
+  return {noted_->files.load(std::memory_order_relaxed), bytes, noted_->hits.load(std::memory_order_relaxed),
+          noted_->changed.load(std::memory_order_relaxed), noted_->error.load(std::memory_order_relaxed)};
 }
 
 }  // namespace penstock

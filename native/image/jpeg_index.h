@@ -73,6 +73,7 @@ class JpegIndex {
 
   [[nodiscard]] std::uint64_t noted_bytes() const noexcept;
   void prepare();
+  void note(std::uint64_t sample, std::uint8_t points) noexcept;
   [[nodiscard]] std::uint64_t slot_at(std::uint64_t sample) const noexcept;
   [[nodiscard]] int step_of(int mcu_rows) const noexcept;
   [[nodiscard]] bool write(std::span<const std::uint8_t> bytes, std::uint64_t offset) noexcept;

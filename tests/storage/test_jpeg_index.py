@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -25,28 +22,27 @@ from torchvision import transforms
 
 import penstock._native as _native
 from penstock import DataLoader, ImageFolder
-from penstock.recipe.prefix import read_prefix
 from penstock.sources.indexed import photos_of
 from penstock.storage import jpeg_index, private_folder
 from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child
+from tests.indexed_photos import (
+    FORMS,
+    LOW,
+    MIDDLE,
+    PHOTOS,
+    counts_of,
+    encoded,
+    only,
+    pictures,
+    scan_of,
+    torchs,
+)
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
 
-PHOTOS = 12
-#: Below the first rows of MCUs, so that a decoder passes rows over.
-MIDDLE = transforms.Compose([transforms.CenterCrop(60), transforms.PILToTensor()])
-LOW = transforms.Compose([transforms.CenterCrop((150, 60)), transforms.PILToTensor()])
 RANDOM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.PILToTensor()])
-FORMS: tuple[dict[str, Any], ...] = (
-    {"subsampling": 0},
-    {"subsampling": 1},
-    {"subsampling": 2},
-    {"subsampling": 2, "restart_marker_blocks": 5},
-    {"subsampling": 0, "optimize": True, "restart_marker_rows": 1},
-    {"subsampling": 2, "progressive": True},
-)
 
 
 @pytest.fixture(autouse=True)
@@ -55,43 +51,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(jpeg_index, "_LEFT", 0.0)
     return tmp_path / "home" / "penstock" / jpeg_index.KIND
-
-
-def photo(number: int, height: int = 240, width: int = 200) -> Image.Image:
-    y, x = np.mgrid[0:height, 0:width]
-    noise = np.random.default_rng(number).normal(0, 20, (height, width, 3))
-    waves = np.stack([np.sin(x / 9 + number), np.cos(y / 7), np.sin((x + y) / 11)], -1)
-    return Image.fromarray((128 + 90 * waves + noise).clip(0, 255).astype(np.uint8))
-
-
-def encoded(number: int, **options: Any) -> bytes:
-    file = io.BytesIO()
-    photo(number).save(file, "JPEG", **{"quality": 90, **options})
-    return file.getvalue()
-
-
-def pictures(root: Path, photos: int = PHOTOS) -> Path:
-    """Write a folder of JPEG files of all samplings, a grey one, and a PNG."""
-    for number in range(photos):
-        folder = root / f"class{number % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:02}.jpg").write_bytes(encoded(number, **FORMS[number % len(FORMS)]))
-    photo(photos).convert("L").save(root / "class0" / "grey.jpg", quality=90)
-    photo(photos + 1).save(root / "class1" / "other.png")
-    return root
-
-
-def torchs(dataset: Any) -> list[Any]:
-    return list(torch.utils.data.DataLoader(dataset, batch_size=4))
-
-
-def counts_of(loader: Any) -> Any:
-    return loader.stats().jpeg_index
-
-
-def only(folder: Path) -> Path:
-    (found,) = folder.glob("*.states")
-    return found
 
 
 DATASETS: dict[str, Callable[[Path, Any], Any]] = {
@@ -193,12 +152,6 @@ def replaced(path: Path, data: bytes) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def scan_of(data: bytes) -> int:
-    """Return where the entropy-coded data begin."""
-    at = data.rindex(b"\xff\xda")
-    return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-
-
 def of_another_picture(data: bytes) -> bytes:
     """Return a file of the same size and head, with the data of another picture behind it."""
     there = scan_of(data)
@@ -266,142 +219,6 @@ def test_a_list_of_files_that_a_program_exchanges(tmp_path: Path) -> None:
         assert_same(list(loader), torchs(dataset))
 
 
-# --- an index that is damaged -----------------------------------------------------------------------------------------
-
-
-class Reader:
-    """Reads photos by the native core alone, by an index in a file."""
-
-    def __init__(self, tmp_path: Path, recipe: Any = MIDDLE, photos: int = 3, slot: int = 96) -> None:
-        root = tmp_path / "some" / "class"
-        root.mkdir(parents=True, exist_ok=True)
-        for number in range(photos):
-            (root / f"{number}.jpg").write_bytes(encoded(number, **FORMS[number]))
-        self.photos, self.slot = photos, slot
-        self.dataset = ImageFolder(tmp_path / "some", recipe)
-        self.filler = _native.ImageFileFiller(self.dataset.paths, read_prefix(recipe, mode="RGB").native, 0)
-        self.wanted = [np.asarray(self.dataset[i][0]) for i in range(photos)]
-        self.path = tmp_path / "states"
-
-    def open(self, *, writable: bool = True) -> _native.JpegIndex:
-        descriptor = os.open(self.path, (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY)
-        try:
-            return _native.JpegIndex(descriptor, self.photos, self.slot, writable)
-        finally:
-            os.close(descriptor)
-
-    def check(self, index: _native.JpegIndex) -> None:
-        """Assert that all photos are Pillow's."""
-        filler = self.filler.indexed(index)
-        for number, wanted in enumerate(self.wanted):
-            found = _native.read_image(filler, number, None, 0, 0, number, number)
-            assert not isinstance(found, str), found
-            assert np.array_equal(found[0].transpose(2, 0, 1), wanted)
-
-
-def test_every_byte_that_is_flipped(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    whole = reader.path.read_bytes()
-    used = [at for at in range(len(whole)) if at < 128 or at >= 4096]
-    wrong = reused = 0
-    for at in used:
-        for flip in (0x01, 0x80, 0xFF):
-            damaged = bytearray(whole)
-            damaged[at] ^= flip
-            reader.path.write_bytes(damaged)
-            try:
-                index = reader.open()
-            except ValueError:  # the header: whoever opens it makes a new one
-                assert at < 64
-                continue
-            reader.check(index)
-            reader.check(index)
-            _, _, hits, changed, error = index.counts()
-            assert error == 0 and hits >= 3
-            wrong += changed
-            reused += hits
-    assert wrong > 0 and reused > wrong
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 4095, 4096, 4200])
-def test_an_index_that_is_cut_off(size: int, tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    os.truncate(reader.path, size)
-    if 0 < size < 64:
-        with pytest.raises(ValueError, match="not an index"):
-            reader.open()
-        return
-    index = reader.open()
-    for _ in range(2):
-        reader.check(index)
-    assert index.counts()[0] == 3
-    os.truncate(reader.path, size)  # while it is open
-    reader.check(index)
-
-
-def test_random_bytes_for_slots(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    whole = reader.path.read_bytes()
-    for seed in range(50):
-        noise = np.random.default_rng(seed).bytes(len(whole) - 4096)
-        reader.path.write_bytes(whole[:4096] + noise)
-        reader.check(reader.open())
-
-
-def test_an_index_of_other_photos(tmp_path: Path) -> None:
-    one, other = Reader(tmp_path / "one"), Reader(tmp_path / "other", LOW)
-    one.check(one.open())
-    other.path.write_bytes(one.path.read_bytes())
-    other.check(other.open())  # the same photos, of which more rows are known in the end
-    Path(other.dataset.root, "class", "0.jpg").write_bytes(encoded(7, subsampling=0))
-    other.wanted = [np.asarray(other.dataset[i][0]) for i in range(3)]
-    index = other.open()
-    other.check(index)
-    assert index.counts()[3] == 1
-
-
-def test_forms_that_are_no_index(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    descriptor = os.open(reader.path, os.O_RDWR)
-    for samples, slot in ((4, 96), (3, 64), (3, 512)):
-        with pytest.raises(ValueError, match="not an index"):
-            _native.JpegIndex(descriptor, samples, slot, True)
-    for slot in (0, 31, 513, 1 << 31):
-        with pytest.raises(ValueError, match="slot"):
-            _native.JpegIndex(descriptor, 3, slot, True)
-    with pytest.raises(ValueError, match="more samples"):
-        _native.JpegIndex.file_bytes(1 << 62, 64)
-    os.close(descriptor)
-    with pytest.raises(OSError, match="Bad file"):
-        _native.JpegIndex(descriptor, 3, 96, True)
-
-
-def test_an_index_that_is_only_read(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    before = reader.path.read_bytes()
-    index = reader.open(writable=False)
-    reader.check(index)
-    assert index.counts()[2:] == (3, 0, 0)
-    more = Reader(tmp_path, LOW)
-    more.check(more.open(writable=False))
-    assert reader.path.read_bytes() == before
-
-
-@pytest.mark.parametrize("slot", [32, 64, 128, 512])
-def test_slots_that_are_too_small_for_every_row(slot: int, tmp_path: Path) -> None:
-    reader = Reader(tmp_path, slot=slot)
-    index = reader.open()
-    for _ in range(3):
-        reader.check(index)
-    assert index.counts()[0] == 3 and index.counts()[2] == 6
-    assert reader.path.stat().st_size == _native.JpegIndex.file_bytes(3, slot)
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
 
 READ = """
@@ -446,19 +263,6 @@ def test_a_process_that_is_killed(tmp_path: Path, home: Path) -> None:
         process.stdout.close()
         dataset = ImageFolder(root, MIDDLE)
         assert_same(list(DataLoader(dataset, batch_size=4, num_workers=2)), torchs(dataset))
-
-
-def test_a_slot_that_was_written_in_part(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    reader.check(reader.open())
-    whole = reader.path.read_bytes()
-    more = Reader(tmp_path, LOW)
-    more.check(more.open())
-    after = reader.path.read_bytes()
-    for written in range(4096, len(whole), 5):
-        reader.path.write_bytes(after[:written] + whole[written:])
-        for one in (reader, more):
-            one.check(one.open())
 
 
 def test_forks_share_an_index(tmp_path: Path) -> None:
@@ -563,23 +367,6 @@ def test_a_full_disk(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(jpeg_index, "_LEFT", 1.0)
         in_memory(DataLoader(dataset, batch_size=4, num_workers=2), "no room")
-
-
-def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    """A file may not become longer than the limit of its process: a write then fails, as it does on a full disk."""
-    reader = Reader(tmp_path)
-    reader.open()
-
-    def reads() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        index = reader.open()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        reader.check(index)
-        reader.check(index)
-        files, _, _, _, error = index.counts()
-        assert files == 0 and error == errno.EFBIG
-
-    assert_in_child(reads)
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path, home: Path) -> None:
