@@ -195,7 +195,7 @@ def dali(setup: Setup) -> Running:
     found = photos_of(setup)
     size = min(setup.batch, len(found.files))
     files = [np.frombuffer(file, np.uint8) for file in found.files]
-    boxes = np.array([(0, 0, 0, 0) if box is None else box for box in found.boxes], np.int64)
+    boxes = np.array([(0, 0, 0, 0) if box is None else box for box in found.boxes], np.int32)
     pipeline = Pipeline(batch_size=size, num_threads=1, device_id=None)
     with pipeline:
         encoded = fn.external_source(name="files")

@@ -402,7 +402,7 @@ def test_the_folder_is_bounded(tmp_path: Path, home: Path, monkeypatch: pytest.M
     [(113_000, 400, 512), (40_000, 400, 160), (14_000, 400, 64), (5_000, 400, 0), (113_000, 1 << 24, 64), (1e5, 0, 0)],
 )
 def test_an_index_takes_less_than_half_a_percent(mean: float, size: int, slot: int) -> None:
-    photos = Photos(size, (), mean)
+    photos = Photos(size, (), packed_bytes=mean)
     assert photos.slot_bytes(1 << 30) == slot
     if slot and size < 1000:
         assert _native.JpegIndex.file_bytes(size, slot) - 4096 < 0.005 * mean * size

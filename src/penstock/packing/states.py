@@ -31,7 +31,8 @@ def write_states(
         threads: at the most.
     """
     size = sum(shard.samples for shard in shards)
-    slot = Photos(size, (), sum(shard.bytes for shard in shards) / max(1, size)).slot_bytes(1 << 62)
+    each = sum(shard.bytes for shard in shards) / max(1, size)
+    slot = Photos(size, (), packed_bytes=each).slot_bytes(1 << 62)
     if not slot:
         return None
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -10,7 +10,6 @@ import penstock._native as _native
 from penstock.recipe.prefix import reads_part
 from penstock.sources.source import Field, NativeSource
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
-from penstock.storage.tiers import SampleNames
 
 #: Samples whose names are part of a dataset's key, evenly spread over it.
 _NAMED = 64
@@ -41,19 +40,17 @@ def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> It
             yield known_of(leaf.size, leaf.jpeg_index.counts()[0], "packed with them")
 
 
-def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], mean_bytes: float | None) -> Photos:
+def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_bytes: float | None) -> Photos:
     """Return what tells a dataset's photos from another's.
 
     Args:
         size: the number of samples.
         name: returns (ID, file) of a sample.
-        mean_bytes: of a photo; None: each sample is a file of its own, whose size is looked at.
+        packed_bytes: of a photo in shards; None: each sample is a file of its own.
     """
     names = [name(index) for index in range(0, size, max(1, -(-size // _NAMED)))]
     texts = tuple(f"{sample}\0{os.path.abspath(path or '')}" for sample, path in names)
-    if mean_bytes is None:
-        mean_bytes = SampleNames(size, tuple(path for _, path in names if path is not None)).mean_bytes()
-    return Photos(size, texts, mean_bytes)
+    return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
 
 
 def _chosen(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, _native.ImageFileFiller, Photos | None]]:
@@ -62,4 +59,4 @@ def _chosen(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, _native.Image
         filler, recipe = leaf.fields[0].filler, leaf.recipe
         if isinstance(filler, _native.ImageFileFiller) and recipe is not None and reads_part(recipe.operations):
             own = leaf.jpeg_index is not None
-            yield number, filler, None if own else photos_of(leaf.size, leaf.identify, leaf.mean_bytes)
+            yield number, filler, None if own else photos_of(leaf.size, leaf.identify, leaf.packed_bytes)

@@ -71,7 +71,7 @@ class ShardsSource(Source):
             labels=self._label_column(),
             pair=dataset.description.pair,
             jpeg_index=dataset.index.states,
-            mean_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
+            packed_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
         )
         if isinstance(native, Refusal):

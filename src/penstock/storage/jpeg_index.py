@@ -14,13 +14,15 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import penstock._native as _native
 from penstock.errors import UnsafeCache
 from penstock.stats import IndexCounts
 from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.storage.tiers import SampleNames
 from penstock.system.cache_folder import MAX_BYTES, folder_of
 from penstock.system.words import counted
 
@@ -50,8 +52,15 @@ class Photos:
     """The number of samples."""
     names: tuple[str, ...]
     """IDs and files of some samples, evenly spread."""
-    mean_bytes: float
-    """Of a photo, about."""
+    paths: tuple[str, ...] = field(default=(), compare=False)
+    """Their files, where each sample is a file of its own."""
+    packed_bytes: float | None = field(default=None, compare=False)
+    """Of a photo, about, where the photos are parts of shards."""
+
+    @cached_property
+    def mean_bytes(self) -> float:
+        """Of a photo, about."""
+        return SampleNames(self.size, self.paths).mean_bytes() if self.packed_bytes is None else self.packed_bytes
 
     def slot_bytes(self, limit: int) -> int:
         """Return what an index keeps of each photo, 0 where that is too little to be of use; limit: bytes of all."""
