@@ -1,17 +1,20 @@
 # Every target does its own set-up: what it needs is found, named or installed by tools/setup.sh.
 #
 #   make test PYTHON=python3.12    uses that interpreter, with an environment of its own (.venv-python3.12)
+#   make fuzz SEED=2 COUNT=100000  decodes so many files, made from that seed
 
 PYTHON ?=
 VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 BENCH ?=
+SEED ?= 1
+COUNT ?= 1000000
 CHECKED := $(wildcard src tests examples benchmarks tools)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format wheel sanitize bench clean distclean
+.PHONY: help setup demo test check format wheel sanitize fuzz bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +43,9 @@ wheel: $(VENV)/.requirements  ## a wheel in wheelhouse/ that carries its libjpeg
 sanitize: setup  ## the native tests under AddressSanitizer, then under ThreadSanitizer
 	tools/sanitize.sh $(VENV) address
 	tools/sanitize.sh $(VENV) thread
+
+fuzz: setup  ## damaged JPEG files against libjpeg, under AddressSanitizer and UndefinedBehaviorSanitizer
+	tools/fuzz.sh $(VENV) $(SEED) $(COUNT)
 
 bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
 	$(PY) -m benchmarks $(BENCH)

@@ -14,12 +14,17 @@ try:
         crc32c_by,
         crc32c_ways,
         decode_jpeg_by,
+        jpeg_coefficients,
+        jpeg_coefficients_by_libjpeg,
         jpeg_decoders,
+        jpeg_row_states,
+        load_row_state,
         own_jpeg_trusted,
         parse_tensor,
         probe,
         resize,
         resize_needed,
+        store_row_state,
     )
 except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
@@ -35,10 +40,15 @@ __all__ = [
     "crc32c_by",
     "crc32c_ways",
     "decode_jpeg_by",
+    "jpeg_coefficients",
+    "jpeg_coefficients_by_libjpeg",
     "jpeg_decoders",
+    "jpeg_row_states",
+    "load_row_state",
     "own_jpeg_trusted",
     "parse_tensor",
     "probe",
     "resize",
     "resize_needed",
+    "store_row_state",
 ]

@@ -114,6 +114,26 @@ def decode_jpeg_by(
 def own_jpeg_trusted() -> bool:
     """Return whether the own decoder gave libjpeg's pixels in the trial of this process."""
 
+def jpeg_coefficients(
+    data: bytes, run: int = 0, first_row: int = 0, state: tuple[int, int, int, int] | None = None
+) -> list[NDArray[np.int16]] | None:
+    """Return the quantised coefficients of each component by our entropy decoder; None where it leaves them to libjpeg.
+
+    Each array has the shape (rows of blocks, columns of blocks, 8, 8), of whole MCUs from row `first_row` of them on.
+    Rows above are skipped, or left out where `state` (bit, DC predictions) is the state before that row. `run` MCUs
+    are decoded a call.
+    """
+
+def jpeg_coefficients_by_libjpeg(data: bytes) -> list[NDArray[np.int16]] | None:
+    """Return all coefficients by libjpeg; None where it warns or fails."""
+
+def jpeg_row_states(
+    data: bytes, first_row: int = 0, state: tuple[int, int, int, int] | None = None
+) -> list[tuple[int, int, int, int]] | None:
+    """Return the state (bit, DC predictions) before each row of MCUs, seen while these rows are decoded."""
+
+def store_row_state(state: tuple[int, int, int, int]) -> bytes: ...
+def load_row_state(data: bytes) -> tuple[int, int, int, int]: ...
 def resize(
     image: NDArray[np.uint8],
     size: tuple[int, int],

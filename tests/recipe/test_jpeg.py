@@ -12,65 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
 from penstock._native import decode_jpeg
+from tests.jpegs import SAMPLINGS, Pixels, encode, frame, patched, picture, save
 
-Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos"
-SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey", "rgb")
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"restart_marker_blocks": 3})
 SIZES = [
     (1, 1), (2, 3), (5, 4), (8, 8), (9, 17), (16, 15), (17, 33), (18, 34), (31, 50), (34, 18), (35, 47), (66, 70),
     (97, 40),
 ]  # fmt: skip
-
-
-def picture(width: int, height: int, seed: int = 0) -> Pixels:
-    """Smooth waves, hard edges and noise: uint8 of shape (height, width, 3)."""
-    y, x = np.mgrid[0:height, 0:width]
-    noise = np.random.default_rng(seed).normal(0, 12, (height, width))
-    red = 128 + 90 * np.sin(x / 7 + y / 11 + seed)
-    green = 128 + 80 * np.cos(y / 5 - x / 9) + noise
-    blue = np.where((x // 6 + y // 5) % 2 == 0, 230, 20) + noise / 2
-    return np.stack([red, green, blue], axis=-1).clip(0, 255).astype(np.uint8)
-
-
-def save(image: Image.Image, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **options)
-    return file.getvalue()
-
-
-def frame(data: bytes) -> int:
-    """The position of the SOF segment's marker."""
-    return next(i for i in (data.find(b"\xff\xc0"), data.find(b"\xff\xc2")) if i >= 0)
-
-
-def patched(data: bytes, changes: dict[int, int]) -> bytes:
-    """`data` with bytes replaced, at offsets from the SOF marker."""
-    out, at = bytearray(data), frame(data)
-    for offset, value in changes.items():
-        out[at + offset] = value
-    return bytes(out)
-
-
-def encode(width: int, height: int, sampling: str, seed: int = 0, quality: int = 88, **options: object) -> bytes:
-    if sampling == "grey":
-        return save(Image.fromarray(picture(width, height, seed)).convert("L"), quality=quality, **options)
-    if sampling == "rgb":
-        return save(Image.fromarray(picture(width, height, seed)), quality=quality, keep_rgb=True, **options)
-    if sampling == "4:4:0":
-        # Pillow cannot write it. 4:2:2 of the transposed size holds the same number of blocks in the same order of
-        # components, so that swapping sides and factors in the frame gives a sound file (of a scrambled picture).
-        data = encode(height, width, "4:2:2", seed, quality, **options)
-        sides = data[frame(data) + 5 : frame(data) + 9]
-        return patched(data, {5: sides[2], 6: sides[3], 7: sides[0], 8: sides[1], 11: 0x12})
-    return save(Image.fromarray(picture(width, height, seed)), quality=quality, subsampling=sampling, **options)
 
 
 def pillow(data: bytes) -> Pixels:
