@@ -97,7 +97,7 @@ std::optional<std::vector<State>> row_states(const nb::bytes& data, int first_ro
 nb::bytes stored_row_state(const State& state) {
   std::uint8_t bytes[jpeg::kRowStateBytes];
   jpeg::store_row_state(row_state_of(state), bytes);
-  return {reinterpret_cast<const char*>(bytes), sizeof bytes};
+  return nb::bytes(reinterpret_cast<const char*>(bytes), sizeof bytes);
 }
 
 State loaded_row_state(const nb::bytes& data) {
