@@ -253,7 +253,7 @@ def test_processes_share_an_index(tmp_path: Path, home: Path) -> None:
 
 def test_a_process_that_is_killed(tmp_path: Path, home: Path) -> None:
     root = pictures(tmp_path / "data")
-    for line in range(0, 12, 3):
+    for line in (0, 9):
         process = read_elsewhere(root, line, 1000)
         assert process.stdout is not None
         for _ in range(line + 1):
@@ -272,8 +272,8 @@ def test_forks_share_an_index(tmp_path: Path) -> None:
     assert_same(list(loader), wanted)
     hits = counts_of(loader).hits
 
-    def reads() -> None:
-        assert_same(list(loader), wanted)
+    def reads() -> None:  # torch's own operations may wait for threads of the parent's
+        assert [batch[0].numpy().tobytes() for batch in loader] == [batch[0].numpy().tobytes() for batch in wanted]
 
     assert_in_child(reads)
     assert counts_of(loader).hits > hits

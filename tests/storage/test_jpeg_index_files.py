@@ -117,7 +117,8 @@ def test_slots_that_are_too_small_for_every_row(slot: int, tmp_path: Path) -> No
     index = reader.open()
     for _ in range(3):
         reader.check(index)
-    assert index.counts()[0] == 3 and index.counts()[2] == 6
+    assert index.counts()[0] == 3
+    assert index.counts()[2] == (0 if slot == 32 else 6)  # of two states none lies above the crop
     assert reader.path.stat().st_size == _native.JpegIndex.file_bytes(3, slot)
 
 
