@@ -32,6 +32,8 @@ constexpr std::size_t kKeepBytes = std::size_t{32} << 20;
 // pixels to memory just before they are read again. Rows at 8 modulo 64 stay in cache.
 constexpr std::size_t kRowAlign = 64;
 constexpr std::size_t kRowOffset = 8;
+// The own decoder stores in ordinary ways, and fastest to whole lines of the cache.
+constexpr std::size_t kOwnRowOffset = kRowAlign;
 
 }  // namespace
 
@@ -70,7 +72,7 @@ struct JpegDecoder::State {
   void close() noexcept;
   Outcome check_frame() const;
   void plan_columns();
-  bool reserve() noexcept;
+  bool reserve(std::size_t offset) noexcept;
 
   static void create(State& s);
   static void read_header(State& s);
@@ -192,13 +194,13 @@ void JpegDecoder::State::plan_columns() {
   crop_width = end - crop_x;
 }
 
-// Makes room for the box's rows, crop_width pixels each.
-bool JpegDecoder::State::reserve() noexcept {
+// Makes room for the box's rows, crop_width pixels each, the first one at `offset`.
+bool JpegDecoder::State::reserve(std::size_t offset) noexcept {
   const std::size_t row = std::size_t{crop_width} * 3 + kReadable;
   stride = (row + kRowAlign - 1) / kRowAlign * kRowAlign;
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(stride, static_cast<std::size_t>(box.height()), &bytes)) return false;
-  if (__builtin_add_overflow(bytes, kRowAlign + SequentialJpeg::kBehind, &bytes)) return false;
+  if (__builtin_add_overflow(bytes, offset + SequentialJpeg::kBehind, &bytes)) return false;
   if (bytes > capacity || (capacity > kKeepBytes && bytes < capacity / 4)) {
     capacity = 0;
     buffer.reset();
@@ -206,7 +208,7 @@ bool JpegDecoder::State::reserve() noexcept {
     if (buffer == nullptr) return false;
     capacity = bytes;
   }
-  first_row = buffer.get() + kRowOffset;
+  first_row = buffer.get() + offset;
   return true;
 }
 
@@ -317,10 +319,10 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
 bool JpegDecoder::decode_own(Box box, jpeg::RowStates* states) noexcept {
   State& s = *state_;
   if (way_ == JpegWay::libjpeg || s.source.next_input_byte != data_ + head_) return false;
-  if (way_ == JpegWay::own_else_libjpeg && !gives_pixels_of_libjpeg()) return false;
+  if (way_ == JpegWay::own_else_libjpeg && !own_jpeg_serves()) return false;
   s.crop_x = static_cast<JDIMENSION>(box.x0);
   s.crop_width = static_cast<JDIMENSION>(box.width());
-  return s.reserve() && s.sequential.decode(s.cinfo, {data_ + head_, size_ - head_}, box, s.first_row,
+  return s.reserve(kOwnRowOffset) && s.sequential.decode(s.cinfo, {data_ + head_, size_ - head_}, box, s.first_row,
                                             static_cast<std::ptrdiff_t>(s.stride), states);
 }
 
@@ -335,7 +337,7 @@ Outcome JpegDecoder::decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t
   bool done = decode_own(box, states);
   if (!done && way_ != JpegWay::own) {
     s.plan_columns();
-    if (!s.reserve()) {
+    if (!s.reserve(kRowOffset)) {
       s.close();
       return Outcome::to_python("out of memory");
     }

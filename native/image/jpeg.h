@@ -11,8 +11,8 @@
 // progressive files that lack refinement scans, missing end-of-image marker, anything damaged or unusual.
 //
 // What success promises: if Pillow gives pixels for the same bytes, they are the same pixels. Pillow may still
-// refuse a file that succeeded here, for two kinds of damage only: behind the last blocks that the box needs (not read
-// here unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
+// refuse a file that succeeded here, for two kinds of damage only: below the last row of the box (not read here
+// unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
 //
 // Threads: an object belongs to one thread at a time; different objects are independent. It may be moved to
 // another thread between calls. Memory: the object owns libjpeg's state and the pixels, keeps both for the next

@@ -1,7 +1,7 @@
-// Whether jpeg/ and the installed libjpeg decode to the same pixels.
+// Whether jpeg/ serves in the place of libjpeg: it gives the same pixels, and gives them faster.
 //
 // jpeg/ computes what libjpeg-turbo's SIMD code for x86-64 does. Another libjpeg, one without that code, a processor for
-// which it has other code, or a compiler that is wrong may differ.
+// which it has other code, or a compiler that is wrong may differ. Where there are no vectors of 256 bits, jpeg/ is slower.
 //
 // Threads: any. Memory: some 100 KB during the first call.
 #pragma once
@@ -10,6 +10,6 @@ namespace penstock {
 
 // Found out once in a process, in about a millisecond, by small images that are difficult: each sampling, flat and noisy
 // blocks, restart markers, and coefficients that no encoder writes. False too where they cannot be made.
-[[nodiscard]] bool gives_pixels_of_libjpeg() noexcept;
+[[nodiscard]] bool own_jpeg_serves() noexcept;
 
 }  // namespace penstock

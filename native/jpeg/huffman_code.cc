@@ -6,7 +6,7 @@ namespace penstock::jpeg {
 namespace {
 
 constexpr int kLookupBits = LookupEntry::kLookupBits;
-constexpr LookupEntry kNone(0, 0, LookupEntry::kNoEntry);
+constexpr LookupEntry kNone(0, 0, LookupEntry::kNoEntry), kNoDifference(0, 0, LookupEntry::kNoDifference);
 
 // F.1.2.2.1: an AC symbol is RRRRSSSS. As libjpeg does, each one of size 0 but ZRL ends the block.
 constexpr LookupEntry ac_entry(int length, int symbol) {
@@ -109,7 +109,7 @@ bool BlockTables::build(const HuffmanTable& dc, const HuffmanTable& ac_table) no
   each_short_code(dc, [&](int length, int size) {
     first_writer.join(length, size, 0, LookupEntry(length, size, 0), single, ac_code);
   });
-  first_writer.rest(kNone);
+  first_writer.rest(kNoDifference);
   return true;
 }
 

@@ -47,18 +47,19 @@ class LookupEntry {
   static constexpr int kLookupBits = 10;
   static constexpr int kEndOfBlock = 96;  // steps that no coefficient takes: the last symbol ends the block
   static constexpr int kNoEntry = 192;    // the bits begin with a longer code, or with none: nothing is taken
+  static constexpr int kNoDifference = 255;  // the same of a DC code: more than an AC entry comes to behind 62 others
 
   constexpr LookupEntry() noexcept = default;
   // A last symbol by itself.
   constexpr LookupEntry(int code_bits, int size, int steps) noexcept
       : word_(std::uint64_t(code_bits + size) | std::uint64_t(code_bits) << 8 | std::uint64_t(63 - size) << 16 |
-              std::uint64_t{1} << 24 | std::uint64_t(steps) << 32) {}
+              std::uint64_t{1} << 24 | std::uint64_t(steps) << 56) {}
   // The same after a first symbol, of which `bits` were code and additional bits. Its steps are 0 where it is a DC
   // coefficient's.
   [[nodiscard]] constexpr LookupEntry after(int bits, int steps, int value) const noexcept {
     LookupEntry joined;
-    joined.word_ = word_ + (std::uint64_t(bits) * 0x101 + (std::uint64_t(steps) << 32) +
-                            (std::uint64_t(static_cast<std::uint16_t>(value)) << 48));
+    joined.word_ = word_ + (std::uint64_t(bits) * 0x101 + (std::uint64_t(steps) << 56) +
+                            (std::uint64_t(static_cast<std::uint16_t>(value)) << 32));
     if (steps > 1) joined.word_ += std::uint64_t(steps - 1) << 24;
     return joined;
   }
@@ -67,9 +68,9 @@ class LookupEntry {
   [[nodiscard]] unsigned bits() const noexcept { return word_ & 63; }
   [[nodiscard]] unsigned code_bits() const noexcept { return (word_ >> 8) & 63; }
   // Steps in zigzag order to the coefficient of the first symbol, and to that of the last.
-  [[nodiscard]] unsigned first_steps() const noexcept { return (word_ >> 24) & 255; }
-  [[nodiscard]] unsigned steps() const noexcept { return (word_ >> 32) & 255; }
-  [[nodiscard]] std::int16_t first_value() const noexcept { return static_cast<std::int16_t>(word_ >> 48); }
+  [[nodiscard]] unsigned first_steps() const noexcept { return static_cast<std::uint32_t>(word_) >> 24; }
+  [[nodiscard]] unsigned steps() const noexcept { return static_cast<unsigned>(word_ >> 56); }
+  [[nodiscard]] std::int16_t first_value() const noexcept { return static_cast<std::int16_t>(word_ >> 32); }
 
   // F.2.2.1 RECEIVE and EXTEND for the last symbol, without a branch; `window` is what was looked up.
   [[nodiscard, gnu::always_inline]] int last_value(std::uint64_t window) const noexcept {

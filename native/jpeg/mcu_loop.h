@@ -44,7 +44,7 @@ inline constexpr unsigned kLastCoefficient = 63;
 }
 
 // A DC difference by itself. False: the bits are no code.
-inline bool decode_difference(BitReader& bits, const HuffmanCode& code, int& difference) {
+[[gnu::always_inline]] inline bool decode_difference(BitReader& bits, const HuffmanCode& code, int& difference) {
   const HuffmanCode::Symbol symbol = code.find(static_cast<std::uint32_t>(bits.window >> 48));
   bits.drop(static_cast<unsigned>(symbol.length));
   difference = receive(bits, symbol.value);
@@ -55,7 +55,7 @@ inline bool decode_difference(BitReader& bits, const HuffmanCode& code, int& dif
 // One AC symbol by itself (F.2.2.2), behind coefficient `at` in zigzag order, which moves on. False: the bits are no code,
 // or a coefficient behind the last one.
 template <bool kStore>
-inline bool decode_coefficient(BitReader& bits, const HuffmanCode& code, unsigned& at, std::int16_t* block) {
+[[gnu::always_inline]] inline bool decode_coefficient(BitReader& bits, const HuffmanCode& code, unsigned& at, std::int16_t* block) {
   bits.refill();
   const HuffmanCode::Symbol symbol = code.find(static_cast<std::uint32_t>(bits.window >> 48));
   bits.drop(static_cast<unsigned>(symbol.length));
@@ -83,11 +83,7 @@ template <bool kStore>
   bits.drop(entry.bits());
   unsigned at = entry.steps();  // the last coefficient so far, in zigzag order
   if constexpr (kStore) block[kNaturalOrder[at]] = static_cast<std::int16_t>(value);
-  int difference = entry.first_value() + (at == 0 ? value : 0);
-  if (at == LookupEntry::kNoEntry) [[unlikely]] {
-    if (!decode_difference(bits, tables.dc_code, difference)) return false;
-    at = 0;
-  }
+  int difference = entry.first_value() + (value & -static_cast<int>(at == 0));
   const auto look_up = [&]() __attribute__((always_inline)) {
     entry = tables.ac[bits.window >> kShift];
     if constexpr (kStore) {
@@ -106,6 +102,11 @@ template <bool kStore>
     }
     // The block is full; or an end-of-block code came before it was.
     if (at == kLastCoefficient || at - LookupEntry::kEndOfBlock < kLastCoefficient) break;
+    if (at == LookupEntry::kNoDifference) {
+      if (!decode_difference(bits, tables.dc_code, difference)) return false;
+      at = 0;
+      continue;
+    }
     // A long code; or an entry whose first symbol was the last one of the block.
     at -= entry.steps();
     bits.rewind(entry.bits());
@@ -123,7 +124,11 @@ template <bool kStore>
   BitReader bits = segment.reader;
   std::array<int, 3> prediction = predictions;
   for (; mcus > 0; --mcus) {
-    if (!segment.has_room(bits) && !segment.make_room(bits)) return false;
+    if (!segment.has_room(bits)) {
+      BitReader moved = bits;  // `bits` itself stays in registers: no reference to it leaves this function
+      if (!segment.make_room(moved)) return false;
+      bits = moved;
+    }
     unsigned reach = 0;  // of the DC coefficients
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const McuBlock& block = blocks[i];

@@ -220,10 +220,8 @@ bool RegionDecoder::decode(const Region& region, std::uint8_t* rgb, std::ptrdiff
     const int bottom = (row + 1) * 8 * scan.components[0].v;
     const int ready = interpolates_rows(sampling_) && row + 1 < scan.mcu_rows() ? bottom - 1 : bottom;
     for (const int end = std::min(ready, region.y1); y < end; ++y, rgb += stride) convert(y, rgb);
-    if (row + 1 < end_row_ || region.y1 == scan.height) {
-      if (!entropy_.skip(mcus - end_mcu_)) return false;
-      if (row + 1 < scan.mcu_rows()) note_state(row + 1, states);
-    }
+    if (!entropy_.skip(mcus - end_mcu_)) return false;  // of the last row too, so that damage in it is noticed
+    if (row + 1 < scan.mcu_rows()) note_state(row + 1, states);
   }
   return region.y1 != scan.height || entropy_.finish();
 }

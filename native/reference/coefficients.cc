@@ -7,8 +7,6 @@
 
 #include <jpeglib.h>
 
-#include "jpeg/entropy_decoder.h"
-
 namespace penstock::reference {
 
 struct LibjpegFile::State {
@@ -87,7 +85,9 @@ std::optional<jpeg::Scan> LibjpegFile::scan() {
   };
   for (int i = 0; i < info.num_components; ++i) {
     const jpeg_component_info& component = *info.cur_comp_info[i];
-    if (component.component_index != i) return std::nullopt;
+    const int quantisation = component.quant_tbl_no;
+    if (component.component_index != i || quantisation < 0 || quantisation >= NUM_QUANT_TBLS) return std::nullopt;
+    if (info.quant_tbl_ptrs[quantisation] == nullptr) return std::nullopt;  // libjpeg fails
     scan.components[static_cast<std::size_t>(i)] = {component.h_samp_factor, component.v_samp_factor,
                                                     table(info.dc_huff_tbl_ptrs, component.dc_tbl_no, 0),
                                                     table(info.ac_huff_tbl_ptrs, component.ac_tbl_no, NUM_HUFF_TBLS)};
@@ -116,12 +116,12 @@ std::optional<Coefficients> LibjpegFile::coefficients() {
   return all;
 }
 
-std::optional<Coefficients> decode_scan(const jpeg::Scan& scan, const Way& way, jpeg::RowStates* states) {
-  const auto decoder = std::make_unique<jpeg::EntropyDecoder>();
-  if (!decoder->begin(scan)) return std::nullopt;
+std::optional<Coefficients> decode_scan(jpeg::EntropyDecoder& decoder, const jpeg::Scan& scan, const Way& way,
+                                        jpeg::RowStates* states) {
+  if (!decoder.begin(scan)) return std::nullopt;
   const int per_row = scan.mcus_per_row(), rows_left = scan.mcu_rows() - way.first_row;
   if (rows_left <= 0) return std::nullopt;
-  if (way.from ? !decoder->seek(*way.from, way.first_row) : !decoder->skip(way.first_row * per_row)) return std::nullopt;
+  if (way.from ? !decoder.seek(*way.from, way.first_row) : !decoder.skip(way.first_row * per_row)) return std::nullopt;
 
   Coefficients all;
   for (int i = 0; i < scan.component_count; ++i) {
@@ -137,11 +137,11 @@ std::optional<Coefficients> decode_scan(const jpeg::Scan& scan, const Way& way, 
       const std::ptrdiff_t row = std::ptrdiff_t{all[i].columns} * 64;
       rows[i] = {all[i].values.data() + y * scan.components[i].v * row, row};
     }
-    if (states != nullptr) states->known.push_back(decoder->state().value_or(jpeg::RowState{}));
+    if (states != nullptr) states->known.push_back(decoder.state().value_or(jpeg::RowState{}));
     for (int x = 0; x < per_row; x += run)
-      if (!decoder->decode(std::min(run, per_row - x), rows, x)) return std::nullopt;
+      if (!decoder.decode(std::min(run, per_row - x), rows, x)) return std::nullopt;
   }
-  if (!decoder->finish()) return std::nullopt;
+  if (!decoder.finish()) return std::nullopt;
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "jpeg/entropy_decoder.h"
 #include "jpeg/row_state.h"
 #include "jpeg/scan.h"
 
@@ -55,7 +56,7 @@ struct Way {
 
 // By our decoder, from way.first_row to the end. Nothing where it does not decode the scan, or where no end-of-image marker
 // follows it. `states` gets the state of each of these rows.
-[[nodiscard]] std::optional<Coefficients> decode_scan(const jpeg::Scan& scan, const Way& way = {},
-                                                      jpeg::RowStates* states = nullptr);
+[[nodiscard]] std::optional<Coefficients> decode_scan(jpeg::EntropyDecoder& decoder, const jpeg::Scan& scan,
+                                                      const Way& way = {}, jpeg::RowStates* states = nullptr);
 
 }  // namespace penstock::reference

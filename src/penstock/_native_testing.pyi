@@ -111,8 +111,8 @@ def decode_jpeg_by(
 ) -> NDArray[np.uint8] | str:
     """Return what decode_jpeg() does, by one of jpeg_decoders() alone."""
 
-def own_jpeg_trusted() -> bool:
-    """Return whether the own decoder gave libjpeg's pixels in the trial of this process."""
+def own_jpeg_serves() -> bool:
+    """Return whether the own decoder passed the trial of this process: libjpeg's pixels, by vectors."""
 
 def jpeg_coefficients(
     data: bytes, run: int = 0, first_row: int = 0, state: tuple[int, int, int, int] | None = None

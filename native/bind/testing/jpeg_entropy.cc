@@ -64,8 +64,9 @@ nb::object coefficients(const nb::bytes& data, int run, int first_row, std::opti
     reference::LibjpegFile file(bytes);
     reference::Way way{run, first_row, std::nullopt};
     if (from) way.from = row_state_of(*from);
+    const auto decoder = std::make_unique<jpeg::EntropyDecoder>();
     if (file.open(kMostPixels))
-      if (const auto scan = file.scan()) all = reference::decode_scan(*scan, way);
+      if (const auto scan = file.scan()) all = reference::decode_scan(*decoder, *scan, way);
   }
   return arrays_of(std::move(all));
 }
@@ -87,8 +88,9 @@ std::optional<std::vector<State>> row_states(const nb::bytes& data, int first_ro
   const auto scan = file.scan();
   reference::Way way{0, first_row, std::nullopt};
   if (from) way.from = row_state_of(*from);
+  const auto decoder = std::make_unique<jpeg::EntropyDecoder>();
   jpeg::RowStates states;
-  if (!scan || !reference::decode_scan(*scan, way, &states)) return std::nullopt;
+  if (!scan || !reference::decode_scan(*decoder, *scan, way, &states)) return std::nullopt;
   std::vector<State> all;
   for (const jpeg::RowState& state : states.known) all.push_back(state_of(state));
   return all;
