@@ -12,9 +12,11 @@ namespace penstock::jpeg {
 struct BitReader {
   const std::uint8_t* next = nullptr;  // the first byte that `count` does not cover
   std::uint64_t window = 0;            // the coming bits, left-justified; those beyond `count` are right or zero
-  unsigned count = 0;                  // how many of them are there, 0 to 63
+  std::uint64_t count = 0;             // its lowest 6 bits say how many of them are there; the others are arbitrary
 
   static constexpr unsigned kRefilled = 56;  // bits that are there at least after refill()
+
+  [[nodiscard]] unsigned left() const noexcept { return count & 63; }
 
   [[gnu::always_inline]] static std::uint64_t load(const std::uint8_t* from) noexcept {
     std::uint64_t bytes;
@@ -25,13 +27,14 @@ struct BitReader {
 
   // Whole bytes until more do not fit, without a branch.
   [[gnu::always_inline]] void refill() noexcept {
-    window |= load(next) >> count;
-    next += (63 - count) >> 3;
+    window |= load(next) >> (count & 63);
+    next += (~count >> 3) & 7;
     count |= kRefilled;
   }
 
-  [[gnu::always_inline]] void drop(unsigned bits) noexcept {
-    window <<= bits;
+  // So many bits as the lowest 6 of `bits` say, as instructions that shift understand it.
+  [[gnu::always_inline]] void drop(std::uint64_t bits) noexcept {
+    window <<= bits & 63;
     count -= bits;
   }
 
@@ -44,7 +47,7 @@ struct BitReader {
 
   // Takes back bits that were dropped: as many as have been since a byte that is still there.
   void rewind(unsigned bits) noexcept {
-    const unsigned before = count + bits, bytes = (before + 7) / 8;
+    const unsigned before = left() + bits, bytes = (before + 7) / 8;
     start(next - bytes, bytes * 8 - before);
   }
 };

@@ -14,6 +14,7 @@ void EntropyCodedSegment::start(std::span<const std::uint8_t> data, std::size_t 
   data_ = data;
   source_ = at;
   end_ = 0;
+  stuffed_count_ = 0;
   closed_ = false;
   unstuff();
   reader.start(bytes_.data(), skip);
@@ -44,8 +45,8 @@ void EntropyCodedSegment::unstuff() noexcept {
     if (plain == kBlock) continue;
     closed_ = from[plain + 1] != 0;
     if (closed_) break;
+    stuffed_[stuffed_count_++] = static_cast<std::uint16_t>(end_++);
     source_ += 2;
-    end_ += 1;
   }
   // Within a closed segment only its end is looked at.
   limit_ = bytes_.data() + (closed_ ? end_ : end_ - std::min(end_, kMargin));
@@ -57,6 +58,7 @@ void EntropyCodedSegment::unstuff_last() noexcept {
     const bool ones = left > 0 && data_[source_] == 0xFF;
     closed_ = left == 0 || (ones && (left == 1 || data_[source_ + 1] != 0));
     if (closed_) return;
+    if (ones) stuffed_[stuffed_count_++] = static_cast<std::uint16_t>(end_);
     bytes_[end_++] = data_[source_];
     source_ += ones ? 2 : 1;
   }
@@ -69,16 +71,23 @@ bool EntropyCodedSegment::make_room(BitReader& bits) noexcept {
   std::memmove(bytes_.data(), bytes_.data() + first, end_ - first);
   end_ -= first;
   bits.next -= first;
+  const std::size_t kept = stuffed_behind(first), gone = stuffed_count_ - kept;
+  for (std::size_t i = 0; i < kept; ++i) stuffed_[i] = static_cast<std::uint16_t>(stuffed_[gone + i] - first);
+  stuffed_count_ = kept;
   unstuff();
   return !overrun(bits);
+}
+
+std::size_t EntropyCodedSegment::stuffed_behind(std::size_t byte) const noexcept {
+  std::size_t before = stuffed_count_;
+  while (before > 0 && stuffed_[before - 1] >= byte) --before;
+  return stuffed_count_ - before;
 }
 
 std::uint64_t EntropyCodedSegment::position_in_data(const BitReader& bits) const noexcept {
   const std::uint64_t at = position(bits);
   const std::size_t byte = static_cast<std::size_t>(at / 8);
-  const auto stuffed = std::count(bytes_.begin() + static_cast<std::ptrdiff_t>(byte),
-                                  bytes_.begin() + static_cast<std::ptrdiff_t>(end_), std::uint8_t{0xFF});
-  return 8 * std::uint64_t{source_ - (end_ - byte) - static_cast<std::size_t>(stuffed)} + at % 8;
+  return 8 * std::uint64_t{source_ - (end_ - byte) - stuffed_behind(byte)} + at % 8;
 }
 
 std::optional<EntropyCodedSegment::Marker> EntropyCodedSegment::marker(BitReader& bits) noexcept {

@@ -48,8 +48,10 @@ class EntropyCodedSegment {
 
   // Of the next bit in the buffer.
   [[nodiscard]] std::uint64_t position(const BitReader& bits) const noexcept {
-    return static_cast<std::uint64_t>(bits.next - bytes_.data()) * 8 - bits.count;
+    return static_cast<std::uint64_t>(bits.next - bytes_.data()) * 8 - bits.left();
   }
+  // How many bytes of ones the buffer holds from there on.
+  [[nodiscard]] std::size_t stuffed_behind(std::size_t byte) const noexcept;
   void unstuff() noexcept;
   void unstuff_last() noexcept;
 
@@ -57,6 +59,8 @@ class EntropyCodedSegment {
   std::size_t source_ = 0;  // position in the data behind what the buffer holds
   std::size_t end_ = 0;     // bytes of the segment in the buffer
   bool closed_ = false;     // the segment ends at source_
+  std::size_t stuffed_count_ = 0;
+  std::array<std::uint16_t, kCapacity> stuffed_;  // positions in the buffer of bytes of ones, in order
   const std::uint8_t* limit_ = nullptr;
   std::array<std::uint8_t, kCapacity + kMargin> bytes_{};
 };

@@ -66,10 +66,11 @@ class LookupEntry {
 
   // Bits that the entry takes in all, and those before the additional bits of the last symbol.
   [[nodiscard]] unsigned bits() const noexcept { return word_ & 63; }
+  [[nodiscard]] std::uint64_t word() const noexcept { return word_; }  // bits() in its lowest 6 bits
   [[nodiscard]] unsigned code_bits() const noexcept { return (word_ >> 8) & 63; }
   // Steps in zigzag order to the coefficient of the first symbol, and to that of the last.
-  [[nodiscard]] unsigned first_steps() const noexcept { return static_cast<std::uint32_t>(word_) >> 24; }
-  [[nodiscard]] unsigned steps() const noexcept { return static_cast<unsigned>(word_ >> 56); }
+  [[nodiscard]] std::size_t first_steps() const noexcept { return static_cast<std::uint32_t>(word_) >> 24; }
+  [[nodiscard]] std::size_t steps() const noexcept { return word_ >> 56; }
   [[nodiscard]] std::int16_t first_value() const noexcept { return static_cast<std::int16_t>(word_ >> 32); }
 
   // F.2.2.1 RECEIVE and EXTEND for the last symbol, without a branch; `window` is what was looked up.

@@ -34,7 +34,7 @@ inline constexpr auto kNaturalOrder = [] {
   return order;
 }();
 
-inline constexpr unsigned kLastCoefficient = 63;
+inline constexpr std::size_t kLastCoefficient = 63;
 
 // RECEIVE and EXTEND of F.2.2.1.
 [[gnu::always_inline]] inline int receive(BitReader& bits, int size) {
@@ -55,7 +55,7 @@ inline constexpr unsigned kLastCoefficient = 63;
 // One AC symbol by itself (F.2.2.2), behind coefficient `at` in zigzag order, which moves on. False: the bits are no code,
 // or a coefficient behind the last one.
 template <bool kStore>
-[[gnu::always_inline]] inline bool decode_coefficient(BitReader& bits, const HuffmanCode& code, unsigned& at, std::int16_t* block) {
+[[gnu::always_inline]] inline bool decode_coefficient(BitReader& bits, const HuffmanCode& code, std::size_t& at, std::int16_t* block) {
   bits.refill();
   const HuffmanCode::Symbol symbol = code.find(static_cast<std::uint32_t>(bits.window >> 48));
   bits.drop(static_cast<unsigned>(symbol.length));
@@ -64,7 +64,7 @@ template <bool kStore>
     at += LookupEntry::kEndOfBlock;
     return symbol.length > 0;
   }
-  at += static_cast<unsigned>(run + 1);
+  at += static_cast<std::size_t>(run + 1);
   if (at > kLastCoefficient) return false;
   const int value = receive(bits, size);
   if constexpr (kStore) block[kNaturalOrder[at]] = static_cast<std::int16_t>(value);
@@ -80,8 +80,8 @@ template <bool kStore>
   bits.refill();
   LookupEntry entry = tables.first[bits.window >> kShift];
   int value = entry.last_value(bits.window);
-  bits.drop(entry.bits());
-  unsigned at = entry.steps();  // the last coefficient so far, in zigzag order
+  bits.drop(entry.word());
+  std::size_t at = entry.steps();  // the last coefficient so far, in zigzag order
   if constexpr (kStore) block[kNaturalOrder[at]] = static_cast<std::int16_t>(value);
   int difference = entry.first_value() + (value & -static_cast<int>(at == 0));
   const auto look_up = [&]() __attribute__((always_inline)) {
@@ -91,15 +91,15 @@ template <bool kStore>
       block[kNaturalOrder[at + entry.steps()]] = static_cast<std::int16_t>(entry.last_value(bits.window));
     }
     at += entry.steps();
-    bits.drop(entry.bits());
+    bits.drop(entry.word());
   };
   for (;;) {
-    while (at < kLastCoefficient) {
-      look_up();
-      if (at >= kLastCoefficient) break;
-      bits.refill();
-      look_up();
-    }
+    if (at < kLastCoefficient) do {
+        look_up();
+        if (at >= kLastCoefficient) break;
+        bits.refill();
+        look_up();
+      } while (at < kLastCoefficient);
     // The block is full; or an end-of-block code came before it was.
     if (at == kLastCoefficient || at - LookupEntry::kEndOfBlock < kLastCoefficient) break;
     if (at == LookupEntry::kNoDifference) {

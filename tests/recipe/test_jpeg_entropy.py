@@ -159,9 +159,8 @@ def test_states_that_cannot_be() -> None:
         assert jpeg_coefficients(data, first_row=row, state=states[1]) is None
     rng = random.Random(1)
     for _ in range(300):  # no state is the right one by chance; none does harm
-        jpeg_coefficients(
-            data, first_row=2, state=(rng.randrange(8 * len(data)), *rng.choices(range(-32768, 32768), k=3))
-        )
+        bit, (a, b, c) = rng.randrange(8 * len(data)), rng.choices(range(-32768, 32768), k=3)
+        jpeg_coefficients(data, first_row=2, state=(bit, a, b, c))
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
