@@ -157,10 +157,9 @@ class Stats:
             "calls/answered": sum(one.answered for one in self.calls.values()),
             "calls/refused": sum(one.calls for counts in self.calls.values() for one in counts.refused.values()),
             **{f"cache/{name}": sum(getattr(tier, name) for tier in self.cache.values()) for name in _OF_TIERS},
+            **{f"jpeg_index/{name}": getattr(self.jpeg_index, name, 0) for name in _OF_INDEX},
             **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
         }
-        if (index := self.jpeg_index) is not None:
-            found |= {f"jpeg_index/{name}": getattr(index, name) for name in _OF_INDEX}
         for stage, spent in self.stages.items():
             found |= {f"stage/{stage}/{name}": value for name, value in spent._asdict().items()}
         return {f"{prefix}{name}": float(value) for name, value in found.items()}
