@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
-from benchmarks.question import Build, Running, Setup
+from benchmarks.question import Build, Numbers, Running, Setup
 
 
 def over(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Running:
@@ -136,6 +137,38 @@ def torchdata_loader(setup: Setup, dataset: Any, **options: Any) -> Any:
 def epochs_of(make: Make, dataset: Callable[[Setup], Any], **options: Any) -> Build:
     """The `build` of a contestant: epochs of the loader that `make` returns for `dataset(setup)`."""
     return lambda setup: over(make(setup, dataset(setup), **options))
+
+
+def first_epochs(dataset: Callable[[Setup], Any], **options: Any) -> Build:
+    """Epochs of new Penstock loaders, each with an empty cache folder of the user: nothing is known of the files."""
+
+    def build(setup: Setup) -> Running:
+        data, loaders = dataset(setup), list[Any]()
+
+        def epoch() -> int | Numbers:
+            with tempfile.TemporaryDirectory(prefix="penstock-benchmark-") as folder:
+                os.environ["XDG_CACHE_HOME"] = folder
+                loaders[:] = [penstock_loader(setup, data, **options)]
+                return over(loaders[0]).epoch()
+
+        return Running(epoch, lambda: loaders[0].explain())
+
+    return build
+
+
+def later_epochs(dataset: Callable[[Setup], Any], before: int = 3, **options: Any) -> Build:
+    """Epochs of one Penstock loader with a cache folder of its own, after some epochs before the clock."""
+
+    def build(setup: Setup) -> Running:
+        folder = tempfile.TemporaryDirectory(prefix="penstock-benchmark-")
+        os.environ["XDG_CACHE_HOME"] = folder.name
+        running = over(penstock_loader(setup, dataset(setup), **options))
+        for _ in range(before):
+            running.epoch()
+        folder.cleanup()  # what the loader has opened stays open, and a process that is killed leaves nothing
+        return running
+
+    return build
 
 
 def private(name: str, *modules: str) -> Any:

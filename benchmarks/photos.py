@@ -22,7 +22,8 @@ from benchmarks.contestants import (
     dali_epochs,
     epochs_of,
     ffcv_epochs,
-    penstock_loader,
+    first_epochs,
+    later_epochs,
     spdl_epochs,
     torch_loader,
 )
@@ -206,12 +207,15 @@ def crop_box(width: int, height: int) -> tuple[int, int, int, int]:
 TORCH = """torch.utils.data.DataLoader over torchvision.datasets.ImageFolder: Pillow decodes, torchvision's v1
     transforms; worker processes kept between epochs."""
 DECODE_IMAGE = "The same loader, but torchvision.io.decode_image to tensors and v2 transforms instead of Pillow."
-PENSTOCK = "penstock.DataLoader over the unmodified torchvision.datasets.ImageFolder and v1 transforms."
+PENSTOCK = """penstock.DataLoader over the unmodified torchvision.datasets.ImageFolder and v1 transforms: a new loader
+    for each epoch, with an empty cache folder, so that each is a first epoch, which makes the index of states."""
+LATER = "The same with one loader, in later epochs: by the index that three epochs before the clock have made."
 VISION = ("torch", "torchvision")
 CONTESTANTS = (
     Contestant("torch", Role.TORCH, epochs_of(torch_loader, dataset), TORCH, (*VISION, "pillow")),
     Contestant("torch, decode_image", Role.PEER, epochs_of(torch_loader, decoded_by_torchvision), DECODE_IMAGE, VISION),
-    Contestant("penstock", Role.PENSTOCK, epochs_of(penstock_loader, dataset, seed=0), PENSTOCK),
+    Contestant("penstock", Role.PENSTOCK, first_epochs(dataset, seed=0), PENSTOCK),
+    Contestant("penstock, index", Role.PENSTOCK, later_epochs(dataset, seed=0), LATER),
     Contestant("bare decode", Role.BARE, bare_decode),
     Contestant("DALI", Role.PEER, dali, peers=("nvidia-dali-cuda130",)),
     Contestant("FFCV jpeg", Role.PEER, ffcv_jpeg, peers=("ffcv", "numba")),
@@ -223,13 +227,18 @@ TABLES = (
         "uint8",
         "to uint8, batch 64, shuffled, 2 workers or threads",
         CONTESTANTS,
-        (Target("penstock", 2.6, "torch"), Target("penstock", 1.6, "best peer")),
+        (
+            Target("penstock", 4.2, "torch"),
+            Target("penstock", 2, "best peer"),
+            Target("penstock, index", 5, "torch"),
+            Target("penstock, index", 2.5, "best peer"),
+        ),
     ),
     Table(
         "float32",
         "to normalised float32, batch 64, shuffled, 2 workers or threads",
         CONTESTANTS,
-        (Target("penstock", 3, "torch"),),
+        (Target("penstock", 5, "torch"), Target("penstock, index", 6, "torch")),
     ),
 )
 QUESTION = Question("photos", "Photos in an image folder, RandomResizedCrop(224) and flip", TABLES, prepare)

@@ -191,6 +191,8 @@ step_peers() {
     peer litdata
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
     peer nvidia-dali-cuda130
+    peer simplejpeg
+    peer PyTurboJPEG # loads libturbojpeg when it is used
     # FFCV is built from source with OpenCV's and TurboJPEG's headers; it names versions that no longer install.
     peer --no-deps terminaltables fastargs assertpy psutil pytorch-pfn-extras opencv-python-headless
     peer --no-deps --no-build-isolation ffcv

@@ -19,7 +19,7 @@ FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 def library(source: str, folder: Path, *libraries: str) -> ctypes.CDLL:
     """`source` (a .cc file beside this one) compiled into `folder`; raises RuntimeError with what the compiler said."""
-    code = (HERE / source).read_bytes() + (HERE / "gather.h").read_bytes()
+    code = b"".join(path.read_bytes() for path in (HERE / source, *sorted(HERE.glob("*.h"))))
     target = folder / f"{Path(source).stem}-{hashlib.sha256(code).hexdigest()[:12]}.so"
     if not target.exists():
         unfinished = target.with_suffix(f".{os.getpid()}")

@@ -5,24 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csetjmp>
-#include <cstdio>
 #include <random>
 
-#include <jpeglib.h>
-
 #include "gather.h"
+#include "libjpeg.h"
 
 namespace {
 
-struct Errors {
-    jpeg_error_mgr base;
-    std::jmp_buf back;
-};
-
-struct Box {
-    unsigned left, top, width, height;
-};
+using bare::Box;
 
 // torchvision's RandomResizedCrop.get_params with its default scale and ratio; a centre crop after 10 misses.
 Box draw(std::mt19937_64& random, unsigned width, unsigned height) {
@@ -39,36 +29,6 @@ Box draw(std::mt19937_64& random, unsigned width, unsigned height) {
     }
     const unsigned side = std::min(width, height);
     return {(width - side) / 2, (height - side) / 2, side, side};
-}
-
-// Decodes the box's rows into `line`, one after the other; false when libjpeg refuses the file.
-bool decode(std::vector<std::uint8_t>& bytes, std::size_t size, std::vector<std::uint8_t>& line,
-            std::mt19937_64& random) {
-    jpeg_decompress_struct jpeg;
-    Errors errors;
-    jpeg.err = jpeg_std_error(&errors.base);
-    errors.base.error_exit = [](j_common_ptr common) { std::longjmp(reinterpret_cast<Errors*>(common->err)->back, 1); };
-    errors.base.output_message = [](j_common_ptr) {};
-    jpeg_create_decompress(&jpeg);
-    if (setjmp(errors.back)) {
-        jpeg_destroy_decompress(&jpeg);
-        return false;
-    }
-    jpeg_mem_src(&jpeg, bytes.data(), size);
-    jpeg_read_header(&jpeg, TRUE);
-    jpeg.out_color_space = jpeg.jpeg_color_space == JCS_CMYK || jpeg.jpeg_color_space == JCS_YCCK ? JCS_CMYK : JCS_RGB;
-    jpeg_start_decompress(&jpeg);
-    const Box box = draw(random, jpeg.output_width, jpeg.output_height);
-    JDIMENSION left = box.left, width = box.width;
-    jpeg_crop_scanline(&jpeg, &left, &width);
-    const std::size_t row = static_cast<std::size_t>(jpeg.output_width) * jpeg.output_components;
-    line.resize(std::max(line.size(), row * box.height));
-    if (box.top > 0) jpeg_skip_scanlines(&jpeg, box.top);
-    std::uint8_t* out = line.data();
-    for (unsigned y = 0; y < box.height; ++y, out += row) jpeg_read_scanlines(&jpeg, &out, 1);
-    jpeg_abort_decompress(&jpeg);
-    jpeg_destroy_decompress(&jpeg);
-    return true;
 }
 
 }  // namespace
@@ -97,7 +57,8 @@ extern "C" long photos(const std::int64_t* order, long n, long batch, long threa
             got = read(file, mine.bytes.data(), static_cast<std::size_t>(facts.st_size));
         }
         close(file);
-        return got > 0 && decode(mine.bytes, static_cast<std::size_t>(got), mine.line, mine.random);
+        const auto drawn = [&](unsigned width, unsigned height) { return draw(mine.random, width, height); };
+        return got > 0 && bare::decode(mine.bytes.data(), static_cast<std::size_t>(got), mine.line, drawn);
     });
     close(root);
     return done;

@@ -190,6 +190,9 @@ void bind_fillers(nb::module_& m) {
   nb::class_<ImageFileFiller, Filler>(m, "ImageFileFiller")
       .def(nb::init<std::shared_ptr<const FileTable>, std::shared_ptr<const Recipe>, std::uint64_t>(),
            nb::arg("paths").none(), nb::arg("recipe"), nb::arg("max_pixels"))
+      .def("indexed", [](const ImageFileFiller& filler, std::shared_ptr<JpegIndex> index) {
+             return filler.indexed(std::move(index));
+           }, nb::arg("index"))
       .def("keeping_pixels",
            [](const ImageFileFiller& filler, std::shared_ptr<SampleCache> cache, std::size_t operations) {
              return filler.keeping_pixels(std::move(cache), operations);

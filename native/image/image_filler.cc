@@ -76,10 +76,20 @@ Outcome read_all(SampleFile& file, std::vector<std::uint8_t>& bytes, std::span<c
   return Outcome::success();
 }
 
+Outcome JpegSource::decode(Box need, const std::uint8_t*& data, std::ptrdiff_t& row_stride) noexcept {
+  JpegIndex* const index = indexed_.index;
+  if (index == nullptr) return decoder_.decode(need, data, row_stride);
+  const IndexedFile file{indexed_.file, decoder_.head(), decoder_.mcu_rows()};
+  const unsigned known = index->find(indexed_.sample, file, need.y0 / decoder_.mcu_height(), *indexed_.states);
+  const Outcome outcome = decoder_.decode(need, data, row_stride, indexed_.states);
+  if (outcome.ok()) index->keep(indexed_.sample, file, *indexed_.states, known);
+  return outcome;
+}
+
 Outcome JpegSource::pixels(Box need, ImagePart& part) noexcept {
   const std::uint8_t* data = nullptr;
   std::ptrdiff_t row_stride = 0;
-  const Outcome outcome = decoder_.decode(need, data, row_stride);
+  const Outcome outcome = decode(need, data, row_stride);
   if (!outcome.ok()) return outcome;
   clock_.lap(Stage::decode);
   part = {data, row_stride, need.x0, need.y0, need.x1 - need.x0, need.y1 - need.y0, width(), height(), 3};
@@ -115,7 +125,7 @@ Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, cons
     EncodedImage encoded;
     const Outcome opened = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
     if (!opened.ok()) return opened;
-    JpegSource source(scratch.jpeg, scratch.clock);
+    JpegSource source(scratch.jpeg, scratch.clock, indexed_file(key, encoded, scratch));
     const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
@@ -131,7 +141,7 @@ Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Pict
     EncodedImage encoded;
     Outcome outcome = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
     if (!outcome.ok()) return outcome;
-    JpegSource source(scratch.jpeg, scratch.clock);
+    JpegSource source(scratch.jpeg, scratch.clock, indexed_file(key, encoded, scratch));
     if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
     outcome = scratch.recipe.plan(*recipe_, key.draws(), {source.height(), source.width()});
     if (!outcome.ok()) return outcome;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "image/jpeg.h"
+#include "image/jpeg_index.h"
 #include "image/recipe.h"
 #include "tensor/filler.h"
 
@@ -27,22 +28,35 @@ struct ImageScratch final : ScratchPart {
   StageClock& clock;
   JpegDecoder jpeg;
   RecipeScratch recipe;
+  jpeg::RowStates states;          // of the rows of an encoded image
   std::vector<std::uint8_t> file;  // the encoded image
   std::vector<std::uint8_t> copy;  // of one in memory, or the one that a cache is to keep
 };
 
-// The open image of a decoder: no more of it is decoded than a recipe asks for.
+// Where an index knows states of a file's rows, and is told of others; none where `index` is null.
+struct IndexedJpeg {
+  JpegIndex* index = nullptr;
+  std::size_t sample = 0;  // of the index
+  std::span<const std::uint8_t> file;
+  jpeg::RowStates* states = nullptr;  // working memory
+};
+
+// The open image of a decoder: no more of it is decoded than a recipe asks for, and an index knows nothing of.
 class JpegSource final : public PixelSource {
  public:
-  JpegSource(JpegDecoder& decoder, StageClock& clock) : decoder_(decoder), clock_(clock) {}
+  JpegSource(JpegDecoder& decoder, StageClock& clock, IndexedJpeg indexed = {})
+      : decoder_(decoder), clock_(clock), indexed_(indexed) {}
   [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
   [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
   [[nodiscard]] int channels() const noexcept override { return 3; }
   [[nodiscard]] Outcome pixels(Box need, ImagePart& part) noexcept override;
 
  private:
+  [[nodiscard]] Outcome decode(Box need, const std::uint8_t*& data, std::ptrdiff_t& row_stride) noexcept;
+
   JpegDecoder& decoder_;
   StageClock& clock_;
+  const IndexedJpeg indexed_;
 };
 
 // A file while its image is decoded: the bytes lie in the file's own memory, or in that of a scratch.
@@ -77,8 +91,12 @@ class PixelCacheFiller;
 class ImageFileFiller final : public Filler {
  public:
   ImageFileFiller(std::shared_ptr<const FileTable> table, std::shared_ptr<const Recipe> recipe, std::uint64_t max_pixels,
-                  std::shared_ptr<const SampleCache> cache = nullptr)
-      : table_(std::move(table)), recipe_(std::move(recipe)), max_pixels_(max_pixels), cache_(std::move(cache)) {}
+                  std::shared_ptr<const SampleCache> cache = nullptr, std::shared_ptr<JpegIndex> index = nullptr)
+      : table_(std::move(table)),
+        recipe_(std::move(recipe)),
+        max_pixels_(max_pixels),
+        cache_(std::move(cache)),
+        index_(std::move(index)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
   Outcome fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want, std::uint8_t* row,
@@ -89,7 +107,11 @@ class ImageFileFiller final : public Filler {
     return {table_ ? table_.get() : paths, table_ ? key.local : key.place, cache_.get(), key.local};
   }
   [[nodiscard]] std::shared_ptr<Filler> cached(std::shared_ptr<const SampleCache> cache) const override {
-    return std::make_shared<ImageFileFiller>(table_, recipe_, max_pixels_, std::move(cache));
+    return std::make_shared<ImageFileFiller>(table_, recipe_, max_pixels_, std::move(cache), index_);
+  }
+  // The same filler, with an index of the files' decoder states, by SampleKey::local.
+  [[nodiscard]] std::shared_ptr<ImageFileFiller> indexed(std::shared_ptr<JpegIndex> index) const {
+    return std::make_shared<ImageFileFiller>(table_, recipe_, max_pixels_, cache_, std::move(index));
   }
   // The same sample outside of a batch; `picture` owns its pixels.
   Outcome read(const SampleKey&, const FileTable*, Picture& picture, Scratch&) const noexcept;
@@ -99,10 +121,15 @@ class ImageFileFiller final : public Filler {
                                                                  std::size_t operations) const;
 
  private:
+  [[nodiscard]] IndexedJpeg indexed_file(const SampleKey& key, const EncodedImage& encoded, ImageScratch& scratch) const {
+    return {index_.get(), key.local, encoded.bytes, &scratch.states};
+  }
+
   const std::shared_ptr<const FileTable> table_;
   const std::shared_ptr<const Recipe> recipe_;
   const std::uint64_t max_pixels_;
-  std::shared_ptr<const SampleCache> cache_;
+  const std::shared_ptr<const SampleCache> cache_;
+  const std::shared_ptr<JpegIndex> index_;
 };
 
 // Decoded images in files: .npy arrays (npy_header.h) of uint8, height x width (x channels), one a file. An array of

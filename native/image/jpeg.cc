@@ -307,6 +307,7 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   }
   width_ = static_cast<int>(s.cinfo.image_width);
   height_ = static_cast<int>(s.cinfo.image_height);
+  mcu_height_ = DCTSIZE * s.cinfo.max_v_samp_factor;
   head_ = header.end;
   scan_ = header.scan;
   data_ = data;

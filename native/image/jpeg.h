@@ -47,6 +47,9 @@ class JpegDecoder {
 
   [[nodiscard]] int width() const noexcept { return width_; }
   [[nodiscard]] int height() const noexcept { return height_; }
+  // Of the open image: pixels of a row of MCUs, and such rows.
+  [[nodiscard]] int mcu_height() const noexcept { return mcu_height_; }
+  [[nodiscard]] int mcu_rows() const noexcept { return (height_ + mcu_height_ - 1) / mcu_height_; }
   // Of the open image: 1 (grey) or 3.
   [[nodiscard]] int components() const noexcept;
   // Bytes of the file before its entropy-coded data: all that Pillow reads when it opens the image.
@@ -83,6 +86,7 @@ class JpegDecoder {
   JpegWay way_ = JpegWay::own_else_libjpeg;
   int width_ = 0;
   int height_ = 0;
+  int mcu_height_ = 8;
   std::size_t head_ = 0;
   std::size_t scan_ = 0;  // position of the first scan's header
   const std::uint8_t* data_ = nullptr;  // of the open image; the caller's

@@ -69,6 +69,41 @@ class SampleCache:
     def find(self, sample: int, name: bytes) -> bytes | None:
         """Return the bytes of a sample, None where no tier has them."""
 
+class JpegIndex:
+    """An index of the decoder states of a dataset's JPEG files, shared by all processes that have its file open.
+
+    Args:
+        descriptor: of a file, open to read and, where it is writable, to write; an empty one becomes an index.
+        samples: how many the dataset has.
+        slot_bytes: what the index keeps of each, LEAST_SLOT to MOST_SLOT.
+        writable: states are kept; else only used.
+
+    Raises:
+        ValueError: it is another file, or no such index can be.
+        RuntimeError: the file cannot be read or written.
+    """
+
+    LEAST_SLOT: Final[int]
+    MOST_SLOT: Final[int]
+
+    def __init__(self, descriptor: int, samples: int, slot_bytes: int, writable: bool) -> None: ...
+    @staticmethod
+    def in_memory(samples: int, slot_bytes: int) -> JpegIndex:
+        """Return an index in memory that no file system names."""
+
+    @staticmethod
+    def file_bytes(samples: int, slot_bytes: int) -> int:
+        """Return the size of an index's file."""
+
+    def refresh(self) -> None:
+        """Look which samples other processes have kept."""
+
+    def index_files(self, table: FileTable, begin: int, end: int) -> None:
+        """Keep all states of the samples of a table from begin to end - 1, as far as they are decoded natively."""
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Return the samples that it knows, its bytes, and of this process hits, changed files and errno of a write."""
+
 def first_bad_name(names: Buffer) -> int | None:
     """Return the index of the first name that is empty, absolute or has a component '..'."""
 
@@ -330,6 +365,9 @@ class TensorFileFiller(Filler):
 
 class ImageFileFiller(Filler):
     def __init__(self, paths: FileTable | None, recipe: Recipe, max_pixels: int) -> None: ...
+    def indexed(self, index: JpegIndex) -> ImageFileFiller:
+        """Return the same filler, which goes by an index of decoder states and adds to it."""
+
     def keeping_pixels(self, cache: SampleCache, operations: int) -> PixelCacheFiller:
         """Return the same filler, of which a cache keeps the pixels that the recipe's first operations make.
 

@@ -21,6 +21,7 @@ from penstock.recipe.reader import DRAWING
 from penstock.settings import Method, Settings
 from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
+from penstock.sources.indexed import describe_indexes
 from penstock.stats import Stats
 from penstock.system.words import counted
 
@@ -59,6 +60,8 @@ class Explained:
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described:
                 yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
+        if plan.assisted is not None and (known := self.executors.indexes.describe(plan.assisted.photos())) is not None:
+            yield f"index    {known}"
         yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
@@ -90,6 +93,8 @@ class Explained:
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
             for line in describe_decoded(plan.leaves, caches):
                 yield f"cache    {line}"
+        for known in describe_indexes(plan.leaves, self.executors.indexes):
+            yield f"index    {known}"
         yield from _so_far(stats)
         yield from _tuned(settings, stats)
         yield from _reading(stats)

@@ -37,6 +37,7 @@ from penstock.state.quarantine import Replace
 from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import Stats
+from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.arguments import check_numbers, naming_empty
 from penstock.system.cpus import usable_cpus
@@ -175,8 +176,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
             caches=caches_of(cache, cache_decoded),
+            indexes=JpegIndexes(),
         )
-        self._executors = Executors(register, SeedWarnings(), self._given.caches)
+        self._executors = Executors(register, SeedWarnings(), self._given.caches, self._given.indexes)
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
         self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._plan: Plan = plan(

@@ -22,10 +22,12 @@ from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from penstock.sources.cached import cached
+from penstock.sources.indexed import indexed
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.sources.source import NativeSource
 from penstock.sources.tree import LeafNumbers, Node, build
+from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
 
@@ -170,6 +172,7 @@ def plan(
     processes: bool = False,
     raw: bool = False,
     caches: Caches | None = None,
+    indexes: JpegIndexes | None = None,
 ) -> Plan:
     """Decide who reads a dataset.
 
@@ -181,6 +184,7 @@ def plan(
         processes: worker processes were asked for by name.
         raw: images stay pixels where a NativePlan has their table, for a device to convert.
         caches: keep the bytes of files.
+        indexes: keep the decoder states of JPEG files.
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
@@ -191,15 +195,18 @@ def plan(
         return PythonPlan(refusal)
     tree = build(dataset, raw)
     if isinstance(tree, Refusal):
-        return PythonPlan(tree, assist(dataset, caches))
+        return PythonPlan(tree, assist(dataset, caches, indexes))
     root, leaves = tree
     if caches is not None:
         leaves = cached(leaves, caches)
+    if indexes is not None:
+        leaves = indexed(leaves, indexes)
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
 
     def replan() -> Plan:
         functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        return plan(dataset, batched=batched, processes=processes, raw=raw, caches=caches, **functions)
+        kept: dict[str, Any] = {"caches": caches, "indexes": indexes}
+        return plan(dataset, batched=batched, processes=processes, raw=raw, **kept, **functions)
 
     return NativePlan(dataset, root, tuple(leaves), program, replan)
 

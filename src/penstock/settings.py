@@ -62,6 +62,8 @@ class Given:
     """What torch's own samplers and iterators draw from, where the loader has a seed."""
     caches: Any = None
     """Of cache=: storage.tiers.Caches, or None."""
+    indexes: Any = None
+    """Of the loader's photos: storage.jpeg_index.JpegIndexes."""
     workers: int | None = None
     """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the last
     word."""
@@ -103,6 +105,7 @@ class Settings:
     prefetch_given: bool
     seeded: torch.Generator | None
     caches: Any
+    indexes: Any
     workers_chosen: bool
     """num_workers= was not given, and no program has set it since."""
     blocks: Any = None
@@ -141,6 +144,7 @@ def settings_of(loader: Any, given: Given, blocks: Any = None) -> Settings:
         prefetch_given=given.prefetch,
         seeded=given.seeded,
         caches=given.caches,
+        indexes=given.indexes,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
         blocks=blocks,
     )

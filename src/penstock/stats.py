@@ -17,9 +17,11 @@ from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 from penstock.verdict import verdict
 
-#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; fields of Reading.
+#: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; of IndexCounts; of
+#: Reading.
 _QUANTILES = (50, 90, 99)
 _OF_TIERS = ("samples", "bytes", "hits", "dropped")
+_OF_INDEX = ("photos", "bytes", "hits", "changed")
 _OF_READING = ("depth", "ahead", "awaited", "direct", "bytes")
 
 
@@ -41,6 +43,22 @@ class TierCounts:
     """How many of these samples are kept as pixels, of cache_decoded=True."""
     error: str | None
     """Why this process keeps no more samples in it, where a write failed; None: no write did."""
+
+
+@dataclass(frozen=True)
+class IndexCounts:
+    """What the indexes of JPEG decoder states hold of a loader's photos, and what came of it."""
+
+    photos: int
+    """Photos of which a state is known; all processes of the user that read them have added to it."""
+    bytes: int
+    """Bytes that the indexes take."""
+    hits: int
+    """Images of this process, and of its forked workers, that were decoded from a known state on."""
+    changed: int
+    """Images that were decoded from their first row on, as what was known is damaged or of another file."""
+    error: str | None
+    """Why this process keeps no more states, where a write failed; None: no write did."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,8 @@ class Stats:
     """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
     measured: Measured | None
     """What the passes have shown of why their loops wait; None: they were too short to tell."""
+    jpeg_index: IndexCounts | None = None
+    """What is known of JPEG files whose rows above a crop need not be decoded; None: no pass had any use of it."""
 
     @property
     def verdict(self) -> str:
@@ -145,6 +165,7 @@ class Stats:
             "calls/answered": sum(one.answered for one in self.calls.values()),
             "calls/refused": sum(one.calls for counts in self.calls.values() for one in counts.refused.values()),
             **{f"cache/{name}": sum(getattr(tier, name) for tier in self.cache.values()) for name in _OF_TIERS},
+            **{f"jpeg_index/{name}": getattr(self.jpeg_index, name, 0) for name in _OF_INDEX},
             **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
         }
         for stage, spent in self.stages.items():
@@ -182,14 +203,15 @@ class Counters(Observer):
         cache: dict[str, TierCounts],
         tuning: Tuning | None,
         found: Measured | None,
+        jpeg_index: IndexCounts | None = None,
     ) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and findings."""
+        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and so on."""
         with self._lock:
             batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)
-        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found, jpeg_index)
 
 
 def samples_given(given: Any) -> int:

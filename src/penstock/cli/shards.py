@@ -28,6 +28,7 @@ def add_parsers(verbs: Any) -> None:
     packing.add_argument("--max-side", type=int, metavar="N", help="resize JPEGs whose longer side has more pixels")
     packing.add_argument("--quality", type=int, metavar="Q", help=f"of these JPEGs, 1 to 100 (default: {QUALITY})")
     packing.add_argument("--decoded", action="store_true", help="store pixels: more bytes, and no decoding")
+    packing.add_argument("--states", action="store_true", help="keep JPEG decoder states, which speed up crops")
     packing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
     indexing = _verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
@@ -80,6 +81,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             max_side=given.max_side,
             quality=given.quality,
             decoded=given.decoded,
+            states=given.states,
             workers=given.workers,
             restart=given.restart,
             on_measured=measured,
@@ -119,7 +121,7 @@ def _info(arguments: argparse.Namespace) -> int:
             ("kind", split.kind),
             ("samples", f"{split.samples:,}"),
             ("shards", f"{len(split.shards):,} of {size_of(sum(shard.bytes for shard in split.shards))} together"),
-            ("index", size_of(split.index.bytes + split.ids.bytes)),
+            ("index", size_of(sum(column.bytes for column in split.columns))),
             ("suffixes", files),
             ("labels", labels),
             ("options", ", ".join(f"{key} {value}" for key, value in split.options.items())),

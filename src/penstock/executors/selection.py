@@ -37,6 +37,7 @@ from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
+from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
@@ -54,12 +55,20 @@ class Executors:
         register: what is known of bad samples; None: their errors are raised.
         reach: warns of draws that the seed does not reach.
         caches: of cache=; None: the loader has none.
+        indexes: of the loader's photos.
     """
 
-    def __init__(self, register: Register | None, reach: SeedWarnings, caches: Caches | None = None) -> None:
+    def __init__(
+        self,
+        register: Register | None,
+        reach: SeedWarnings,
+        caches: Caches | None = None,
+        indexes: JpegIndexes | None = None,
+    ) -> None:
         self.register = register
         self.reach = reach
         self.caches = caches
+        self.indexes = JpegIndexes() if indexes is None else indexes
         self.counters = Counters()
         self.autotune = Autotune(self.counters)
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
@@ -76,7 +85,7 @@ class Executors:
 
     def copied(self) -> Executors:
         """Return what a copy of the loader has."""
-        twin = Executors(self.register, self.reach, self.caches)
+        twin = Executors(self.register, self.reach, self.caches, self.indexes)
         twin._choice, twin._draws = self._choice, self._draws
         return twin
 
@@ -84,7 +93,9 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
-        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), self.measured())
+        return self.counters.snapshot(
+            buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts()
+        )
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -298,7 +309,8 @@ class Executors:
 def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:
     """Return the plan for a loader's dataset as it is now.
 
-    raw: images stay pixels for a device to convert. begins: of a pass that begins, which fills the loader's caches.
+    raw: images stay pixels for a device to convert. begins: of a pass that begins, which fills the loader's caches
+    and indexes.
     """
     return plan(
         settings.dataset,
@@ -308,6 +320,7 @@ def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> P
         processes=settings.method is Method.PROCESS,
         raw=raw,
         caches=settings.caches if begins else None,
+        indexes=settings.indexes if begins else None,
     )
 
 

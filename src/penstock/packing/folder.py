@@ -50,7 +50,7 @@ def check_out(out: str) -> dict[str, Split]:
     splits = description.load(out) if description.FILE in found else {}
     known = {description.FILE}
     for split in splits.values():
-        known |= {*(shard.name for shard in split.shards), split.index.name, split.ids.name}
+        known |= set(split.files)
     for name in found:
         if re.fullmatch(r"\..+\.packing", name) and os.path.isdir(os.path.join(out, name)):
             known.add(name)
@@ -75,3 +75,4 @@ def names(split: str, plan: Plan) -> Iterator[str]:
     yield from (shard_name(split, shard) for shard in range(len(plan.ends)))
     yield f"{split}.index.npy"
     yield f"{split}.ids.npy"
+    yield f"{split}.states"

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from penstock.packing.finishing import ShardRecord, write_description, write_ind
 from penstock.packing.folder import alone, check_out, check_split, names, shard_name
 from penstock.packing.plan import Plan
 from penstock.packing.shard_writer import label_file, write_shard
-from penstock.storage.description import Part, Split
+from penstock.packing.states import write_states
+from penstock.storage.description import Column, Part, Split
 from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
+from penstock.storage.index import Index
 from penstock.storage.shard_files import ShardFiles
 from penstock.system.cpus import usable_cpus
 from penstock.system.words import bytes_in
@@ -69,6 +71,7 @@ def pack(
     max_side: int | None = None,
     quality: int | None = None,
     decoded: bool = False,
+    states: bool = False,
     to_bytes: Callable[[Any], Any] | None = None,
     workers: int | None = None,
     restart: bool = False,
@@ -89,6 +92,8 @@ def pack(
         max_side: JPEGs with a longer side are resized, so that it has so many pixels.
         quality: Pillow's, of these JPEGs (90).
         decoded: images become arrays of uint8, which take more bytes and no decoding.
+        states: the decoder states of JPEGs are kept beside the index, so that crops need not decode the rows above them
+            from the first epoch on. Each JPEG is decoded for it once, but for its pixels.
         to_bytes: called with a sample; returns bytes, or a dict from the suffix of a file ("jpg") to its bytes.
         workers: threads; None: one a core, or a single one where the dataset is not Penstock's.
         restart: remove the files of an unfinished packing of this split first.
@@ -109,10 +114,12 @@ def pack(
     contents = contents_of(dataset, to_bytes)
     if encoding.changes and contents.first.kind != "images":
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
+    if states and (decoded or contents.first.kind != "images"):
+        raise InvalidOption("states are those of JPEGs that stay encoded; the shards would hold none")
     folder = os.path.abspath(out)
     os.makedirs(folder, exist_ok=True)
     with alone(folder):
-        job = _Job(folder, split, contents, encoding, restart)
+        job = _Job(folder, split, contents, encoding, restart, states=states)
         return job.run(size, workers, on_measured, on_progress)
 
 
@@ -135,8 +142,11 @@ def _shard_size(given: int | str) -> int:
 class _Job:
     """One packing of one split."""
 
-    def __init__(self, out: str, split: str, contents: Contents, encoding: Encoding, restart: bool) -> None:
+    def __init__(
+        self, out: str, split: str, contents: Contents, encoding: Encoding, restart: bool, *, states: bool
+    ) -> None:
         self._out, self._split, self._contents, self._encoding = out, split, contents, encoding
+        self._states = states
         self._folder = os.path.join(out, planning.FOLDER.format(split))
         self._restart = restart
         self._stop = threading.Event()
@@ -193,6 +203,8 @@ class _Job:
         if encoding.changes:
             options |= {"max_side": encoding.max_side, "quality": encoding.quality, "decoded": encoding.decoded}
             options["pillow"] = PIL.__version__
+        if self._states:
+            options["states"] = True
         return planning.make(contents, options, size, share, stamps)
 
     def _finished(self, split: Split, plan: Plan) -> Packed:
@@ -254,7 +266,7 @@ class _Job:
             finally:
                 self._stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-        return self._finish(plan, done, kept)
+        return self._finish(plan, done, kept, threads)
 
     @staticmethod
     def _raise_first(futures: list[Future[ShardRecord]]) -> None:
@@ -334,7 +346,7 @@ class _Job:
 
     # --- after the last shard
 
-    def _finish(self, plan: Plan, records: list[ShardRecord], kept: int) -> Packed:
+    def _finish(self, plan: Plan, records: list[ShardRecord], kept: int, threads: int) -> Packed:
         contents, first = self._contents, self._contents.first
         kind, label = first.kind, first.label
         if kind == "files":
@@ -359,6 +371,8 @@ class _Job:
                 classes=first.classes, shards=shards, index=index, ids=ids, fingerprint=fingerprint,
                 source=plan.source, options=plan.options,
             )  # fmt: skip
+            if self._states:
+                split = replace(split, states=self._write_states(split, partial, threads))
             write_description(self._out, partial, self._split, split)
         except OSError as error:
             if error.errno in FULL:
@@ -366,6 +380,11 @@ class _Job:
             raise
         self._remove_folder()
         return Packed(self._out, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
+
+    def _write_states(self, split: Split, partial: str, threads: int) -> Column | None:
+        shards = [(os.path.join(self._out, shard.name), shard.bytes) for shard in split.shards]
+        table = Index(self._out, split).table(shards, verify=False)
+        return write_states(os.path.join(self._out, f"{self._split}.states"), partial, table, split.shards, threads)
 
     def _put(self, name: str, write: Callable[[Any], object]) -> None:
         write_durably(self._part(name), self._part(f"{name}.partial"), write)

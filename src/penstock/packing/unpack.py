@@ -114,9 +114,9 @@ def verify(
         CorruptShards: the shards cannot be opened at all.
     """
     dataset = Shards(path, split)
-    for column in (dataset.description.index, dataset.description.ids):
-        if _crc32c(os.path.join(dataset.root, column.name)) != column.crc32c:
-            file = os.path.join(dataset.root, column.name)
+    for column in dataset.description.columns:
+        file = os.path.join(dataset.root, column.name)
+        if not os.path.exists(file) or _crc32c(file) != column.crc32c:
             yield CorruptShards(
                 f"{file} is damaged: its CRC-32C is not the one in dataset.json. Pack the dataset again"
             )

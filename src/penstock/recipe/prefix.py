@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class Prefix:
 
     native: _native.Recipe
     """Gives the pixels of that image: uint8, (height, width, channels)."""
+    crops: bool
+    """Some of the native operations leave rows of an image aside."""
     drawing: int
     """How many of the native operations draw."""
     mode: str
@@ -64,7 +66,13 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
         ends = next((unknown(step) for step in rest if type(step) not in handlers()), refused.refusal)
     native, result = reader.finish_picture()
     drawing = sum(operation["op"] in DRAWING for operation in reader.operations)
-    return Prefix(native, drawing, result, reader.keeps_info, tuple(rest), ends, tuple(reader.steps))
+    crops = reads_part(reader.operations)
+    return Prefix(native, crops, drawing, result, reader.keeps_info, tuple(rest), ends, tuple(reader.steps))
+
+
+def reads_part(operations: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the operations of a recipe leave rows of an image aside."""
+    return any(operation["op"].endswith("Crop") for operation in operations)
 
 
 def picture(mode: str, pixels: NDArray[np.uint8], info: dict[Any, Any]) -> Image.Image:

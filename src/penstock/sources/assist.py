@@ -14,6 +14,7 @@ from penstock.sources.read_ahead import MASK, ReadAhead, SampleFile
 from penstock.sources.sample_reader import Draw, whole
 from penstock.sources.source import sample_reader_of
 from penstock.sources.tree import source_of
+from penstock.storage.jpeg_index import JpegIndexes, Photos
 from penstock.storage.tiers import Caches, SampleNames
 
 
@@ -26,6 +27,7 @@ class Assisted:
     Args:
         dataset: the dataset.
         caches: keep the bytes of the files that are read natively.
+        indexes: keep the decoder states of JPEG files.
         ahead: brings files before threads need them.
 
     Attributes:
@@ -34,7 +36,13 @@ class Assisted:
         gains: whether any part of the dataset is read natively.
     """
 
-    def __init__(self, dataset: Any, caches: Caches | None = None, ahead: ReadAhead | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        caches: Caches | None = None,
+        ahead: ReadAhead | None = None,
+        indexes: JpegIndexes | None = None,
+    ) -> None:
         self.dataset = dataset
         self._reader = sample_reader_of(source_of(dataset))
         self._caches = caches
@@ -43,6 +51,12 @@ class Assisted:
             names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
             for folder, cache in zip(folders, caches.of(names), strict=True):
                 folder.keep_in(cache)
+        self._indexes = indexes
+        if indexes is not None:
+            indexed = [folder for folder in self._reader.folders() if folder.photos() is not None]
+            for folder, index in zip(indexed, indexes.of(self.photos()), strict=True):
+                if index is not None:
+                    folder.go_by(index)
         self._take_from(ahead)
         self.steps = self._reader.steps
         self.gains = self._reader.gains
@@ -53,6 +67,10 @@ class Assisted:
         if number is None:
             return self.dataset[index]
         return self._reader.read(number, Draw(seed & MASK, epoch & MASK, number & MASK, position & MASK))
+
+    def photos(self) -> list[Photos]:
+        """Return what tells the photos of its folders from others', where indexes of decoder states may serve them."""
+        return [photos for folder in self._reader.folders() if (photos := folder.photos()) is not None]
 
     def read_ahead(self, readers: int, ahead_bytes: int) -> ReadAhead | None:
         """Have files brought ahead of the threads that read samples by this object, or by a copy of it, from here on.
@@ -80,24 +98,26 @@ class Assisted:
         return None if number is None else self._reader.locate(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _assisted, (self.dataset, self._caches, os.getpid(), self._ahead)
+        return _assisted, (self.dataset, self._caches, os.getpid(), self._ahead, self._indexes)
 
     def __repr__(self) -> str:
         return f"Assisted({self.dataset!r})"
 
 
-def _assisted(dataset: Any, caches: Caches | None, process: int, ahead: ReadAhead | None) -> Assisted:
+def _assisted(
+    dataset: Any, caches: Caches | None, process: int, ahead: ReadAhead | None, indexes: JpegIndexes | None
+) -> Assisted:
     """Return a copy, made in this process or another one. ahead: None in another one."""
     if caches is not None and os.getpid() != process:
         caches = caches.in_folders()  # memory would be taken once a process
-    return Assisted(dataset, caches, ahead)
+    return Assisted(dataset, caches, ahead, indexes)
 
 
-def assist(dataset: object, caches: Caches | None = None) -> Assisted | None:
+def assist(dataset: object, caches: Caches | None = None, indexes: JpegIndexes | None = None) -> Assisted | None:
     """Return how to read single samples of a dataset natively; None where there is nothing to gain.
 
-    Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files. Raises
-    UnsafeCache, and OSError where a cache's folder cannot be made.
+    Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files.
+    indexes: keep decoder states. Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
-    assisted = Assisted(dataset, caches)
+    assisted = Assisted(dataset, caches, indexes=indexes)
     return assisted if assisted.gains else None

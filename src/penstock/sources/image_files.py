@@ -18,11 +18,13 @@ from penstock.recipe.prefix import Prefix, picture, read_prefix
 from penstock.recipe.reader import Recipe
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.sources.indexed import photos_of
 from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.read_ahead import SampleFile
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
+from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
 
 
@@ -73,6 +75,11 @@ class ImageReader(FolderReader):
 
     def path(self, position: int) -> str:
         return self.dataset.samples[position][0]  # type: ignore[no-any-return]
+
+    def photos(self) -> Photos | None:
+        if not self.files or not self._prefix.crops:
+            return None
+        return photos_of(len(self.dataset), lambda position: (self.path(position),) * 2, None)
 
     def _file(self, position: int, name: bytes | None = None) -> SampleFile:
         if name is None and self._paths is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -71,6 +70,8 @@ class ShardsSource(Source):
             rescue=lambda position: np.asarray(dataset.read(position)),
             labels=self._label_column(),
             pair=dataset.description.pair,
+            jpeg_index=dataset.index.states,
+            packed_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
         )
         if isinstance(native, Refusal):
@@ -139,6 +140,8 @@ class ShardsSource(Source):
         kind, one = dataset.description.kind, len(dataset.description.parts) == 1
         if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
             reader: FolderReader = ImageReader(dataset, self._table())
+            if dataset.index.states is not None:
+                reader.go_by(dataset.index.states)
         elif kind == "tensors" and one and replaced_tensor_reading() is None:
             reader = TensorReader(dataset, self._table(), self._read_step(""))
         else:
@@ -152,13 +155,11 @@ class ShardsSource(Source):
 
     def _table(self) -> _native.ShardTable:
         dataset = self.dataset
-        files, row = dataset.files, dataset.index.dtype
-        assert row.fields is not None
-        columns = [row.fields[name][1] for name in ("shard", "id_length", "members")]
-        shards = [(os.fsencode(files.path(number)), shard.bytes) for number, shard in enumerate(files.shards)]
+        files = dataset.files
+        shards = [(files.path(number), shard.bytes) for number, shard in enumerate(files.shards)]
         # A shard of the cache that is open would take its space after it was deleted.
         most = {"max_open": 0} if isinstance(files, RemoteShards) else {}
-        return _native.ShardTable(dataset.index.native, shards, columns, dataset.verify, **most)
+        return dataset.index.table(shards, verify=dataset.verify, **most)
 
     def _remote(self) -> RemoteSamples | None:
         """Return where the samples lie in an object store, None for those of a folder."""

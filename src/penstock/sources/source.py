@@ -118,6 +118,10 @@ class NativeSource:
     """The files that the first field is made of; None: it is made of no files, or of parts of some."""
     image_files: bool = False
     """Whether the first field is made of an image file of the sample's own, which `identify` names."""
+    packed_bytes: float | None = None
+    """Of an image file that is a part of a shard; None: each is a file of its own, or there are none."""
+    jpeg_index: _native.JpegIndex | None = None
+    """The decoder states that the dataset brings with its images; None: it brings none."""
     held: InMemory | None = None
     """The arrays, for a device that may keep them; None: the samples are not in memory."""
     unmoved: Holds | None = None

@@ -78,6 +78,18 @@ class Split:
     source: str
     """Of the files that were packed: their names and sizes."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    states: Column | None = None
+    """The file of the photos' decoder states; None: there is none."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The files of the index."""
+        return (self.index, self.ids) if self.states is None else (self.index, self.ids, self.states)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all files of the split."""
+        return *(shard.name for shard in self.shards), *(column.name for column in self.columns)
 
 
 def load(folder: str) -> dict[str, Split]:
@@ -114,14 +126,16 @@ def parse(text: bytes, path: str) -> dict[str, Split]:
 
 
 def _split(values: dict[str, Any]) -> Split:
-    known = {name: values[name] for name in (one.name for one in fields(Split))}
+    known = {name: values[name] for name in (one.name for one in fields(Split)) if name != "states"}
     known["parts"] = tuple(Part(part["name"], tuple(part["suffixes"])) for part in known["parts"])
     known["shards"] = tuple(_typed(Shard, shard) for shard in known["shards"])
     known["index"], known["ids"] = _typed(Column, known["index"]), _typed(Column, known["ids"])
+    if (states := values.get("states")) is not None:
+        known["states"] = _typed(Column, states)
     for name in ("texts", "classes"):
         known[name] = None if known[name] is None else tuple(known[name])
     split = Split(**known)
-    for file in (*(shard.name for shard in split.shards), split.index.name, split.ids.name):
+    for file in split.files:
         if not file or "/" in file or "\0" in file or file in (".", ".."):
             raise ValueError(f"{file!r} is no name of a file in the folder")
     if split.kind not in KINDS or not split.parts or type(split.samples) is not int or split.samples < 0:
@@ -138,7 +152,11 @@ def _typed(kind: Any, values: dict[str, Any]) -> Any:
 
 def as_json(splits: Mapping[str, Split]) -> bytes:
     """Return a dataset.json: the same bytes for the same splits."""
-    held = {"format": FORMAT, "version": VERSION, "splits": {name: asdict(splits[name]) for name in sorted(splits)}}
+    each = {name: asdict(splits[name]) for name in sorted(splits)}
+    for split in each.values():
+        if split["states"] is None:
+            del split["states"]
+    held = {"format": FORMAT, "version": VERSION, "splits": each}
     return json.dumps(held, indent=1).encode() + b"\n"
 
 

@@ -51,6 +51,9 @@ class Index:
         folder: the folder of the shards.
         split: what dataset.json says of it.
 
+    Attributes:
+        states: the decoder states of photos that were packed with them, or None.
+
     Raises:
         CorruptShards: the files of the index are not those that dataset.json speaks of.
     """
@@ -59,12 +62,13 @@ class Index:
         self.path = os.path.join(folder, split.index.name)
         self._ids_path = os.path.join(folder, split.ids.name)
         self._split = split
-        with _opened(self.path, split.index) as file:
+        with opened(self.path, split.index) as file:
             self.dtype, start = self._header(file)
             self.native = _native.RowFile(file.fileno(), start, self.dtype.itemsize, split.samples)
-        with _opened(self._ids_path, split.ids) as file:
+        with opened(self._ids_path, split.ids) as file:
             self._ids_bytes, self._ids_start, _ = npy_header(file, self._ids_path)
             self._ids = os.dup(file.fileno())
+        self.states = _states(folder, split)
         # A file object warns where the garbage collector finds it open, as it does in a cycle of references.
         self._close_ids = weakref.finalize(self, os.close, self._ids)
         self._close_ids.atexit = False  # threads may be reading still
@@ -112,6 +116,19 @@ class Index:
             raise self._foreign_id()
         return text[:-1]
 
+    def table(self, shards: Sequence[tuple[str, int]], *, verify: bool, **most: int) -> _native.ShardTable:
+        """Return a table of the samples' first fields.
+
+        Args:
+            shards: the path and the bytes of each shard.
+            verify: checksums are compared as samples are read.
+            most: max_open, the most shards that are kept open; as many as may be where it is not given.
+        """
+        assert self.dtype.fields is not None
+        columns = [self.dtype.fields[name][1] for name in ("shard", "id_length", "members")]
+        files = [(os.fsencode(path), size) for path, size in shards]
+        return _native.ShardTable(self.native, files, columns, verify, **most)
+
     def ids(self) -> bytes:
         """Return the IDs of all samples, each followed by a NUL."""
         parts, at, end = [], self._ids_start, self._ids_start + self._ids_bytes
@@ -137,6 +154,18 @@ class Index:
         self._close_ids()
 
 
+def _states(folder: str, split: Split) -> _native.JpegIndex | None:
+    """Return the decoder states of the photos, None where there are none: a file that is damaged is as good as none."""
+    if split.states is None:
+        return None
+    try:
+        with opened(os.path.join(folder, split.states.name), split.states) as file:
+            slot = int.from_bytes(os.pread(file.fileno(), 4, 16), "little")
+            return _native.JpegIndex(file.fileno(), split.samples, slot, False)
+    except (CorruptShards, ValueError, OSError):
+        return None
+
+
 def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
     """Return the number of rows of a 1-d .npy file, where the first begins, and its dtype. Raises CorruptShards."""
     try:
@@ -151,7 +180,17 @@ def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
     return shape[0], file.tell(), dtype
 
 
-def _opened(path: str, column: Column) -> BinaryIO:
+def column_of(path: str) -> Column:
+    """Return what dataset.json says of a file of the index. Raises OSError."""
+    crc = size = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            crc = _native.crc32c(part, crc)
+            size += len(part)
+        return Column(os.path.basename(path), size, crc, ends_crc32c(file, size))
+
+
+def opened(path: str, column: Column) -> BinaryIO:
     """Return a file of the index, open. Raises CorruptShards."""
     file = open_regular(path)
     size = os.fstat(file.fileno()).st_size

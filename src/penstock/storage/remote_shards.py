@@ -224,7 +224,8 @@ class RemoteDataset:
 
     def with_local_index(self, split: Split) -> Split:
         """Return a split whose files of the index are named as in the cache folder, where they lie from now on."""
-        return replace(split, index=self._local(split.index), ids=self._local(split.ids))
+        states = None if split.states is None else self._local(split.states)
+        return replace(split, index=self._local(split.index), ids=self._local(split.ids), states=states)
 
     def _local(self, column: Column) -> Column:
         known = CachedShard(self.store.url_of(column.name), column.bytes, column.crc32c)

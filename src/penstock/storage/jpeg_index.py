@@ -1,0 +1,269 @@
+"""Indexes of JPEG decoder states, kept in the user's cache folder: one file a dataset, shared by all processes.
+
+What is kept only saves time: a file that is damaged is written anew, and where none can be kept the index lies in
+memory. Nothing that a file says is used before the native core has compared it with the bytes of its photo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import penstock._native as _native
+from penstock.errors import UnsafeCache
+from penstock.stats import IndexCounts
+from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.system.cache_folder import MAX_BYTES, folder_of
+from penstock.system.words import counted
+
+#: The folder of indexes below the cache folder.
+KIND = "jpeg-index"
+
+_MARKER = "penstock-jpeg-index"
+_MARKED = b"Penstock keeps decoder states of JPEG files here. No loader needs them: the folder may be deleted.\n"
+_FILE = re.compile(r"[0-9a-f]{32}\.states")
+#: Part of each file's name: to be raised when the native core lays files out otherwise, or means other states by them.
+_VERSION = 1
+#: The share of the photos' bytes that an index may take.
+_SHARE = 0.0046
+#: Slots have a multiple of so many bytes: photos that are replaced by others of about their size keep their index.
+_ROUNDED = 32
+#: The most bytes of an index that lies in memory.
+_MEMORY = 128 << 20
+#: Photos whose sizes are looked at, about.
+_LOOKED_AT = 16
+#: The share of a file system that is left to others.
+_LEFT = 0.05
+
+
+@dataclass(frozen=True)
+class Photos:
+    """What tells the photos of one dataset from another's."""
+
+    size: int
+    """The number of samples."""
+    names: tuple[str, ...]
+    """IDs and files of some samples, evenly spread."""
+    paths: tuple[str, ...] = field(default=(), compare=False)
+    """Their files, where each sample is a file of its own."""
+    packed_bytes: float | None = field(default=None, compare=False)
+    """Of a photo, about, where the photos are parts of shards."""
+
+    @cached_property
+    def mean_bytes(self) -> float:
+        """Of a photo, about."""
+        if self.packed_bytes is not None:
+            return self.packed_bytes
+        sizes = []
+        for path in self.paths[:: max(1, len(self.paths) // _LOOKED_AT)]:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL in the name
+                sizes.append(os.stat(path).st_size)
+        return sum(sizes) / max(1, len(sizes))
+
+    def slot_bytes(self, limit: int) -> int:
+        """Return what an index keeps of each photo, 0 where that is too little to be of use; limit: bytes of all."""
+        least, most = _native.JpegIndex.LEAST_SLOT, _native.JpegIndex.MOST_SLOT
+        each = min(self.mean_bytes * _SHARE, limit / max(1, self.size), most)
+        slot = int(each) // _ROUNDED * _ROUNDED
+        return slot if self.size and slot >= least else 0
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An open index."""
+
+    native: _native.JpegIndex
+    size: int
+    """The number of samples."""
+    why: str | None
+    """Why it lies in memory, or nothing is written to its file; None: it is kept."""
+
+
+class JpegIndexes:
+    """The indexes of a loader's datasets, kept open from pass to pass. Threads, and forked processes, share them."""
+
+    def __init__(self) -> None:
+        self._held: dict[Photos, _Held | None] = {}
+        self._own: list[_native.JpegIndex] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JpegIndexes, ()
+
+    def __deepcopy__(self, memo: object) -> JpegIndexes:
+        """Return the indexes themselves: threads share them."""
+        return self
+
+    def of(self, datasets: Sequence[Photos], own: Sequence[_native.JpegIndex] = ()) -> list[_native.JpegIndex | None]:
+        """Return the index of each dataset, None where one is of no use; those of other datasets are let go.
+
+        own: the indexes that other datasets of the loader brought with them, to be counted.
+        """
+        self._own = list(own)
+        self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
+        found = [self._held[photos] for photos in datasets]
+        for held in found:
+            if held is not None:
+                held.native.refresh()
+        return [None if held is None else held.native for held in found]
+
+    def counts(self) -> IndexCounts | None:
+        """Return what the indexes hold, None where there are none."""
+        held = [*(one.native for one in self._held.values() if one is not None), *self._own]
+        if not held:
+            return None
+        each = [one.counts() for one in held]
+        errors = [os.strerror(one[4]) for one in each if one[4]]
+        photos, taken, hits, changed = (sum(one[place] for one in each) for place in range(4))
+        return IndexCounts(photos, taken, hits, changed, errors[0] if errors else None)
+
+    def describe(self, datasets: Sequence[Photos]) -> str | None:
+        """Return what is known of datasets, for explain(); None: nothing is. Nothing is made."""
+        held = [self._held[photos] if photos in self._held else _there(photos) for photos in datasets]
+        known = [(one, one.native.counts()) for one in held if one is not None]
+        photos = sum(counts[0] for _, counts in known)
+        if not photos:
+            return None
+        notes = [one.why or (os.strerror(counts[4]) if counts[4] else None) for one, counts in known]
+        why = next((note for note in notes if note is not None), None)
+        where = "kept in the user's cache folder" if why is None else f"in memory or read-only: {why}"
+        return known_of(sum(one.size for one in datasets), photos, where)
+
+
+def known_of(photos: int, known: int, where: str) -> str:
+    """Return what is known of so many photos, for explain()."""
+    of = counted(photos, "photo")
+    return f"of {of} the decoder's states of {known:,} are known, which saves rows above a crop ({where})"
+
+
+def file_name(photos: Photos, slot: int) -> str:
+    """Return the name of a dataset's file."""
+    named = [_VERSION, photos.size, photos.names, slot]
+    return f"{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]}.states"
+
+
+def _opened(photos: Photos) -> _Held | None:
+    """Open the index of a dataset, or make one; None: it would be of no use."""
+    slot = photos.slot_bytes(MAX_BYTES)
+    if not slot:
+        return None
+    path = folder_of(KIND)
+    why = "the user has no home folder"
+    if path is not None:
+        try:
+            folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
+            try:
+                return _in_folder(folder, photos, slot)
+            finally:
+                os.close(folder)
+        except (OSError, RuntimeError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    in_memory = photos.slot_bytes(_MEMORY)
+    return _Held(_native.JpegIndex.in_memory(photos.size, in_memory), photos.size, why) if in_memory else None
+
+
+def _there(photos: Photos) -> _Held | None:
+    """Open the index of a dataset that there is already, for reading; None: there is none."""
+    slot, path = photos.slot_bytes(MAX_BYTES), folder_of(KIND)
+    if not slot or path is None or not os.path.isdir(path):
+        return None
+    try:
+        folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
+        try:
+            file = open_own_file(os.O_RDONLY, file_name(photos, slot), folder)
+            return None if file is None else _held(file, photos, slot, writable=False, why=None)
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _in_folder(folder: int, photos: Photos, slot: int) -> _Held:
+    """Open a file of the folder as an index. Raises OSError, RuntimeError and ValueError where it cannot be one."""
+    name = file_name(photos, slot)
+    try:
+        file = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
+    except UnsafeCache:
+        raise
+    except OSError as error:  # a file system that is read-only, or a file that may only be read
+        file = open_own_file(os.O_RDONLY, name, folder)
+        if file is None:
+            raise
+        return _held(file, photos, slot, writable=False, why=os.strerror(error.errno or 0))
+    assert file is not None
+    try:
+        return _made(folder, file, photos, slot)
+    except ValueError:  # it is damaged
+        os.unlink(name, dir_fd=folder)
+    file = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
+    assert file is not None
+    return _made(folder, file, photos, slot)
+
+
+def _made(folder: int, file: int, photos: Photos, slot: int) -> _Held:
+    with contextlib.suppress(OSError):  # of the least recently used file, and of file systems without locks
+        os.utime(file)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        _make_room(folder, file, _native.JpegIndex.file_bytes(photos.size, slot))
+    except BaseException:
+        os.close(file)
+        raise
+    return _held(file, photos, slot, writable=True, why=None)
+
+
+def _held(file: int, photos: Photos, slot: int, *, writable: bool, why: str | None) -> _Held:
+    """Return an index of an open file, which is closed. The native core's own descriptor shares its lock."""
+    try:
+        return _Held(_native.JpegIndex(file, photos.size, slot, writable), photos.size, why)
+    finally:
+        os.close(file)
+
+
+def _make_room(folder: int, file: int, size: int) -> None:
+    """Delete indexes until an open one may have its size: the least recently used that no process holds.
+
+    Raises OSError where there is no room.
+    """
+    own, others = os.fstat(file), []
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process makes room too
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if _FILE.fullmatch(name) and stat.S_ISREG(status.st_mode) and not os.path.samestat(status, own):
+                others.append((status.st_mtime_ns, status.st_blocks * 512, name))
+    taken = sum(held for _, held, _ in others)
+    for _, held, name in sorted(others):
+        if taken + size <= MAX_BYTES:
+            break
+        if _delete(folder, name):
+            taken -= held
+    disk = os.fstatvfs(folder)
+    missing = size - own.st_blocks * 512
+    if taken + size > MAX_BYTES or missing > (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize:
+        raise OSError("the cache folder has no room for it")
+
+
+def _delete(folder: int, name: str) -> bool:
+    """Delete a file unless a process holds it; return whether it is gone."""
+    try:
+        descriptor = open_own_file(os.O_RDONLY, name, folder)
+    except OSError:
+        return False
+    if descriptor is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=folder)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""penstock pack --states: decoder states beside the index of shards, with the samples of shards that have none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms
+
+import penstock
+from penstock import DataLoader, ImageFolder, Shards
+from penstock.cli import main
+from penstock.errors import CorruptShards, InvalidOption
+from penstock.packing.unpack import verify
+from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, pictures
+from tests.packing.packed import contents, write_photos, write_tensors
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+#: Photos of which a state is known: all but a PNG and the progressive ones.
+KNOWN = PHOTOS + 1 - PHOTOS // len(FORMS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("photos") / "photos")
+
+
+@pytest.fixture
+def out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return shards with states; the user's cache folder is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    penstock.pack(ImageFolder(folder), tmp_path / "out", shard_size="100KiB", states=True)
+    return tmp_path / "out"
+
+
+def torchs(dataset: Any) -> list[Any]:
+    return list(torch.utils.data.DataLoader(dataset, batch_size=4))
+
+
+@pytest.mark.parametrize("recipe", [MIDDLE, LOW])
+def test_the_first_epoch_goes_by_them(recipe: Any, out: Path, tmp_path: Path) -> None:
+    shards = Shards(out, transform=recipe)
+    loader = DataLoader(shards, batch_size=4, num_workers=2)
+    assert_same(list(loader), torchs(shards))
+    assert counts_of(loader).photos == counts_of(loader).hits == KNOWN
+    said = (
+        f"of {PHOTOS + 2} photos the decoder's states of {KNOWN} are known, which saves rows above a crop (packed with"
+    )
+    assert said in loader.explain()
+    assert not (tmp_path / "home").exists()
+    again = pickle.loads(pickle.dumps(shards))
+    assert_same(list(DataLoader(again, batch_size=4, num_workers=2)), torchs(shards))
+
+
+def twice(image: Any) -> Any:
+    return transforms.functional.pil_to_tensor(image) * 2
+
+
+def test_a_transform_that_python_calls(out: Path) -> None:
+    shards = Shards(out, transform=transforms.Compose([transforms.CenterCrop(60), twice]))
+    loader = DataLoader(shards, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
+    assert_same(list(loader), torchs(shards))
+    assert shards.index.states is not None and shards.index.states.counts()[2] == KNOWN
+
+
+def test_the_same_photos_give_the_same_bytes(folder: Path, out: Path, tmp_path: Path) -> None:
+    for workers in (1, 3):
+        other = tmp_path / f"by {workers}"
+        penstock.pack(ImageFolder(folder), other, shard_size="100KiB", states=True, workers=workers)
+        assert contents(other) == contents(out)
+        penstock.pack(ImageFolder(folder), other, shard_size="100KiB", states=True)  # finished before
+    size = sum(path.stat().st_size for path in out.glob("*.tar"))
+    assert (out / "data.states").stat().st_blocks * 512 - 4096 < 0.005 * size + 4096
+    with pytest.raises(InvalidOption, match="other options"):
+        penstock.pack(ImageFolder(folder), out, shard_size="100KiB")
+
+
+def test_shards_without_states_are_as_ever(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("penstock.storage.jpeg_index._LEFT", 0.0)
+    penstock.pack(ImageFolder(folder), tmp_path / "plain", shard_size="100KiB")
+    held = json.loads((tmp_path / "plain" / "dataset.json").read_text())
+    assert "states" not in held["splits"]["data"] and not (tmp_path / "plain" / "data.states").exists()
+    shards = Shards(tmp_path / "plain", transform=MIDDLE)
+    loader = DataLoader(shards, batch_size=4, num_workers=2)
+    for _ in range(2):
+        assert_same(list(loader), torchs(shards))
+    assert counts_of(loader).hits == KNOWN
+    assert "kept in the user's cache folder" in loader.explain()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off", "another", "in the middle"])
+def test_damaged_states_are_as_good_as_none(damage: str, out: Path, tmp_path: Path) -> None:
+    path = out / "data.states"
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut off":
+        os.truncate(path, len(data) - 1)
+    elif damage == "another":
+        path.write_bytes(os.urandom(len(data)))
+    else:  # with checksums that say nothing of it, as where the damage lies behind the first and before the last 64 KiB
+        path.write_bytes(data[:5000] + bytes(200) + data[5200:])
+        text = (out / "dataset.json").read_text()
+        held = json.loads(text)["splits"]["data"]["states"]["ends_crc32c"]
+        with path.open("rb") as file:
+            made = penstock.storage.index.ends_crc32c(file, len(data))
+        (out / "dataset.json").write_text(text.replace(str(held), str(made)))
+    shards = Shards(out, transform=MIDDLE)
+    for _ in range(2):
+        loader = DataLoader(shards, batch_size=4, num_workers=2)
+        assert_same(list(loader), torchs(shards))
+    (error,) = verify(out)
+    assert isinstance(error, CorruptShards) and "data.states" in str(error)
+
+
+def test_options_that_make_no_sense(tmp_path: Path) -> None:
+    tensors = penstock.TensorFolder(write_tensors(tmp_path / "data"))
+    with pytest.raises(InvalidOption, match="states"):
+        penstock.pack(tensors, tmp_path / "out", states=True)
+    with pytest.raises(InvalidOption, match="states"):
+        penstock.pack(ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", decoded=True, states=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_photos_too_small_for_states(tmp_path: Path) -> None:
+    made = penstock.pack(ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", states=True)
+    assert made.samples == 26 and not (tmp_path / "out" / "data.states").exists()
+    shards = Shards(tmp_path / "out", transform=MIDDLE)
+    assert_same(list(DataLoader(shards, batch_size=4, num_workers=2)), torchs(shards))
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(folder), str(tmp_path / "out"), "--states"]) == 0
+    assert (tmp_path / "out" / "data.states").exists()
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    assert main(["info", str(tmp_path / "out")]) == 0
+    assert "states True" in capsys.readouterr().out
