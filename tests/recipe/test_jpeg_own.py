@@ -80,8 +80,10 @@ def test_every_size(sampling: str) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_box_of_a_small_image(sampling: str) -> None:
-    """Every pair of columns with some rows, and every pair of rows with some columns."""
+    """Of a larger one every pair of columns with some rows, and every pair of rows with some columns."""
     rng = random.Random(sampling)
+    small = [(x0, y0, x1, y1) for x1 in range(11) for x0 in range(x1) for y1 in range(10) for y0 in range(y1)]
+    check(encode(10, 9, sampling), small)
     for width, height in ((3, 5), (35, 19), (19, 37)):
         data = encode(width, height, sampling, seed=width)
         columns = [(x0, x1) for x0 in range(width) for x1 in range(x0 + 1, width + 1)]
