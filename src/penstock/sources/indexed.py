@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-import penstock._native as _native
 from penstock.recipe.prefix import reads_part
 from penstock.sources.source import Field, NativeSource
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
@@ -53,10 +53,11 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
     return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
 
 
-def _chosen(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, _native.ImageFileFiller, Photos | None]]:
+def _chosen(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, Any, Photos | None]]:
     """Yield the place, the filler and the photos of each leaf that an index may serve; None: it has one of its own."""
     for number, leaf in enumerate(leaves):
         filler, recipe = leaf.fields[0].filler, leaf.recipe
-        if isinstance(filler, _native.ImageFileFiller) and recipe is not None and reads_part(recipe.operations):
+        # Other fillers of images read pixels, or keep them.
+        if recipe is not None and hasattr(filler, "indexed") and reads_part(recipe.operations):
             own = leaf.jpeg_index is not None
             yield number, filler, None if own else photos_of(leaf.size, leaf.identify, leaf.packed_bytes)
