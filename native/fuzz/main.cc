@@ -1,8 +1,8 @@
 // penstock_fuzz [--seed N] [--first N] [--count N] [--seconds N] FILE...
 //
 // Changes JPEG files at random and decodes them by native/jpeg/ and by libjpeg. Each change is a function of the seed and its
-// number. What must hold: where our decoder succeeds, libjpeg gives no warning and the same coefficients; calls of any number
-// of MCUs, skipping and seeking come to the same. The first file for which that does not hold, or that a sanitizer
+// number. What must hold: where our decoder succeeds, libjpeg gives no warning and the same coefficients and pixels; calls of
+// any number of MCUs, skipping and seeking come to the same. The first file for which that does not hold, or that a sanitizer
 // reports, is written to fuzz-SEED-NUMBER.jpg, and the exit status is not 0.
 #include <charconv>
 #include <chrono>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fuzz/mutation.h"
+#include "fuzz/pixels.h"
 #include "reference/coefficients.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -103,9 +104,10 @@ std::uint64_t number_of(const char* text) {
   return value;
 }
 
-void report(const Counts& counts) {
-  std::printf("%llu files, %llu with headers that are decoded here, %llu decoded\n", static_cast<unsigned long long>(counts.files),
-              static_cast<unsigned long long>(counts.headers), static_cast<unsigned long long>(counts.decoded));
+void report(const Counts& counts, std::uint64_t boxes) {
+  using Number = unsigned long long;
+  std::printf("%llu files, %llu with headers that are decoded here, %llu decoded, %llu boxes of pixels equal\n", Number{counts.files},
+              Number{counts.headers}, Number{counts.decoded}, Number{boxes});
   std::fflush(stdout);
 }
 
@@ -130,22 +132,25 @@ int run(int argc, char** argv) {
   if (corpus.empty()) return std::fprintf(stderr, "penstock_fuzz: needs JPEG files\n"), 2;
 
   Counts counts;
+  PixelComparison pixels;
   const auto begin = std::chrono::steady_clock::now();
   for (std::uint64_t i = 0; i < count; ++i) {
     current.number = first + i;
     // The files of a corpus themselves come first.
     current.file = current.number < corpus.size() ? corpus[current.number]
                                                   : Mutator(corpus, current.seed << 40 ^ current.number).next();
-    if (const char* const wrong = fault(current.file, current.number, counts)) {
+    const char* wrong = fault(current.file, current.number, counts);
+    if (wrong == nullptr) wrong = pixels.fault(current.file, current.number);
+    if (wrong != nullptr) {
       std::fprintf(stderr, "penstock_fuzz: %s\n", wrong);
       current.write();
       return 1;
     }
-    if (i % 1'000'000 == 999'999) report(counts);
+    if (i % 1'000'000 == 999'999) report(counts, pixels.equal());
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
     if (spent.count() > static_cast<double>(seconds)) break;
   }
-  report(counts);
+  report(counts, pixels.equal());
   return 0;
 }
 

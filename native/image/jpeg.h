@@ -58,7 +58,7 @@ class JpegDecoder {
   // Decodes `box`, which lies inside the image and is not empty. On success `pixels` points at the red byte of
   // (box.x0, box.y0), rows are row_stride bytes apart, and at least kReadable bytes after each row's last pixel
   // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
-  // Rows are not aligned, on purpose (see jpeg.cc).
+  // Rows need not be aligned: libjpeg's are not, on purpose (see jpeg.cc).
   // `states` (or nullptr) are those of this image's rows known so far, which save decoding what is above the box; those of
   // rows that are passed are added.
   [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,

@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-// Found out once in a process, in about a millisecond, by small images that are difficult: each sampling, flat and noisy
+// Found out once in a process, in some two milliseconds, by small images that are difficult: each sampling, flat and noisy
 // blocks, restart markers, and coefficients that no encoder writes. False too where they cannot be made.
 [[nodiscard]] bool own_jpeg_serves() noexcept;
 

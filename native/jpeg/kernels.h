@@ -56,7 +56,7 @@ extern const Kernels kPortableKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 #endif
 
-// One block, in 64-bit arithmetic of no instruction set: of vectors whose first row would wrap where libjpeg shifts it.
+// One block without vectors: for vectors of blocks of which a first row would wrap where libjpeg shifts it.
 void transform_block(const std::int16_t* block, const QuantisationTable& table, std::uint8_t* samples,
                      std::ptrdiff_t stride) noexcept;
 

@@ -36,6 +36,7 @@ struct Avx2 {
   static constexpr int kBlocks = 2, kPixels = 32;
 
   PENSTOCK_INLINE static Vector load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  PENSTOCK_INLINE static void store(void* p, Vector v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   PENSTOCK_INLINE static __m128i load_part(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   PENSTOCK_INLINE static Vector widen(const std::uint8_t* p) { return _mm256_cvtepu8_epi16(load_part(p)); }
   PENSTOCK_INLINE static Vector zero() { return _mm256_setzero_si256(); }

@@ -39,6 +39,7 @@ struct Avx512 {
   static constexpr int kBlocks = 4, kPixels = 64;
 
   PENSTOCK_INLINE static Vector load(const void* p) { return _mm512_loadu_si512(p); }
+  PENSTOCK_INLINE static void store(void* p, Vector v) { _mm512_storeu_si512(p, v); }
   PENSTOCK_INLINE static __m128i load_part(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   PENSTOCK_INLINE static Vector widen(const std::uint8_t* p) {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

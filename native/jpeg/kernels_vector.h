@@ -188,6 +188,25 @@ PENSTOCK_INLINE typename L::Vector triple(typename L::Vector v) {
   return L::add16(v, L::add16(v, v));
 }
 
+// Of h2v2: three parts of the nearest row and one of the next, for some samples and one on each side.
+template <class L>
+struct ColumnSums {
+  static constexpr int kPixels = 256, kMargin = 64;
+  alignas(64) std::array<std::int16_t, kPixels / 2 + 2 * kMargin> sums;
+
+  PENSTOCK_INLINE void add_up(const std::uint8_t* nearest, const std::uint8_t* next, int pixels) {
+    std::int16_t* const out = sums.data() + kMargin;
+    for (int i = -1; i <= pixels / 2; i += L::kPixels / 2)
+      L::store(out + i, L::add16(triple<L>(L::widen(nearest + i)), L::widen(next + i)));
+  }
+  PENSTOCK_INLINE Pixels<L> upsample(int i) const {
+    const std::int16_t* const at = sums.data() + kMargin + i / 2;
+    const auto here = triple<L>(L::load(at));
+    return {L::template shift_right16<4>(L::add16(L::add16(here, L::load(at - 1)), L::set16(8))),
+            L::template shift_right16<4>(L::add16(L::add16(here, L::load(at + 1)), L::set16(7)))};
+  }
+};
+
 // The samples of a component that belong to pixels i, i + 1, ... of a row.
 template <class L, Sampling kSampling>
 PENSTOCK_INLINE Pixels<L> upsample(const std::uint8_t* nearest, const std::uint8_t* next, int bias, int i) {
@@ -204,14 +223,6 @@ PENSTOCK_INLINE Pixels<L> upsample(const std::uint8_t* nearest, const std::uint8
     const V here = triple<L>(L::widen(at));
     return {L::template shift_right16<2>(L::add16(L::add16(here, L::widen(at - 1)), L::set16(1))),
             L::template shift_right16<2>(L::add16(L::add16(here, L::widen(at + 1)), L::set16(2)))};
-  }
-  if constexpr (kSampling == Sampling::h2v2) {
-    const std::uint8_t *const a = nearest + i / 2, *const b = next + i / 2;
-    const V before = L::add16(triple<L>(L::widen(a - 1)), L::widen(b - 1));
-    const V here = triple<L>(L::add16(triple<L>(L::widen(a)), L::widen(b)));
-    const V after = L::add16(triple<L>(L::widen(a + 1)), L::widen(b + 1));
-    return {L::template shift_right16<4>(L::add16(L::add16(here, before), L::set16(8))),
-            L::template shift_right16<4>(L::add16(L::add16(here, after), L::set16(7)))};
   }
 }
 
@@ -237,23 +248,38 @@ PENSTOCK_INLINE Rgb<L> from_ycc(typename L::Vector y, typename L::Vector cb, typ
   return {L::add16(y, red), L::add16(y, green), L::add16(y, blue)};
 }
 
+template <class L, bool kYcc>
+PENSTOCK_INLINE void store_pixels(const Pixels<L>& a, const Pixels<L>& b, const Pixels<L>& c, std::uint8_t* rgb) {
+  Rgb<L> even{a.even, b.even, c.even}, odd{a.odd, b.odd, c.odd};
+  if constexpr (kYcc) {
+    even = from_ycc<L>(a.even, b.even, c.even);
+    odd = from_ycc<L>(a.odd, b.odd, c.odd);
+  }
+  L::store_rgb(L::pack_unsigned16(even.red, odd.red), L::pack_unsigned16(even.green, odd.green),
+               L::pack_unsigned16(even.blue, odd.blue), rgb);
+}
+
 template <class L, Sampling kSampling, bool kYcc>
 PENSTOCK_LANES void convert(const SampleRow& row, int pixels, std::uint8_t* rgb) {
   const std::uint8_t* const nearest[2] = {row.nearest[0], row.nearest[1]};  // bytes stored may alias the row itself
   const std::uint8_t* const next[2] = {row.next[0], row.next[1]};
   const std::uint8_t* const first = row.first;
   const int bias = row.bias;
-  for (int i = 0; i < pixels; i += L::kPixels) {
-    const Pixels<L> a = split<L>(first + i);
-    const Pixels<L> b = upsample<L, kSampling>(nearest[0], next[0], bias, i);
-    const Pixels<L> c = upsample<L, kSampling>(nearest[1], next[1], bias, i);
-    Rgb<L> even{a.even, b.even, c.even}, odd{a.odd, b.odd, c.odd};
-    if constexpr (kYcc) {
-      even = from_ycc<L>(a.even, b.even, c.even);
-      odd = from_ycc<L>(a.odd, b.odd, c.odd);
-    }
-    L::store_rgb(L::pack_unsigned16(even.red, odd.red), L::pack_unsigned16(even.green, odd.green),
-                 L::pack_unsigned16(even.blue, odd.blue), rgb + 3 * i);
+  for (int i = 0; i < pixels; i += L::kPixels)
+    store_pixels<L, kYcc>(split<L>(first + i), upsample<L, kSampling>(nearest[0], next[0], bias, i),
+                          upsample<L, kSampling>(nearest[1], next[1], bias, i), rgb + 3 * i);
+}
+
+template <class L, bool kYcc>
+PENSTOCK_LANES void convert_h2v2(const SampleRow& row, int pixels, std::uint8_t* rgb) {
+  ColumnSums<L> b, c;
+  const SampleRow from = row;  // bytes stored may alias the row itself
+  for (int start = 0; start < pixels; start += b.kPixels) {
+    const int count = pixels - start < b.kPixels ? pixels - start : b.kPixels;
+    b.add_up(from.nearest[0] + start / 2, from.next[0] + start / 2, count);
+    c.add_up(from.nearest[1] + start / 2, from.next[1] + start / 2, count);
+    for (int i = 0; i < count; i += L::kPixels)
+      store_pixels<L, kYcc>(split<L>(from.first + start + i), b.upsample(i), c.upsample(i), rgb + 3 * (start + i));
   }
 }
 
@@ -271,7 +297,7 @@ PENSTOCK_LANES void grey(const SampleRow& row, int pixels, std::uint8_t* rgb) {
 template <class L, bool kYcc>
 constexpr std::array<Kernels::Convert, 5> converters() {
   return {convert<L, Sampling::full, kYcc>, convert<L, Sampling::h2v1, kYcc>, convert<L, Sampling::h1v2, kYcc>,
-          convert<L, Sampling::h2v2, kYcc>, nullptr};
+          convert_h2v2<L, kYcc>, nullptr};
 }
 
 // Where byte `k` of pixels that are stored as red, green, blue, ... lies among 16 packed even and odd samples.
