@@ -196,7 +196,8 @@ def dali(setup: Setup) -> Running:
     size = min(setup.batch, len(found.files))
     files = [np.frombuffer(file, np.uint8) for file in found.files]
     boxes = np.array([(0, 0, 0, 0) if box is None else box for box in found.boxes], np.int32)
-    pipeline = Pipeline(batch_size=size, num_threads=1, device_id=None)
+    serial = {"prefetch_queue_depth": 1, "exec_pipelined": False, "exec_async": False}  # it is fed batch by batch
+    pipeline = Pipeline(batch_size=size, num_threads=1, device_id=None, **serial)
     with pipeline:
         encoded = fn.external_source(name="files")
         if found.boxes[0] is None:

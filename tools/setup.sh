@@ -192,7 +192,7 @@ step_peers() {
     peer spdl spdl_io # loads FFmpeg's shared libraries when it is used
     peer nvidia-dali-cuda130
     peer simplejpeg
-    peer PyTurboJPEG # loads libturbojpeg when it is used
+    peer "PyTurboJPEG<2" # loads the system's libturbojpeg when it is used; 2.0 wants that of libjpeg-turbo 3
     # FFCV is built from source with OpenCV's and TurboJPEG's headers; it names versions that no longer install.
     peer --no-deps terminaltables fastargs assertpy psutil pytorch-pfn-extras opencv-python-headless
     peer --no-deps --no-build-isolation ffcv
