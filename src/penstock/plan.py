@@ -19,12 +19,13 @@ from torch.utils.data import IterableDataset, default_collate
 import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
+from penstock.recipe.handing_on import hands_on
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from penstock.sources.cached import cached
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
-from penstock.sources.source import NativeSource
+from penstock.sources.source import NativeSource, unknown
 from penstock.sources.tree import LeafNumbers, Node, build
 from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
@@ -114,17 +115,21 @@ class NativePlan:
 
         live: the labels of this moment; else labels that the first batch of the plan saw may do.
         """
+        column = self.label_column(leaves, local, live=live)
+        return None if column is None else collated_labels(column)
+
+    def label_column(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> LabelColumn | None:
+        """Return the labels of a batch, None for samples without; live: as for `labels`."""
         if self.leaves[0].labels is None:
             return None
         if leaves is None:
-            labels = self._reader(self.leaves[0], live)(local)
-            return torch.from_numpy(labels) if isinstance(labels, np.ndarray) else _collate(labels)
+            return self._reader(self.leaves[0], live)(local)
         values: list[Any] = [None] * len(local)
         for leaf, positions in self._parts(leaves, local):
             part = self._reader(leaf, live)(local[positions])
             for position, value in zip(positions.tolist(), as_objects(part), strict=True):
                 values[position] = value
-        return _collate(values)
+        return values
 
     @staticmethod
     def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
@@ -143,7 +148,10 @@ class NativePlan:
         return [(self.leaves[n], np.flatnonzero(leaves == n)) for n in np.unique(leaves).tolist()]
 
 
-def _collate(labels: list[Any]) -> Any:
+def collated_labels(labels: LabelColumn) -> Any:
+    """Return labels as torch's default_collate makes a batch of them. Raises what it raises."""
+    if isinstance(labels, np.ndarray):
+        return torch.from_numpy(labels)
     # As items of samples: strings, for one, collate otherwise inside a sample than by themselves.
     return default_collate([(label,) for label in labels])[0]
 
@@ -155,6 +163,10 @@ class PythonPlan:
     reason: Refusal
     assisted: Assisted | None = None
     """Reads the samples in place of the dataset, natively as far as its transform."""
+    filled: NativePlan | None = None
+    """Fills whole batches where Python works, for functions that leave the samples to default_collate as they are."""
+    caches: Caches | None = None
+    """Keep the bytes of files that the two read."""
 
 
 Plan = NativePlan | PythonPlan
@@ -184,29 +196,61 @@ def plan(
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
-    refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
-    if refusal is None and processes:
-        refusal = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
-    if refusal is not None:
-        return PythonPlan(refusal)
-    tree = build(dataset, raw)
-    if isinstance(tree, Refusal):
-        return PythonPlan(tree, assist(dataset, caches))
-    root, leaves = tree
-    if caches is not None:
-        leaves = cached(leaves, caches)
-    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
+    if isinstance(dataset, IterableDataset):
+        return PythonPlan(
+            Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+        )
+    refusal = _refuse_options(batched, collate_fn, worker_init_fn)
+    if processes:
+        by_name = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
+        return PythonPlan(refusal or by_name)
 
     def replan() -> Plan:
         functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
         return plan(dataset, batched=batched, processes=processes, raw=raw, caches=caches, **functions)
 
+    if refusal is None:
+        found = _natively(dataset, raw, caches, replan)
+        return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
+    filled = None
+    if batched and fills_batches(collate_fn):
+        filled = fill_plan(dataset, caches)
+    return PythonPlan(refusal, assist(dataset, caches), filled, caches)
+
+
+def fill_plan(dataset: object, caches: Caches | None) -> NativePlan | None:
+    """Return how the native core fills the batches of a dataset for code that makes default_collate's batches.
+
+    None: it does not, or a batch may hold other elements than the samples one by one; or lies in an object store.
+    """
+    found = _natively(dataset, False, caches, lambda: fill_plan(dataset, caches) or PythonPlan(unknown(dataset)))
+    if isinstance(found, Refusal) or any(leaf.batches_only or leaf.remote is not None for leaf in found.leaves):
+        return None
+    return found
+
+
+def _natively(
+    dataset: object, raw: bool, caches: Caches | None, replan: Callable[[], Plan]
+) -> NativePlan | Refusal:
+    """Return how the native core fills the batches of a dataset, or why it cannot."""
+    tree = build(dataset, raw)
+    if isinstance(tree, Refusal):
+        return tree
+    root, leaves = tree
+    if caches is not None:
+        leaves = cached(leaves, caches)
+    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
     return NativePlan(dataset, root, tuple(leaves), program, replan)
 
 
-def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
-    if isinstance(dataset, IterableDataset):
-        return Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+def fills_batches(collate_fn: object) -> bool:
+    """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
+    if replaced_in_collating() is not None or not collates_as_torch(torch.Tensor):
+        return False
+    return collate_fn is None or collate_fn is default_collate or hands_on(collate_fn)
+
+
+def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     if not batched:
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:

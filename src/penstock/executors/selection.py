@@ -16,7 +16,7 @@ from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
 from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
-from penstock.executors.job import Executor, Job, fetcher
+from penstock.executors.job import Executor, Job, fetch_of
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
 from penstock.executors.native import NativeExecutor, NativePass
@@ -291,7 +291,7 @@ class Executors:
 
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
-        return fetcher(settings, self.substitutes(settings), here=here)(read=chosen.assisted)
+        return fetch_of(settings, self.substitutes(settings), chosen, here=here)
 
 
 def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:

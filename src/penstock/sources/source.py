@@ -137,6 +137,17 @@ class NativeSource:
             return dict(zip(self.keys, fields, strict=True))
         return fields if self.pair else fields[0]
 
+    def samples(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return samples of these fields (and labels), each a value a sample."""
+        if self.keys is not None:
+            return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether a function of the user's makes the labels."""
+        return any(step.who == "Python" for step in self.steps)
+
 
 class Source:
     """The adapter of a dataset. The base serves any map-style dataset, by the attributes that many have.
