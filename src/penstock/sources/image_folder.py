@@ -232,5 +232,6 @@ class ImageFolderSource(Source):
     def sample_reader(self) -> SampleReader:
         if foreign_decoder() is not None:
             return SampleReader(self.dataset)
-        self.dataset.paths.refresh()
-        return ImageReader(self.dataset, self.dataset.paths)
+        dataset = self.dataset
+        dataset.paths.refresh()
+        return ImageReader(dataset, dataset.paths, lambda position: (None, int(dataset.labels[position])))

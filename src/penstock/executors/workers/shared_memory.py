@@ -28,6 +28,8 @@ SHARED_BYTES = 16 << 10
 #: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
 #: keeps all of them come torch's way.
 MOST_BLOCKS = 128
+#: Free blocks that a worker keeps for itself.
+_OWN_BLOCKS = 4
 
 
 class BlockName(NamedTuple):
@@ -179,16 +181,25 @@ class WorkerBuffers:
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a field of a batch."""
         nbytes = samples * field.nbytes
-        shape = (samples, *field.shape)
-        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes)
-        if block is None and nbytes >= SHARED_BYTES:
-            block = _unreserved(nbytes)
-            if block is not None:
-                self._unreserved[block.address] = block
+        rows = self.reserved_rows(samples, field)
+        if rows is not None:
+            return rows
+        block = _unreserved(nbytes) if nbytes >= SHARED_BYTES else None
         if block is None:
-            tensor = torch.empty(shape, dtype=field.dtype, device="cpu")
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu")
             return Rows(tensor, tensor.data_ptr(), nbytes)
-        return Rows(block.tensor(shape, field.strides, field.dtype), block.address, nbytes)
+        self.note_unreserved(block)
+        return _rows_on(block, samples, field)
+
+    def reserved_rows(self, samples: int, field: Field) -> Rows | None:
+        """Return memory for a field of a batch in a block that the parent has reserved; None: it has reserved none."""
+        nbytes = samples * field.nbytes
+        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes)
+        return None if block is None else _rows_on(block, samples, field)
+
+    def note_unreserved(self, block: Block) -> None:
+        """Take note that rows of the batch lie in shared memory that the parent has not reserved."""
+        self._unreserved[block.address] = block
 
     def _reserved(self, nbytes: int) -> Block | None:
         """Return a block that the parent has reserved; None: none has that size, or it cannot be opened."""
@@ -268,6 +279,38 @@ class WorkerBuffers:
         for number in held:
             del self._mapped[number]
         return mapped(lambda part: part.copied(copies) if type(part) is _InBlock else part, packed), tuple(held)
+
+
+class OwnMemory:
+    """Shared memory of a worker process for the rows of samples that its collate_fn makes something else of.
+
+    As default_collate of torch has it in a worker, they lie in shared memory; it is used again once nobody holds it.
+
+    Args:
+        buffers: takes note of each block.
+    """
+
+    def __init__(self, buffers: WorkerBuffers) -> None:
+        self._buffers = buffers
+        self._shelf = Shelf(_OWN_BLOCKS)
+
+    def rows(self, samples: int, field: Field) -> Rows:
+        """Return uninitialised memory for a field of a batch: private, where the system has no more to share."""
+        nbytes = max(1, samples * field.nbytes)
+        try:
+            block = self._shelf.take(nbytes) or SharedBlock(nbytes)
+        except OSError:
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu")
+            return Rows(tensor, tensor.data_ptr(), samples * field.nbytes)
+        rows = _rows_on(block, samples, field)
+        self._shelf.lend(block, rows.tensor)
+        self._buffers.note_unreserved(block)
+        return rows
+
+
+def _rows_on(block: Block, samples: int, field: Field) -> Rows:
+    tensor = block.tensor((samples, *field.shape), field.strides, field.dtype)
+    return Rows(tensor, block.address, samples * field.nbytes)
 
 
 def mapped(function: Callable[[Any], Any], batch: Any) -> Any:

@@ -6,9 +6,10 @@ from collections.abc import Container, Sized
 from functools import partial
 from typing import Any
 
+from penstock.executors.buffers import Field, Rows
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.shared_memory import SHARED_BYTES, WorkerBuffers
+from penstock.executors.workers.shared_memory import SHARED_BYTES, OwnMemory, WorkerBuffers
 from penstock.state.delivery import Task
 
 
@@ -25,6 +26,7 @@ class WorkerBatches:
 
     def __init__(self) -> None:
         self._buffers = WorkerBuffers()
+        self._own = OwnMemory(self._buffers)
         self._rows_are_sent = True  # the batch before lay in the rows of its samples
         self._each: tuple[int, ...] = ()  # bytes of a sample in each large tensor of the batch before
         self.unplaced: tuple[int, ...] = ()
@@ -34,7 +36,7 @@ class WorkerBatches:
         """Return the batch of a task, as it is sent."""
         self.unplaced, self.held = (), ()
         self._buffers.begin(task.blocks)
-        filled = fetch.fill(task, self._buffers if self._rows_are_sent or fetch.stacks else None)
+        filled = fetch.fill(task, self._buffers if fetch.stacks else self)
         if filled is None:
             self._buffers.begin(task.blocks)  # some may be filled in part
             return fetch.load_samples(task, partial(self._collate, fetch))
@@ -45,6 +47,11 @@ class WorkerBatches:
         made = [fetch.collate_filled(task, filled)]
         del filled
         return self._sent(made, len(task.given), rows)
+
+    def rows(self, samples: int, field: Field) -> Rows:
+        """Return memory for the samples that a user's collate_fn is given."""
+        reserved = self._buffers.reserved_rows(samples, field) if self._rows_are_sent else None
+        return reserved or self._own.rows(samples, field)
 
     def _collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
         """Return what collate_fn gives for the samples, as it is sent."""

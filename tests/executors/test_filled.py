@@ -1,0 +1,404 @@
+"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's: equal to torch's in all things."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
+TRAIN = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.PILToTensor()])
+MIXUP = v2.MixUp(num_classes=3)
+METHODS = pytest.mark.parametrize("workers, method", [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"])
+FILLED = "native   each batch in one piece"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of 30 images in three classes, of which Pillow alone reads some."""
+    root = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    for i in range(30):
+        (root / f"{i % 3}").mkdir(exist_ok=True)
+        pixels = draw.integers(0, 256, (30 + i % 4, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{i % 3}" / f"{i:02}.{'png' if i % 10 == 4 else 'jpg'}")
+    return root
+
+
+def images(folder: Path, transform: Any = EVAL, **named: Any) -> Any:
+    return torchvision.datasets.ImageFolder(str(folder), transform, **named)
+
+
+def batches(kind: Any, dataset: Any, **named: Any) -> list[Any]:
+    """Return all batches of a loader, after the same global seeds."""
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    return list(kind(dataset, batch_size=8, shuffle=True, **named))
+
+
+def check(dataset: Any, *, filled: bool = True, workers: int = 2, method: str | None = None, **named: Any) -> list[Any]:
+    """Compare a loader with torch's, and return its batches."""
+    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=workers, worker_method=method, **named)
+    assert (FILLED in loader.explain()) is filled, loader.explain()
+    ours = batches(penstock.DataLoader, dataset, num_workers=workers, worker_method=method, **named)
+    theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=workers, **named)
+    assert_same(ours, theirs)
+    assert len(ours) > 2
+    return ours
+
+
+def mixed(batch):
+    return MIXUP(*default_collate(batch))
+
+
+def handed_on(batch):
+    return default_collate(batch)
+
+
+def stacked(batch):
+    return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
+
+
+def listed(batch):
+    return tuple(zip(*batch, strict=True))
+
+
+def twice(batch):
+    first = default_collate(batch)
+    first[0].zero_()
+    return first, default_collate(batch)
+
+
+def shared(batch):
+    images, labels = default_collate(batch)
+    info = get_worker_info()
+    return images, labels, images.is_shared(), images.is_contiguous(), None if info is None else info.id
+
+
+# ---- collate_fn ----
+
+
+@METHODS
+def test_a_function_that_hands_on(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=handed_on)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mixup(folder, workers):
+    check(images(folder), workers=workers, collate_fn=mixed)
+
+
+@METHODS
+@pytest.mark.parametrize("collate", [stacked, listed])
+def test_functions_that_look_at_samples(folder, workers, method, collate):
+    check(images(folder), filled=False, workers=workers, method=method, collate_fn=collate)
+
+
+@pytest.mark.parametrize("generation", [v1, v2])
+def test_what_samples_are(folder, generation):
+    t = generation
+    first = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)] if t is v2 else [t.PILToTensor()]
+    dataset = images(folder, t.Compose([t.Resize((24, 28)), *first]))
+    check(dataset, filled=False, collate_fn=listed)
+    check(dataset, collate_fn=handed_on)
+
+
+@METHODS
+def test_a_second_batch_of_the_same_samples(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=twice)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_a_batch_lies(folder, workers):
+    check(images(folder), workers=workers, collate_fn=shared)
+
+
+def test_the_penstock_folder(folder):
+    ours = batches(penstock.DataLoader, penstock.ImageFolder(folder, EVAL), num_workers=2, collate_fn=mixed)
+    theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=2, collate_fn=mixed)
+    assert_same(ours, theirs)
+
+
+def test_subsets_and_concatenations(folder):
+    dataset = ConcatDataset([Subset(images(folder), range(3, 20)), images(folder)])
+    check(dataset, collate_fn=mixed)
+
+
+def test_samples_of_several_sizes(folder):
+    dataset = images(folder, v1.ToTensor())
+    check(dataset, filled=False, collate_fn=listed)
+    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=handed_on)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(loader)
+
+
+def test_tensor_files(tmp_path):
+    for i in range(20):
+        torch.save(torch.full((3, 4), float(i)), tmp_path / f"{i:02}.pt")
+    check(penstock.TensorFolder(tmp_path), collate_fn=handed_on)
+
+
+class KeepsTheBatch:
+    """Adds what is left of the batch before to each batch."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, batch):
+        images, labels = default_collate(batch)
+        before, self.last = self.last, images
+        return images, labels, None if before is None else before.clone()
+
+
+def collate_nothing(batch):
+    return [{"images": default_collate(batch)[0][2:4], "all": 1}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_keeps_its_batch(folder, workers):
+    dataset = images(folder)
+    found = []
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        torch.manual_seed(0)
+        loader = kind(
+            dataset, batch_size=4, num_workers=workers, collate_fn=KeepsWithoutNone(), persistent_workers=workers > 0
+        )
+        found.append([list(loader) for _ in range(3)])
+    assert_same(*found)
+
+
+class KeepsWithoutNone(KeepsTheBatch):
+    def __call__(self, batch):
+        images, labels = default_collate(batch)
+        before, self.last = self.last, images
+        return images, labels, images[:0] if before is None else before.clone()
+
+
+def test_parts_of_a_batch(folder):
+    check(images(folder), collate_fn=collate_nothing)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_never_overwritten(folder, workers):
+    dataset = images(folder)
+    loader = penstock.DataLoader(
+        dataset, batch_size=4, num_workers=workers, collate_fn=mixed, persistent_workers=workers > 0
+    )
+    kept = [batch for _ in range(3) for batch in loader]
+    copies = [[tensor.clone() for tensor in batch] for batch in kept]
+    for _ in range(2):
+        for images_, _ in loader:
+            images_.fill_(7)
+    for batch, copy in zip(kept, copies, strict=True):
+        assert_same([tensor.clone() for tensor in batch], copy)
+
+
+@METHODS
+def test_a_damaged_file(folder, tmp_path, workers, method):
+    (tmp_path / "0").mkdir()
+    for path in sorted((folder / "0").iterdir()):
+        (tmp_path / "0" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "0" / "06.jpg").write_bytes(b"no image")
+    dataset = images(tmp_path)
+    raised = []
+    for kind, named in ((penstock.DataLoader, {"worker_method": method}), (torch.utils.data.DataLoader, {})):
+        with pytest.raises(Exception) as caught:
+            list(kind(dataset, batch_size=4, num_workers=workers, collate_fn=handed_on, **named))
+        raised.append(caught.value)
+    assert type(raised[0]) is type(raised[1])
+    first = [str(error).splitlines()[0].partition(" in DataLoader worker")[0] for error in raised]
+    assert first[0].partition("<")[0] == first[1].partition("<")[0]
+    loader = penstock.DataLoader(
+        dataset, batch_size=4, num_workers=workers, worker_method=method, collate_fn=handed_on, on_error="replace"
+    )
+    assert sum(len(labels) for _, labels in loader) == len(dataset)
+
+
+def test_a_function_that_raises(folder):
+    def fail(batch):
+        raise KeyError("mine", *default_collate(batch)[1].shape)
+
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, collate_fn=fail)
+    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
+        next(iter(loader))
+
+
+# ---- worker_init_fn ----
+
+
+class Recording:
+    """Returns with each label what the worker's generators and its init function have left."""
+
+    def __init__(self) -> None:
+        self.inits: list[Any] = []
+
+    def __call__(self, label):
+        draws = torch.rand(1).item(), random.random(), np.random.rand()
+        info = get_worker_info()
+        return label, draws, -1 if info is None else info.id, len(self.inits)
+
+
+RECORDING = Recording()
+
+
+def recorded(worker):
+    RECORDING.inits.append(worker)
+    info = get_worker_info()
+    assert info is not None and info.id == worker and info.dataset.target_transform is not None
+    torch.rand(3)
+
+
+def reseeded(worker):
+    seed = torch.initial_seed() % 2**32
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def test_the_state_of_a_worker(folder):
+    dataset = images(folder, target_transform=RECORDING)
+    for init in (recorded, reseeded):
+        check(dataset, worker_init_fn=init)
+        check(dataset, worker_init_fn=init, persistent_workers=True, collate_fn=handed_on)
+
+
+def test_targets_in_the_callers_thread(folder):
+    check(images(folder, target_transform=RECORDING), workers=0, collate_fn=handed_on)
+
+
+def test_a_worker_that_changes_the_transform(folder):
+    def init(worker):
+        get_worker_info().dataset.transform = v1.Compose([v1.Resize((10, 11 + worker)), v1.ToTensor()])
+
+    def whole(worker):
+        get_worker_info().dataset.transform = lambda image: torch.tensor(image.size)
+
+    dataset = images(folder)
+    assert {tuple(batch.shape[1:]) for batch, _ in check(dataset, worker_init_fn=init)} == {(3, 10, 11), (3, 10, 12)}
+    check(dataset, worker_init_fn=whole)
+    check(dataset, worker_init_fn=init, collate_fn=handed_on)
+    check(dataset, worker_init_fn=init, filled=False, collate_fn=listed)
+
+
+def test_a_worker_that_changes_more(folder):
+    def other_files(worker):
+        info = get_worker_info()
+        info.dataset.samples = info.dataset.samples[::-1]
+        info.dataset.target_transform = lambda label: 10 * worker + label
+
+    def other_loader(worker):
+        get_worker_info().dataset.loader = lambda path: Image.new("RGB", (30, 30), (worker, 2, 3))
+
+    def other_part(worker):
+        subset = get_worker_info().dataset
+        subset.dataset = images(folder, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()]))
+
+    def other_method(worker):
+        torchvision.datasets.ImageFolder.__getitem__ = lambda self, index: (torch.tensor(index), worker)
+
+    for init in (other_files, other_loader, other_method):
+        check(images(folder), worker_init_fn=init)
+        check(images(folder), filled=False, worker_init_fn=init, collate_fn=listed)
+    subset = Subset(images(folder), range(20))
+    check(subset, worker_init_fn=other_part)
+    check(subset, filled=False, worker_init_fn=other_part, collate_fn=listed)
+    parts = ConcatDataset([subset, images(folder)])
+
+    def other_parts(worker):
+        get_worker_info().dataset.datasets[1] = Subset(images(folder), range(30))
+
+    check(parts, filled=False, worker_init_fn=other_parts, collate_fn=listed)
+
+
+def test_an_init_that_raises(folder):
+    def init(worker):
+        raise ValueError(f"worker {worker}")
+
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=1, worker_init_fn=init)
+    with pytest.raises(ValueError, match="(?s)Caught ValueError in DataLoader worker process 0.*worker 0"):
+        next(iter(loader))
+
+
+def test_native_draws_follow_the_workers_seed(folder):
+    def seeded(worker):
+        torch.manual_seed(17 + worker)
+
+    def epoch(main: int, init: Any, **named: Any) -> list[Any]:
+        torch.manual_seed(main)
+        loader = penstock.DataLoader(images(folder, TRAIN), batch_size=8, num_workers=2, worker_init_fn=init, **named)
+        return [image for image, _ in loader]
+
+    assert_same(epoch(0, seeded), epoch(1, seeded))
+    assert_same(epoch(0, reseeded), epoch(0, reseeded))
+    same = [torch.equal(a, b) for a, b in zip(epoch(0, reseeded), epoch(1, reseeded), strict=True)]
+    assert not any(same)
+    with_generator = [epoch(main, reseeded, generator=torch.Generator().manual_seed(3)) for main in (0, 1)]
+    assert_same(*with_generator)
+
+
+# ---- the loader's own options ----
+
+
+@METHODS
+@pytest.mark.parametrize("named", [{"collate_fn": handed_on}, {"worker_init_fn": reseeded}], ids=["collate", "init"])
+def test_a_seed_gives_the_batches_of_the_native_plan(folder, workers, method, named):
+    dataset = images(folder, TRAIN)
+    plain = batches(penstock.DataLoader, dataset, seed=9, num_workers=2)
+    assert_same(batches(penstock.DataLoader, dataset, seed=9, num_workers=workers, worker_method=method, **named), plain)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_seed_reaches_targets(folder, workers):
+    dataset = images(folder, target_transform=lambda label: label + torch.rand(1).item())
+    epochs = [
+        batches(penstock.DataLoader, dataset, seed=9, num_workers=number, collate_fn=handed_on) for number in (2, workers)
+    ]
+    assert_same(*epochs)
+
+
+def test_resuming(folder):
+    def loader():
+        return penstock.DataLoader(images(folder, TRAIN), batch_size=4, shuffle=True, seed=3, num_workers=2, collate_fn=mixed)
+
+    torch.manual_seed(0)
+    whole = list(loader())
+    first = loader()
+    passing = iter(first)
+    torch.manual_seed(0)
+    begun = [next(passing) for _ in range(3)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert_same([*begun, *second], whole)
+
+
+@pytest.mark.parametrize("collate", [handed_on, stacked])
+def test_a_cache(folder, tmp_path, collate):
+    dataset = images(folder)
+    theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=2, collate_fn=collate)
+    for cache in (tmp_path / "cache", "memory"):
+        torch.manual_seed(5)
+        loader = penstock.DataLoader(
+            dataset, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate, cache=cache
+        )
+        assert_same(list(loader), theirs)
+        list(loader)
+        (tier,) = loader.stats().cache.values()
+        assert tier.samples >= 27, "all but those that Pillow reads"
+
+
+def test_spawned_workers(folder):
+    check(images(folder), collate_fn=mixed, multiprocessing_context="spawn")
