@@ -25,6 +25,7 @@ from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
+from penstock.sources.images import ImagesSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items
 from penstock.sources.read_ahead import SampleFile
@@ -233,6 +234,7 @@ SOURCES: tuple[type[Source], ...] = (
     ConcatSource,
     TensorFolderSource,
     ImageFolderSource,
+    ImagesSource,
     ShardsSource,
     TensorDatasetSource,
     ArraysSource,

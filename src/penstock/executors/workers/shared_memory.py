@@ -28,6 +28,8 @@ SHARED_BYTES = 16 << 10
 #: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
 #: keeps all of them come torch's way.
 MOST_BLOCKS = 128
+#: Large tensors of a batch of the user's collate_fn that are copied to shared memory here; torch does the others.
+MOST_COPIED = 8
 #: Free blocks that a worker keeps for itself.
 _OWN_BLOCKS = 4
 
@@ -249,7 +251,7 @@ class WorkerBuffers:
         if address in self._unreserved:
             self.large[address] = storage.nbytes(), False
             return self._unreserved[address].tensor(tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset())
-        if not plain or storage.is_shared() or tensor.is_conj() or tensor.is_neg():
+        if not plain or storage.is_shared() or tensor.is_conj() or tensor.is_neg() or len(self.large) >= MOST_COPIED:
             return tensor
         return self._copy(tensor, storage, address)
 
