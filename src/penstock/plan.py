@@ -229,9 +229,7 @@ def fill_plan(dataset: object, caches: Caches | None) -> NativePlan | None:
     return found
 
 
-def _natively(
-    dataset: object, raw: bool, caches: Caches | None, replan: Callable[[], Plan]
-) -> NativePlan | Refusal:
+def _natively(dataset: object, raw: bool, caches: Caches | None, replan: Callable[[], Plan]) -> NativePlan | Refusal:
     """Return how the native core fills the batches of a dataset, or why it cannot."""
     tree = build(dataset, raw)
     if isinstance(tree, Refusal):

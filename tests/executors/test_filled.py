@@ -1,4 +1,4 @@
-"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's: equal to torch's in all things."""
+"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's, equal to torch's in all things."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.native
 EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
 TRAIN = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.PILToTensor()])
 MIXUP = v2.MixUp(num_classes=3)
-METHODS = pytest.mark.parametrize("workers, method", [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"])
+METHODS = pytest.mark.parametrize(
+    ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
+)
 FILLED = "native   each batch in one piece"
 
 
@@ -329,7 +331,7 @@ def test_an_init_that_raises(folder):
         raise ValueError(f"worker {worker}")
 
     loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=1, worker_init_fn=init)
-    with pytest.raises(ValueError, match="(?s)Caught ValueError in DataLoader worker process 0.*worker 0"):
+    with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker process 0.*worker 0"):
         next(iter(loader))
 
 
@@ -358,21 +360,26 @@ def test_native_draws_follow_the_workers_seed(folder):
 def test_a_seed_gives_the_batches_of_the_native_plan(folder, workers, method, named):
     dataset = images(folder, TRAIN)
     plain = batches(penstock.DataLoader, dataset, seed=9, num_workers=2)
-    assert_same(batches(penstock.DataLoader, dataset, seed=9, num_workers=workers, worker_method=method, **named), plain)
+    assert_same(
+        batches(penstock.DataLoader, dataset, seed=9, num_workers=workers, worker_method=method, **named), plain
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_seed_reaches_targets(folder, workers):
     dataset = images(folder, target_transform=lambda label: label + torch.rand(1).item())
     epochs = [
-        batches(penstock.DataLoader, dataset, seed=9, num_workers=number, collate_fn=handed_on) for number in (2, workers)
+        batches(penstock.DataLoader, dataset, seed=9, num_workers=number, collate_fn=handed_on)
+        for number in (2, workers)
     ]
     assert_same(*epochs)
 
 
 def test_resuming(folder):
     def loader():
-        return penstock.DataLoader(images(folder, TRAIN), batch_size=4, shuffle=True, seed=3, num_workers=2, collate_fn=mixed)
+        return penstock.DataLoader(
+            images(folder, TRAIN), batch_size=4, shuffle=True, seed=3, num_workers=2, collate_fn=mixed
+        )
 
     torch.manual_seed(0)
     whole = list(loader())

@@ -313,7 +313,9 @@ def in_a_dict(samples: list[torch.Tensor]) -> Any:
     return OrderedDict(values=torch.stack(samples))
 
 
-@pytest.mark.parametrize("options", [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}], ids=str
+)
 def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)
     for _ in range(2):

@@ -1,7 +1,7 @@
 """Batches that the native core fills in the thread that fetches them, for code that leaves them to default_collate.
 
-A worker process, a worker thread or the caller's thread asks for the batch of a task; nothing runs beside it but readers
-of files, where reads block.
+A worker process, a worker thread or the caller's thread asks for the batch of a task. Nothing runs beside it but
+readers of files, where reads block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collate functions that hand their samples on to torch's default_collate, and what that returns to them.
 
-MixUp and CutMix are applied so: ``return mixup(*default_collate(batch))``. Such a function looks at no sample, which its
-code shows: each mention of its argument is the one argument of a call of default_collate. Its samples may then lie in
-one piece of memory, and default_collate, called with the very list that the function was given, returns that piece.
+MixUp and CutMix are applied so: ``return mixup(*default_collate(batch))``. Such a function looks at no sample, which
+its code shows: each mention of its argument is the one argument of a call of default_collate. Its samples may then lie
+in one piece of memory, and default_collate, called with the very list that the function was given, returns that piece.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ def _function_of(collate_fn: object, position: int = 0) -> tuple[types.FunctionT
     """Return the function that is called in the end, and which of its parameters gets the samples."""
     if isinstance(collate_fn, functools.partial):
         inner, number = _function_of(collate_fn.func, position + len(collate_fn.args))
-        if inner is not None and number < len(names := inner.__code__.co_varnames) and names[number] in collate_fn.keywords:
+        if (
+            inner is not None
+            and number < len(names := inner.__code__.co_varnames)
+            and names[number] in collate_fn.keywords
+        ):
             return None, 0
         return inner, number
     if type(collate_fn) is types.MethodType:
@@ -123,7 +127,7 @@ _exchanged: list[Any] = []
 
 @contextmanager
 def answered(samples: list[Any], collate: Callable[[], Any]) -> Iterator[None]:
-    """Have default_collate, called in this thread with this very list, return what `collate` returns, the first time."""
+    """Have default_collate return what `collate` returns, once, where this thread calls it with this very list."""
     _exchange()
     before = _this_thread.samples, _this_thread.collate
     _this_thread.samples, _this_thread.collate = samples, collate

@@ -60,7 +60,7 @@ class ImageReader(FolderReader):
         located: returns the path and the label of the sample at a position; None for a path: the table has it, and
             the dataset's `samples`, or its `path`, say which it is.
         sample: called with label and image, returns the sample; None: (image, label), by the target_transform.
-        still: what else must hold for the dataset.
+        alike: attributes of the dataset that must stay as they are, beside the transform and the loader.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ImageReader(FolderReader):
         located: Callable[[int], tuple[Any, Any]],
         sample: Callable[[Any, Any], Any] | None = None,
         *,
-        still: Holds = all_of(),
+        alike: tuple[str, ...] = (),
     ) -> None:
         state = TransformState(dataset.transform)
-        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader"), still, state.holds))
+        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader", *alike), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
         self.filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())

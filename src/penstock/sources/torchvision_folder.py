@@ -1,4 +1,4 @@
-"""The adapter of torchvision's datasets of image files, whose lists may be changed at any time: ImageFolder and others."""
+"""The adapter of torchvision's datasets of image files, ImageFolder and others, whose lists may be changed at any time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.recipe.originals import is_original
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.premises import Holds, all_of, same_attributes
+from penstock.sources.premises import all_of
 from penstock.sources.reading import open_path, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import NativeSource, SampleFiles, Source
@@ -61,6 +61,8 @@ _LAYOUTS = {
 }
 #: The list of labels for each target of OxfordIIITPet.
 _PET_LABELS = {"category": "_labels", "binary-category": "_bin_labels"}
+#: What the samples of some classes depend on beside their lists, loader and transform.
+_MORE = ("transforms", "_target_types")
 
 
 class TorchvisionFolderSource(Source):
@@ -108,7 +110,7 @@ class TorchvisionFolderSource(Source):
             labels=labels,
             paths=paths,
             still=all_of(
-                transformed_as_now(dataset, *held, "loader", "transforms", "_target_types"),
+                transformed_as_now(dataset, *held, "loader", *_MORE),
                 lambda: all(len(one) == size for one in lists) and _foreign(dataset) is None,
             ),
         )
@@ -117,7 +119,7 @@ class TorchvisionFolderSource(Source):
         dataset = self.dataset
         if _foreign(dataset) is not None:
             return SampleReader(dataset)
-        return ImageReader(dataset, None, _located(dataset), still=_same_targets(dataset))
+        return ImageReader(dataset, None, _located(dataset), alike=_MORE)
 
 
 def _layout(dataset: Any) -> _Layout:
@@ -144,11 +146,6 @@ def _located(dataset: Any) -> Callable[[int], tuple[Any, Any]]:
         return of_pair
     files, labels = names
     return lambda position: (getattr(dataset, files)[position], getattr(dataset, labels)[position])
-
-
-def _same_targets(dataset: Any) -> Holds:
-    """Return a premise of the classes whose samples depend on more than their lists and transforms."""
-    return same_attributes(dataset, "transforms", "_target_types")
 
 
 def _foreign(dataset: Any) -> Refusal | None:

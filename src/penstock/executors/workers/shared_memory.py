@@ -250,7 +250,9 @@ class WorkerBuffers:
             return _ByValue(tensor) if plain and tensor.is_contiguous() else tensor
         if address in self._unreserved:
             self.large[address] = storage.nbytes(), False
-            return self._unreserved[address].tensor(tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset())
+            return self._unreserved[address].tensor(
+                tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset()
+            )
         if not plain or storage.is_shared() or tensor.is_conj() or tensor.is_neg() or len(self.large) >= MOST_COPIED:
             return tensor
         return self._copy(tensor, storage, address)
