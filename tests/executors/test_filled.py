@@ -1,4 +1,4 @@
-"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's, equal to torch's in all things."""
+"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's, against torch's."""
 
 from __future__ import annotations
 

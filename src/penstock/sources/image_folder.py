@@ -198,6 +198,7 @@ class ImageFolderSource(Source):
 
     dataset: ImageFolder
     classes = (ImageFolder,)
+    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
 
     def name(self, index: int) -> tuple[str, str | None]:
         path = self.dataset.samples[index][0]

@@ -1,4 +1,4 @@
-"""The adapter of torchvision's datasets of image files, ImageFolder and others, whose lists may be changed at any time."""
+"""The adapter of torchvision's datasets of image files, such as ImageFolder, whose lists may be changed at any time."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ _LAYOUTS = {
 }
 #: The list of labels for each target of OxfordIIITPet.
 _PET_LABELS = {"category": "_labels", "binary-category": "_bin_labels"}
+_LISTED = {name for one in _LAYOUTS.values() for name in (one.pairs, one.files, one.labels) if name}
 #: What the samples of some classes depend on beside their lists, loader and transform.
 _MORE = ("transforms", "_target_types")
 
@@ -69,6 +70,7 @@ class TorchvisionFolderSource(Source):
     """The adapter of those of torchvision's datasets whose samples are a file and a label each."""
 
     torchvisions = tuple(_LAYOUTS)
+    read = frozenset({"samples", "loader", "transform", "target_transform", *_MORE, *_PET_LABELS.values(), *_LISTED})
 
     @cached_property
     def _pairs(self) -> list[tuple[str, Any]]:
@@ -123,7 +125,11 @@ class TorchvisionFolderSource(Source):
 
 
 def _layout(dataset: Any) -> _Layout:
-    return next(_LAYOUTS[kind.__name__] for kind in type(dataset).__mro__ if kind.__name__ in _LAYOUTS)
+    return next(
+        _LAYOUTS[kind.__name__]
+        for kind in type(dataset).__mro__
+        if kind.__name__ in _LAYOUTS and kind.__module__.startswith("torchvision.datasets.")
+    )
 
 
 def _attributes(dataset: Any) -> tuple[str, ...]:
