@@ -36,9 +36,11 @@ def rebinding(batch):
     return mix(*batch)
 
 
-def in_branches(batch, *, twice=False):
-    if twice:
-        return default_collate(batch), default_collate(batch)
+def in_branches(batch, *, often=False):
+    if often:
+        for _ in range(2):
+            mix(1)
+        return mix(*default_collate(batch))
     return default_collate(batch)
 
 
@@ -113,6 +115,24 @@ def late_rebinding(batch):
     return batch
 
 
+def twice(batch):
+    return default_collate(batch), default_collate(batch)
+
+
+def again(batch, *, often=False):
+    found = [default_collate(batch)]
+    if often:
+        found.append(default_collate(batch))
+    return found
+
+
+def looped(batch):
+    found = []
+    for _ in range(2):
+        found.append(default_collate(batch))
+    return found
+
+
 def own_variables(batch):
     return default_collate(batch), locals()
 
@@ -157,6 +177,9 @@ OTHERS = {
     "by name": by_name,
     "through another": through_another,
     "a loop": late_rebinding,
+    "a loop of calls": looped,
+    "twice": twice,
+    "perhaps twice": again,
     "its variables": own_variables,
     "captured": captured,
     "generator": generator,

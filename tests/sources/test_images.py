@@ -138,7 +138,7 @@ def test_files_that_are_missing_or_damaged(files):
     next(passing)
     with pytest.raises(penstock.MissingSample, match=r"1\.jpg"):
         next(passing)
-    replaced = penstock.DataLoader(penstock.Images(files, transform=EVAL), batch_size=5, on_error="replace")
+    replaced = penstock.DataLoader(penstock.Images(files, transform=EVAL), batch_size=5, on_error=penstock.Replace(max_share=0.2))
     assert [len(batch) for batch in replaced] == [5, 5]
 
 
@@ -266,8 +266,8 @@ def test_datasets_by_name(tmp_path, made):
 def test_dataset_samples_that_end_in_python(tmp_path, made):
     dataset = MADE[made](tmp_path)
     if made == "pets":
-        dataset = datasets.OxfordIIITPet(str(tmp_path), transform=np.asarray)
-    dataset.transform = np.asarray
+        dataset = datasets.OxfordIIITPet(str(tmp_path), transform=np.array)
+    dataset.transform = np.array
     ours, theirs = (kind(dataset, batch_size=1) for kind in (penstock.DataLoader, torch.utils.data.DataLoader))
     assert "JPEG decoded" in ours.explain()
     assert_same(list(ours), list(theirs))

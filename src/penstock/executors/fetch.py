@@ -25,6 +25,7 @@ from penstock.hooks.calls import natively
 from penstock.recipe import drawing, handing_on
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
+from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
 from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
@@ -258,6 +259,11 @@ class Fetch:
             key = digest(task.seed, task.epoch, number, position)
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
+
+    def renew(self) -> None:
+        """Look at the dataset anew, behind a worker_init_fn."""
+        if isinstance(self._read, Assisted):
+            self._read.renew()
 
     def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
         """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""

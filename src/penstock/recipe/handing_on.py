@@ -26,6 +26,7 @@ from penstock.system.process_lock import ProcessLock
 _LOOKING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
 _NEVER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
+_ENDS = ("RETURN_", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
@@ -63,9 +64,10 @@ def _function_of(collate_fn: object, position: int = 0) -> tuple[types.FunctionT
 
 
 def _only_collated(function: types.FunctionType, name: str) -> bool:
-    """Return whether each mention of a parameter is the one argument of a call of default_collate."""
+    """Return whether each mention of a parameter is the one argument of a call of default_collate, made once at most."""
     steps = list(dis.get_instructions(function))
-    collated, straight = False, True
+    calls: set[int] = set()
+    straight = True
     for number, step in enumerate(steps):
         straight = straight and not step.is_jump_target and step.opcode not in _JUMPS
         if step.argval != name and not (isinstance(step.argval, tuple) and name in step.argval):
@@ -74,8 +76,28 @@ def _only_collated(function: types.FunctionType, name: str) -> bool:
             break  # from here on it is the name of something else
         if step.opname not in _LOADS or not _is_argument(function, steps, number):
             return False
-        collated = True
-    return collated
+        calls.add(number)
+    return bool(calls) and not any(_comes_after(steps, call, calls) for call in calls)
+
+
+def _comes_after(steps: list[dis.Instruction], begin: int, wanted: set[int]) -> bool:
+    """Return whether one of these instructions, by number, may be executed behind the one at `begin`."""
+    numbers = {step.offset: number for number, step in enumerate(steps)}
+    seen: set[int] = set()
+    waiting = [begin + 1]
+    while waiting:
+        number = waiting.pop()
+        if number in seen or number >= len(steps):
+            continue
+        if number in wanted:
+            return True
+        seen.add(number)
+        step = steps[number]
+        if step.opcode in _JUMPS:
+            waiting.append(numbers[step.argval])
+        if not step.opname.startswith(_ENDS):
+            waiting.append(number + 1)
+    return False
 
 
 def _is_argument(function: types.FunctionType, steps: list[dis.Instruction], number: int) -> bool:

@@ -36,16 +36,21 @@ class Assisted:
 
     def __init__(self, dataset: Any, caches: Caches | None = None, ahead: ReadAhead | None = None) -> None:
         self.dataset = dataset
-        self._reader = sample_reader_of(source_of(dataset))
         self._caches = caches
-        if caches is not None:
-            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
-            names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
-            for folder, cache in zip(folders, caches.of(names), strict=True):
-                folder.keep_in(cache)
-        self._take_from(ahead)
+        self._ahead = ahead
+        self.renew()
         self.steps = self._reader.steps
         self.gains = self._reader.gains
+
+    def renew(self) -> None:
+        """Look at the dataset anew: a worker_init_fn may have changed it, and its class, before the first sample."""
+        self._reader = sample_reader_of(source_of(self.dataset))
+        if self._caches is not None:
+            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
+            names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
+            for folder, cache in zip(folders, self._caches.of(names), strict=True):
+                folder.keep_in(cache)
+        self._take_from(self._ahead)
 
     def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
         """Return what ``dataset[index]`` returns; native random steps draw from (seed, epoch, index, position)."""
