@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from penstock.executors.selection import planned
+from penstock.plan import PythonPlan
+from penstock.state.delivery import Task
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -53,7 +57,7 @@ def batches(kind: Any, dataset: Any, **named: Any) -> list[Any]:
     return list(kind(dataset, batch_size=8, shuffle=True, **named))
 
 
-def check(dataset: Any, *, filled: bool = True, workers: int = 2, method: str | None = None, **named: Any) -> list[Any]:
+def check(dataset: Any, *, filled: bool = True, workers: int = 2, method: Any = None, **named: Any) -> list[Any]:
     """Compare a loader with torch's, and return its batches."""
     loader = penstock.DataLoader(dataset, batch_size=8, num_workers=workers, worker_method=method, **named)
     assert (FILLED in loader.explain()) is filled, loader.explain()
@@ -137,7 +141,7 @@ def test_the_penstock_folder(folder):
 
 
 def test_subsets_and_concatenations(folder):
-    dataset = ConcatDataset([Subset(images(folder), range(3, 20)), images(folder)])
+    dataset: Any = ConcatDataset([Subset(images(folder), range(3, 20)), images(folder)])
     check(dataset, collate_fn=mixed)
 
 
@@ -244,6 +248,11 @@ def test_a_function_that_raises(folder):
 # ---- worker_init_fn ----
 
 
+def _own_dataset() -> Any:
+    info: Any = get_worker_info()
+    return info.dataset
+
+
 class Recording:
     """Returns with each label what the worker's generators and its init function have left."""
 
@@ -262,7 +271,7 @@ RECORDING = Recording()
 def recorded(worker):
     RECORDING.inits.append(worker)
     info = get_worker_info()
-    assert info is not None and info.id == worker and info.dataset.target_transform is not None
+    assert info is not None and info.id == worker and _own_dataset().target_transform is not None
     torch.rand(3)
 
 
@@ -274,9 +283,8 @@ def reseeded(worker):
 
 def test_the_state_of_a_worker(folder):
     dataset = images(folder, target_transform=RECORDING)
-    for init in (recorded, reseeded):
-        check(dataset, worker_init_fn=init)
-        check(dataset, worker_init_fn=init, persistent_workers=True, collate_fn=handed_on)
+    check(dataset, worker_init_fn=recorded)
+    check(dataset, worker_init_fn=reseeded, persistent_workers=True, collate_fn=handed_on)
 
 
 def test_targets_in_the_callers_thread(folder):
@@ -285,10 +293,10 @@ def test_targets_in_the_callers_thread(folder):
 
 def test_a_worker_that_changes_the_transform(folder):
     def init(worker):
-        get_worker_info().dataset.transform = v1.Compose([v1.Resize((10, 11 + worker)), v1.ToTensor()])
+        _own_dataset().transform = v1.Compose([v1.Resize((10, 11 + worker)), v1.ToTensor()])
 
     def whole(worker):
-        get_worker_info().dataset.transform = lambda image: torch.tensor(image.size)
+        _own_dataset().transform = lambda image: torch.tensor(image.size)
 
     dataset = images(folder)
     assert {tuple(batch.shape[1:]) for batch, _ in check(dataset, worker_init_fn=init)} == {(3, 10, 11), (3, 10, 12)}
@@ -299,15 +307,15 @@ def test_a_worker_that_changes_the_transform(folder):
 
 def test_a_worker_that_changes_more(folder):
     def other_files(worker):
-        info = get_worker_info()
-        info.dataset.samples = info.dataset.samples[::-1]
-        info.dataset.target_transform = lambda label: 10 * worker + label
+        dataset = _own_dataset()
+        dataset.samples = dataset.samples[::-1]
+        dataset.target_transform = lambda label: 10 * worker + label
 
     def other_loader(worker):
-        get_worker_info().dataset.loader = lambda path: Image.new("RGB", (30, 30), (worker, 2, 3))
+        _own_dataset().loader = lambda path: Image.new("RGB", (30, 30), (worker, 2, 3))
 
     def other_part(worker):
-        subset = get_worker_info().dataset
+        subset = _own_dataset()
         subset.dataset = images(folder, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()]))
 
     def other_method(worker):
@@ -319,10 +327,10 @@ def test_a_worker_that_changes_more(folder):
     subset = Subset(images(folder), range(20))
     check(subset, worker_init_fn=other_part)
     check(subset, filled=False, worker_init_fn=other_part, collate_fn=listed)
-    parts = ConcatDataset([subset, images(folder)])
+    parts: Any = ConcatDataset([subset, images(folder)])
 
     def other_parts(worker):
-        get_worker_info().dataset.datasets[1] = Subset(images(folder), range(30))
+        _own_dataset().datasets[1] = Subset(images(folder), range(30))
 
     check(parts, filled=False, worker_init_fn=other_parts, collate_fn=listed)
 
@@ -379,7 +387,12 @@ def test_a_seed_reaches_targets(folder, workers):
 def test_resuming(folder):
     def loader():
         return penstock.DataLoader(
-            images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)])), batch_size=4, shuffle=True, seed=3, num_workers=2, collate_fn=mixed
+            images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)])),
+            batch_size=4,
+            shuffle=True,
+            seed=3,
+            num_workers=2,
+            collate_fn=mixed,
         )
 
     torch.manual_seed(0)
@@ -408,5 +421,11 @@ def test_a_cache(folder, tmp_path, collate):
         assert tier.samples >= 27, "all but those that Pillow reads"
 
 
-def test_spawned_workers(folder):
-    check(images(folder), collate_fn=mixed, multiprocessing_context="spawn")
+def test_what_a_spawned_worker_gets(folder, tmp_path):
+    dataset = images(folder)
+    loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=["memory", tmp_path / "cache"])
+    chosen = planned(loader._settings(), begins=True)
+    assert isinstance(chosen, PythonPlan)
+    sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
+    for _ in range(2):
+        assert_same(sent.load(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))

@@ -64,7 +64,7 @@ def _function_of(collate_fn: object, position: int = 0) -> tuple[types.FunctionT
 
 
 def _only_collated(function: types.FunctionType, name: str) -> bool:
-    """Return whether each mention of a parameter is the one argument of a call of default_collate, made once at most."""
+    """Return whether a parameter is mentioned in calls of default_collate alone, of which one is made at most."""
     steps = list(dis.get_instructions(function))
     calls: set[int] = set()
     straight = True
@@ -145,6 +145,7 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 _lock = ProcessLock()
 _exchanged: list[Any] = []
+_default_collate: Any = default_collate
 
 
 @contextmanager
@@ -163,7 +164,7 @@ def _exchange() -> None:
     if not _exchanged:
         with _lock:
             if not _exchanged:
-                exchange_code(default_collate, _asking)
+                exchange_code(_default_collate, _asking)
                 _exchanged.append(default_collate)
 
 

@@ -138,9 +138,8 @@ class ShardsSource(Source):
         dataset = self.dataset
         kind, one = dataset.description.kind, len(dataset.description.parts) == 1
         if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
-            reader: FolderReader = ImageReader(
-                dataset, self._table(), lambda position: (None, int(dataset.labels[position]))
-            )
+            labels: Any = dataset.labels
+            reader: FolderReader = ImageReader(dataset, self._table(), lambda position: (None, int(labels[position])))
         elif kind == "tensors" and one and replaced_tensor_reading() is None:
             reader = TensorReader(dataset, self._table(), self._read_step(""))
         else:

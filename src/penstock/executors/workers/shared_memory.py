@@ -251,7 +251,7 @@ class WorkerBuffers:
         if address in self._unreserved:
             self.large[address] = storage.nbytes(), False
             return self._unreserved[address].tensor(
-                tensor.shape, tensor.stride(), tensor.dtype, tensor.storage_offset()
+                tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset())
             )
         if not plain or storage.is_shared() or tensor.is_conj() or tensor.is_neg() or len(self.large) >= MOST_COPIED:
             return tensor
@@ -279,7 +279,7 @@ class WorkerBuffers:
         held = {number: self._mapped[number] for number in self._used.values() if self._mapped[number].is_held}
         if not held:
             return packed, ()
-        copies = {number: Block(block.storage.clone()) for number, block in held.items()}
+        copies = {number: _copy_of(block) for number, block in held.items()}
         for number in held:
             del self._mapped[number]
         return mapped(lambda part: part.copied(copies) if type(part) is _InBlock else part, packed), tuple(held)
@@ -317,6 +317,13 @@ def _rows_on(block: Block, samples: int, field: Field) -> Rows:
     return Rows(tensor, block.address, samples * field.nbytes)
 
 
+def _copy_of(block: Block) -> Block:
+    """Return a block of private memory with what a block holds."""
+    storage = torch.UntypedStorage(block.nbytes)  # type: ignore[no-untyped-call]
+    storage.copy_(block.storage)
+    return Block(storage)
+
+
 def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
     """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples."""
     kind = type(batch)
@@ -345,7 +352,7 @@ class _InBlock:
     """A tensor in a block, on its way to the parent."""
 
     def __init__(self, number: int, tensor: torch.Tensor) -> None:
-        self._arguments = (number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        self._arguments = (number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
     def copied(self, copies: Mapping[int, Block]) -> Any:
         """Return the tensor on a copy of its block; this, where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sized
+from collections.abc import Iterable, Sized
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,7 @@ class WorkerBatches:
             self._report(tuple(field.nbytes for field in layout.fields), len(samples))
         return self._buffers.packed(batch)
 
-    def _sent(self, made: list[Any], samples: int, rows: Container[int] = ()) -> Any:
+    def _sent(self, made: list[Any], samples: int, rows: Iterable[int] = ()) -> Any:
         """Return the only item of a list, a batch of the user's collate_fn, as it is sent. rows: where samples lie."""
         batch = made.pop()
         packed = self._buffers.packed(batch)
