@@ -24,8 +24,10 @@ from penstock.recipe.originals import is_original, own_class, replaced_in_class,
 
 _FUNCTION = "torchvision ImageFolder"
 _MODULE = "torchvision.datasets.folder"
-#: Of files with these Pillow may say something when it opens them: it opens them itself.
-_MARKS = (b"Exif\0", b"MPF\0")
+#: How the segments begin of which Pillow may say something when it opens a file (Exif 2.32, CIPA DC-007): it opens such
+#: files itself.
+_SPOKEN_OF = (b"Exif", b"MPF\0")
+_START_OF_SCAN = 0xDA
 _exchanged: list[Any] = []
 
 
@@ -70,7 +72,7 @@ def _image(dataset: Any, path: Any) -> Any:
         with open(path, "rb") as file:
             data = file.read()
         certified = _native.certify_jpeg(data)
-        if isinstance(certified, str) or certified[2] not in (1, 3) or any(mark in data for mark in _MARKS):
+        if isinstance(certified, str) or certified[2] not in (1, 3) or not _is_silent(data):
             return REFUSED
         width, height, _, end = certified
         most = Image.MAX_IMAGE_PIXELS
@@ -80,6 +82,17 @@ def _image(dataset: Any, path: Any) -> Any:
     except Exception:  # torchvision's method raises it, if it is an error
         return REFUSED
     return run_whole(dataset.transform, image)
+
+
+def _is_silent(data: bytes) -> bool:
+    """Return whether a certified JPEG file has no segment of which Pillow may warn. Raises IndexError."""
+    position = 2
+    while (marker := data[position + 1]) != _START_OF_SCAN:
+        if data[position] != 0xFF or data[position + 4 : position + 8] in _SPOKEN_OF:
+            return False
+        # The length counts its own two bytes (ITU-T T.81, B.1.1.4); a marker may be preceded by bytes of 0xFF.
+        position += 1 if marker == 0xFF else 2 + int.from_bytes(data[position + 2 : position + 4])
+    return True
 
 
 def _opens_as_torchvision(loader: Any) -> bool:
