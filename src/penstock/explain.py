@@ -55,7 +55,7 @@ class Explained:
         for step in _steps(plan):
             yield f"{step.who:<8} {step.what}"
         if plan.filled is not None:
-            yield f"native   each batch in one piece{_given_on(self.settings)}"
+            yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         if self.executors.caches is not None:
             described = self.executors.caches.describe() if plan.assisted or plan.filled else None
@@ -232,10 +232,12 @@ def _steps(plan: PythonPlan) -> Iterator[Step]:
         yield from plan.assisted.steps
 
 
-def _given_on(settings: Settings) -> str:
+def _given_on(settings: Settings, *, unseen: bool) -> str:
     """Return to whom a batch that is filled natively goes."""
     if settings.collate_fn is default_collate:
         return ""
+    if not unseen:
+        return ", of which collate_fn is given the samples"
     return ", which default_collate returns inside collate_fn"
 
 

@@ -164,7 +164,9 @@ class PythonPlan:
     assisted: Assisted | None = None
     """Reads the samples in place of the dataset, natively as far as its transform."""
     filled: NativePlan | None = None
-    """Fills whole batches where Python works, for functions that leave the samples to default_collate as they are."""
+    """Fills whole batches where Python works, for the user's functions."""
+    unseen: bool = False
+    """These functions leave the samples to default_collate as they are."""
     caches: Caches | None = None
     """Keep the bytes of files that the two read."""
 
@@ -212,19 +214,26 @@ def plan(
     if refusal is None:
         found = _natively(dataset, raw, caches, replan)
         return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
-    filled = None
-    if batched and fills_batches(collate_fn):
-        filled = fill_plan(dataset, caches)
-    return PythonPlan(refusal, assist(dataset, caches), filled, caches)
+    unseen = fills_batches(collate_fn)
+    filled = fill_plan(dataset, caches, unseen=unseen) if batched else None
+    return PythonPlan(refusal, assist(dataset, caches), filled, unseen, caches)
 
 
-def fill_plan(dataset: object, caches: Caches | None) -> NativePlan | None:
-    """Return how the native core fills the batches of a dataset for code that makes default_collate's batches.
+def fill_plan(dataset: object, caches: Caches | None, *, unseen: bool) -> NativePlan | None:
+    """Return how the native core fills the batches of a dataset for code of the user's.
 
     None: it does not, or a batch may hold other elements than the samples one by one; or lies in an object store.
+
+    unseen: the code leaves the samples to default_collate; else they must lie as the dataset's samples do.
     """
-    found = _natively(dataset, False, caches, lambda: fill_plan(dataset, caches) or PythonPlan(unknown(dataset)))
+
+    def replan() -> Plan:
+        return fill_plan(dataset, caches, unseen=unseen) or PythonPlan(unknown(dataset))
+
+    found = _natively(dataset, False, caches, replan)
     if isinstance(found, Refusal) or any(leaf.batches_only or leaf.remote is not None for leaf in found.leaves):
+        return None
+    if not unseen and not all(leaf.as_samples is not None and leaf.as_samples() for leaf in found.leaves):
         return None
     return found
 

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.native
 
 EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
 TRAIN = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.PILToTensor()])
+#: Whose tensors have the channels last in memory.
+LAST = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.PILToTensor()])
 MIXUP = v2.MixUp(num_classes=3)
 METHODS = pytest.mark.parametrize(
     ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
@@ -112,7 +114,8 @@ def test_mixup(folder, workers):
 @METHODS
 @pytest.mark.parametrize("collate", [stacked, listed])
 def test_functions_that_look_at_samples(folder, workers, method, collate):
-    check(images(folder), filled=False, workers=workers, method=method, collate_fn=collate)
+    check(images(folder), workers=workers, method=method, collate_fn=collate)
+    check(images(folder, LAST), filled=False, workers=workers, method=method, collate_fn=collate)
 
 
 @pytest.mark.parametrize("generation", [v1, v2])
@@ -124,9 +127,38 @@ def test_what_samples_are(folder, generation):
     check(dataset, collate_fn=handed_on)
 
 
+def described(batch):
+    """Return what a program may ask of samples."""
+    return [
+        (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
+        for image, label in batch
+    ]
+
+
+@METHODS
+def test_what_a_program_may_ask_of_samples(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=described)
+
+
+def test_samples_that_are_kept(folder):
+    class Keeping:
+        def __init__(self) -> None:
+            self.kept: list[Any] = []
+
+        def __call__(self, batch):
+            self.kept.append(batch[1][0])
+            batch[0][0].zero_()
+            return torch.stack([image for image, _ in batch] + self.kept)
+
+    for workers in (0, 2):
+        ours = batches(penstock.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
+        theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
+        assert_same(ours, theirs)
+
+
 @METHODS
 def test_a_second_batch_of_the_same_samples(folder, workers, method):
-    check(images(folder), filled=False, workers=workers, method=method, collate_fn=twice)
+    check(images(folder), workers=workers, method=method, collate_fn=twice)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -302,7 +334,9 @@ def test_a_worker_that_changes_the_transform(folder):
     assert {tuple(batch.shape[1:]) for batch, _ in check(dataset, worker_init_fn=init)} == {(3, 10, 11), (3, 10, 12)}
     check(dataset, worker_init_fn=whole)
     check(dataset, worker_init_fn=init, collate_fn=handed_on)
-    check(dataset, worker_init_fn=init, filled=False, collate_fn=listed)
+    check(dataset, worker_init_fn=init, collate_fn=listed)
+    last = images(folder, LAST)
+    check(last, worker_init_fn=init, filled=False, collate_fn=listed)
 
 
 def test_a_worker_that_changes_more(folder):
@@ -323,11 +357,14 @@ def test_a_worker_that_changes_more(folder):
 
     for init in (other_files, other_loader, other_method):
         check(images(folder), worker_init_fn=init)
-        check(images(folder), filled=False, worker_init_fn=init, collate_fn=listed)
+        check(images(folder), worker_init_fn=init, collate_fn=listed)
+        check(images(folder, LAST), filled=False, worker_init_fn=init, collate_fn=listed)
     subset = Subset(images(folder), range(20))
     check(subset, worker_init_fn=other_part)
+    check(subset, worker_init_fn=other_part, collate_fn=listed)
+    subset = Subset(images(folder, LAST), range(20))
     check(subset, filled=False, worker_init_fn=other_part, collate_fn=listed)
-    parts: Any = ConcatDataset([subset, images(folder)])
+    parts: Any = ConcatDataset([subset, images(folder, LAST)])
 
     def other_parts(worker):
         _own_dataset().datasets[1] = Subset(images(folder), range(30))

@@ -70,7 +70,7 @@ class Fetch:
         keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
-        filling: fills whole batches natively, where it can; the collate_fn leaves the samples to default_collate.
+        filling: fills whole batches natively, where it can.
     """
 
     def __init__(
@@ -112,6 +112,11 @@ class Fetch:
         return self.collate_fn is default_collate
 
     @property
+    def hands_on(self) -> bool:
+        """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
+        return self._filling is not None and self._filling.unseen
+
+    @property
     def one_by_one(self) -> bool:
         """Whether a batch's samples are fetched by one call each."""
         if self._filling is not None:
@@ -144,7 +149,9 @@ class Fetch:
         if self.stacks:
             self._note_collating(task, len(task.given))
             return collated(lambda _: filled.batch(), task.given, None)
-        samples = filled.samples()
+        samples = filled.samples(unseen=self.hands_on)
+        if not self.hands_on:
+            return self.collate(task, samples)
         with handing_on.answered(samples, filled.batch):
             return self.collate(task, samples)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 import penstock._native as _native
-from penstock.executors.buffers import Buffers, Field
+from penstock.executors.buffers import Buffers, Field, bytes_in
 from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agreed_fields, with_lost
 from penstock.executors.staging import Staging
@@ -58,10 +59,17 @@ class FilledBatch:
         labels = [] if self.labels is None else [collated_labels(self.labels)]
         return self.plan.leaves[0].batch([*self.rows, *labels])
 
-    def samples(self) -> list[Any]:
-        """Return the samples, whose tensors are the rows."""
+    def samples(self, *, unseen: bool) -> list[Any]:
+        """Return the samples, whose tensors lie in the rows. unseen: they may be views; else each has its storage."""
         labels = [] if self.labels is None else [as_objects(self.labels)]
-        return self.plan.leaves[0].samples([*(rows.unbind(0) for rows in self.rows), *labels])
+        columns = [rows.unbind(0) if unseen else _own_storages(rows) for rows in self.rows]
+        return self.plan.leaves[0].samples([*columns, *labels])
+
+
+def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors in the memory of the rows, each of which is to torch's eyes all that its storage holds."""
+    elements = bytes_in(rows).view(str(rows.dtype).removeprefix("torch.")).reshape(rows.shape)
+    return list(map(torch.from_numpy, elements))
 
 
 class Filling:
@@ -74,10 +82,14 @@ class Filling:
         dataset: the user's.
         caches: keep the bytes of its files.
         plan: of the dataset; None: one is made with the first batch.
+        unseen: the samples are left to default_collate; else the user's code looks at them.
     """
 
-    def __init__(self, dataset: Any, caches: Caches | None, plan: NativePlan | None = None) -> None:
+    def __init__(
+        self, dataset: Any, caches: Caches | None, plan: NativePlan | None = None, *, unseen: bool = True
+    ) -> None:
         self._dataset, self._caches, self._plan = dataset, caches, plan
+        self.unseen = unseen
         self._begin()
 
     def _begin(self) -> None:
@@ -121,7 +133,7 @@ class Filling:
         if self._refused == (task.seed, task.epoch):
             return None
         if self._plan is None or not _holds(self._plan):
-            self._plan = fill_plan(self._dataset, self._caches)
+            self._plan = fill_plan(self._dataset, self._caches, unseen=self.unseen)
         if self._plan is None or not _holds(self._plan):
             self._plan, self._refused = None, (task.seed, task.epoch)
             return None
@@ -129,11 +141,15 @@ class Filling:
 
     def of(self, dataset: Any) -> Filling:
         """Return the same for a copy of the dataset."""
-        return Filling(dataset, self._caches)
+        return Filling(dataset, self._caches, unseen=self.unseen)
 
     def __reduce__(self) -> tuple[Any, ...]:
         caches = None if self._caches is None else self._caches.in_folders()  # memory would be taken once a process
-        return Filling, (self._dataset, caches)
+        return _filling, (self._dataset, caches, self.unseen)
+
+
+def _filling(dataset: Any, caches: Caches | None, unseen: bool) -> Filling:
+    return Filling(dataset, caches, unseen=unseen)
 
 
 class _Filler:

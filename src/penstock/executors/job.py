@@ -91,7 +91,7 @@ def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) 
 
 def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Fetch:
     """Return what fetches by a plan; here: in a process whose global generators it may set."""
-    filling = None if plan.filled is None else Filling(settings.dataset, plan.caches, plan.filled)
+    filling = None if plan.filled is None else Filling(settings.dataset, plan.caches, plan.filled, unseen=plan.unseen)
     return fetcher(settings, substitutes, here=here)(read=plan.assisted, filling=filling)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import Pipeline
+from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import replaced_in_opening, replaced_in_transforms
 from penstock.recipe.prefix import Prefix, picture, read_prefix
@@ -46,9 +48,17 @@ def native_images(dataset: Any, raw: bool, names: _native.FileTable | None, **ow
         steps=(_read_step(dataset, " natively"), *recipe.steps, *labels),
         table=recipe.table,
         recipe=recipe,
+        as_samples=partial(_are_samples, dataset, recipe),
         image_files=True,
         **own,
     )
+
+
+def _are_samples(dataset: Any, recipe: Recipe) -> bool:
+    """Return whether rows lie as the tensors of samples do, and NumPy knows their dtype."""
+    shaped = recipe.shape is not None and min(recipe.shape[1:]) > 1
+    known = recipe.dtype in (torch.float32, torch.float64, torch.uint8)
+    return shaped and known and makes_plain_tensors(dataset.transform, "RGB")
 
 
 class ImageReader(FolderReader):

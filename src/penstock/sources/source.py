@@ -117,6 +117,9 @@ class NativeSource:
     """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
     recipe: Recipe | None = None
     """What is done to each image; None: the first field is no image."""
+    as_samples: Callable[[], bool] | None = None
+    """Returns whether the rows of the first field, the only one, lie as the tensors of the dataset's samples do; None:
+    that is not known."""
     files: SampleFiles | None = None
     """The files that the first field is made of; None: it is made of no files, or of parts of some."""
     image_files: bool = False
