@@ -227,7 +227,8 @@ def _steps(plan: PythonPlan) -> Iterator[Step]:
     """Yield what is done natively for functions that Python calls."""
     if plan.filled is not None:
         for leaf in plan.filled.leaves:
-            yield from leaf.steps
+            for step in leaf.steps:
+                yield step if step.who == "native" else Step("label   target_transform, on each label", step.who)
     elif plan.assisted is not None:
         yield from plan.assisted.steps
 

@@ -20,7 +20,7 @@ from penstock.executors.buffers import Buffers, Field, bytes_in
 from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agreed_fields, with_lost
 from penstock.executors.staging import Staging
-from penstock.executors.workers.native import NativeBatch, NativeCrew
+from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
 from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
@@ -157,7 +157,7 @@ class _Filler:
 
     def __init__(self, plan: NativePlan) -> None:
         self.plan = plan
-        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan, None, 0))
+        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan, None, 0), READERS)
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
 
     def fill(
