@@ -80,7 +80,7 @@ def test_a_forked_child_goes_on(dataset):
 def test_what_only_the_dataset_makes_sense_of(dataset, given):
     filling = Filling(dataset, None)
     assert filling.fill(Task(given, 0, 0, range(3)), None, 0, None) is None
-    indices = [np.int64(3), torch.tensor(4), -1]
+    indices: Any = [np.int64(3), torch.tensor(4), -1]
     assert_same(filled(filling, task(*indices)).batch(), default_collate([dataset[3], dataset[4], dataset[-1]]))
 
 

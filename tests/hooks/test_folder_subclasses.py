@@ -141,7 +141,7 @@ def test_transforms_that_change_in_the_middle(folder, workers):
 def test_calls_are_counted(folder):
     dataset = Indexed(folder, TRAIN, lambda label: label + 1)
     for method in (None, "thread"):
-        loader = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method=method)
+        loader: Any = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method=method)
         labels = torch.cat([labels for _, labels, _ in loader])
         assert labels.tolist() == [label + 1 for label in dataset.targets]
         assert loader.stats().calls["torchvision ImageFolder"].answered == JPEGS + 1
@@ -152,7 +152,7 @@ def test_draws_by_sample(folder):
     dataset = Indexed(folder, TRAIN)
     by_index = []
     for workers in (0, 2):
-        loader = penstock.DataLoader(dataset, batch_size=4, shuffle=True, seed=4, num_workers=workers)
+        loader: Any = penstock.DataLoader(dataset, batch_size=4, shuffle=True, seed=4, num_workers=workers)
         by_index.append(
             {int(i): image for images, _, numbers in loader for image, i in zip(images, numbers, strict=True)}
         )
@@ -184,10 +184,10 @@ def test_a_subclass_that_reads_as_its_base(folder):
     evaluate = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor()])
     dataset = Classes(folder, evaluate)
     assert set(dataset.targets) == {5}
-    loader = penstock.DataLoader(dataset, batch_size=5, num_workers=2)
+    loader: Any = penstock.DataLoader(dataset, batch_size=5, num_workers=2)
     assert "native threads fill" in loader.explain()
     assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=5)))
-    Classes.__getitem__ = lambda self, index: (torch.zeros(1), index)  # type: ignore[method-assign, assignment]
+    Classes.__getitem__ = lambda self, index: (torch.zeros(1), index)
     try:
         assert "native threads fill" not in loader.explain()
         assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=5)))

@@ -89,7 +89,7 @@ def encoded_of(image: Any) -> Encoded | None:
 def unopened(data: bytes, size: tuple[int, int]) -> Image.Image:
     """Return the image, in mode RGB and without info, of the bytes of a certified JPEG file of this (width, height)."""
     image = Image.Image()
-    image._mode, image._size = "RGB", size  # type: ignore[attr-defined]
+    image._mode, image._size = "RGB", size
     _set(image, Encoded(data, None, "RGB"))
     return image
 
