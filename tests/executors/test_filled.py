@@ -1,17 +1,13 @@
-"""Batches that the native core fills for a collate_fn or worker_init_fn of the user's, against torch's."""
+"""Batches that the native core fills for a collate_fn of the user's, against torch's."""
 
 from __future__ import annotations
 
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -20,70 +16,28 @@ import penstock
 from penstock.executors.selection import planned
 from penstock.plan import PythonPlan
 from penstock.state.delivery import Task
+from tests.filled_batches import EVAL, LAST, TRAIN, batches, check, handed_on, images, listed, reseeded, save_pictures
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
 
-EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3)])
-TRAIN = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.PILToTensor()])
-#: Whose tensors have the channels last in memory.
-LAST = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.PILToTensor()])
 MIXUP = v2.MixUp(num_classes=3)
 METHODS = pytest.mark.parametrize(
     ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
 )
-FILLED = "native   each batch in one piece"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of 30 images in three classes, of which Pillow alone reads some."""
-    root = tmp_path_factory.mktemp("images")
-    draw = np.random.default_rng(0)
-    for i in range(30):
-        (root / f"{i % 3}").mkdir(exist_ok=True)
-        pixels = draw.integers(0, 256, (30 + i % 4, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / f"{i % 3}" / f"{i:02}.{'png' if i % 10 == 4 else 'jpg'}")
-    return root
-
-
-def images(folder: Path, transform: Any = EVAL, **named: Any) -> Any:
-    return torchvision.datasets.ImageFolder(str(folder), transform, **named)
-
-
-def batches(kind: Any, dataset: Any, **named: Any) -> list[Any]:
-    """Return all batches of a loader, after the same global seeds."""
-    torch.manual_seed(5)
-    random.seed(5)
-    np.random.seed(5)
-    return list(kind(dataset, batch_size=8, shuffle=True, **named))
-
-
-def check(dataset: Any, *, filled: bool = True, workers: int = 2, method: Any = None, **named: Any) -> list[Any]:
-    """Compare a loader with torch's, and return its batches."""
-    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=workers, worker_method=method, **named)
-    assert (FILLED in loader.explain()) is filled, loader.explain()
-    ours = batches(penstock.DataLoader, dataset, num_workers=workers, worker_method=method, **named)
-    theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=workers, **named)
-    assert_same(ours, theirs)
-    assert len(ours) > 2
-    return ours
+    return save_pictures(tmp_path_factory.mktemp("images"))
 
 
 def mixed(batch):
     return MIXUP(*default_collate(batch))
 
 
-def handed_on(batch):
-    return default_collate(batch)
-
-
 def stacked(batch):
     return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
-
-
-def listed(batch):
-    return tuple(zip(*batch, strict=True))
 
 
 def twice(batch):
@@ -275,127 +229,6 @@ def test_a_function_that_raises(folder):
     loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, collate_fn=fail)
     with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
         next(iter(loader))
-
-
-# ---- worker_init_fn ----
-
-
-def _own_dataset() -> Any:
-    info: Any = get_worker_info()
-    return info.dataset
-
-
-class Recording:
-    """Returns with each label what the worker's generators and its init function have left."""
-
-    def __init__(self) -> None:
-        self.inits: list[Any] = []
-
-    def __call__(self, label):
-        draws = torch.rand(1).item(), random.random(), np.random.rand()
-        info = get_worker_info()
-        return label, draws, -1 if info is None else info.id, len(self.inits)
-
-
-RECORDING = Recording()
-
-
-def recorded(worker):
-    RECORDING.inits.append(worker)
-    info = get_worker_info()
-    assert info is not None and info.id == worker and _own_dataset().target_transform is not None
-    torch.rand(3)
-
-
-def reseeded(worker):
-    seed = torch.initial_seed() % 2**32
-    np.random.seed(seed)
-    random.seed(seed)
-
-
-def test_the_state_of_a_worker(folder):
-    dataset = images(folder, target_transform=RECORDING)
-    check(dataset, worker_init_fn=recorded)
-    check(dataset, worker_init_fn=reseeded, persistent_workers=True, collate_fn=handed_on)
-
-
-def test_targets_in_the_callers_thread(folder):
-    check(images(folder, target_transform=RECORDING), workers=0, collate_fn=handed_on)
-
-
-def test_a_worker_that_changes_the_transform(folder):
-    def init(worker):
-        _own_dataset().transform = v1.Compose([v1.Resize((10, 11 + worker)), v1.ToTensor()])
-
-    def whole(worker):
-        _own_dataset().transform = lambda image: torch.tensor(image.size)
-
-    dataset = images(folder)
-    assert {tuple(batch.shape[1:]) for batch, _ in check(dataset, worker_init_fn=init)} == {(3, 10, 11), (3, 10, 12)}
-    check(dataset, worker_init_fn=whole)
-    check(dataset, worker_init_fn=init, collate_fn=handed_on)
-    check(dataset, worker_init_fn=init, collate_fn=listed)
-    last = images(folder, LAST)
-    check(last, worker_init_fn=init, filled=False, collate_fn=listed)
-
-
-def test_a_worker_that_changes_more(folder):
-    def other_files(worker):
-        dataset = _own_dataset()
-        dataset.samples = dataset.samples[::-1]
-        dataset.target_transform = lambda label: 10 * worker + label
-
-    def other_loader(worker):
-        _own_dataset().loader = lambda path: Image.new("RGB", (30, 30), (worker, 2, 3))
-
-    def other_part(worker):
-        subset = _own_dataset()
-        subset.dataset = images(folder, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()]))
-
-    def other_method(worker):
-        torchvision.datasets.ImageFolder.__getitem__ = lambda self, index: (torch.tensor(index), worker)
-
-    for init in (other_files, other_loader, other_method):
-        check(images(folder), worker_init_fn=init)
-        check(images(folder), worker_init_fn=init, collate_fn=listed)
-        check(images(folder, LAST), filled=False, worker_init_fn=init, collate_fn=listed)
-    subset = Subset(images(folder), range(20))
-    check(subset, worker_init_fn=other_part)
-    check(subset, worker_init_fn=other_part, collate_fn=listed)
-    subset = Subset(images(folder, LAST), range(20))
-    check(subset, filled=False, worker_init_fn=other_part, collate_fn=listed)
-    parts: Any = ConcatDataset([subset, images(folder, LAST)])
-
-    def other_parts(worker):
-        _own_dataset().datasets[1] = Subset(images(folder), range(30))
-
-    check(parts, filled=False, worker_init_fn=other_parts, collate_fn=listed)
-
-
-def test_an_init_that_raises(folder):
-    def init(worker):
-        raise ValueError(f"worker {worker}")
-
-    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=1, worker_init_fn=init)
-    with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker process 0.*worker 0"):
-        next(iter(loader))
-
-
-def test_native_draws_follow_the_workers_seed(folder):
-    def seeded(worker):
-        torch.manual_seed(17 + worker)
-
-    def epoch(main: int, init: Any, **named: Any) -> list[Any]:
-        torch.manual_seed(main)
-        loader = penstock.DataLoader(images(folder, TRAIN), batch_size=8, num_workers=2, worker_init_fn=init, **named)
-        return [image for image, _ in loader]
-
-    assert_same(epoch(0, seeded), epoch(1, seeded))
-    assert_same(epoch(0, reseeded), epoch(0, reseeded))
-    same = [torch.equal(a, b) for a, b in zip(epoch(0, reseeded), epoch(1, reseeded), strict=True)]
-    assert not any(same)
-    with_generator = [epoch(main, reseeded, generator=torch.Generator().manual_seed(3)) for main in (0, 1)]
-    assert_same(*with_generator)
 
 
 # ---- the loader's own options ----

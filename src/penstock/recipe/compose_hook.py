@@ -129,13 +129,8 @@ def _call_of_one(original: Any) -> Any:
 
 
 def run_whole(compose: Any, image: Image.Image) -> Any:
-    """Return the tensor that a Compose makes of an image of which nobody else knows.
-
-    REFUSED, and torch's generator is as it was, where the native core does not do all of it.
-    """
-    if type(compose) not in classes("Compose"):
-        return REFUSED
-    found = _known_and_parts(compose, _parts_of)
+    """Return the tensor that a Compose makes of an image of which nobody else knows; or REFUSED, as a Run."""
+    found = _known_and_parts(compose, _parts_of) if type(compose) in classes("Compose") else None
     if found is None:
         return REFUSED
     done = found[0].run_whole(image)
