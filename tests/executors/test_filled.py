@@ -293,7 +293,7 @@ def test_a_cache(folder, tmp_path, collate):
 
 def test_what_a_spawned_worker_gets(folder, tmp_path):
     dataset = images(folder)
-    loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=["memory", tmp_path / "cache"])
+    loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=tmp_path / "cache")
     chosen = planned(loader._settings(), begins=True)
     assert isinstance(chosen, PythonPlan)
     sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
