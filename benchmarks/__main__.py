@@ -15,7 +15,7 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "cifar",
-    "startup", "python_datasets", "own_classes", "state", "tuning",
+    "startup", "python_datasets", "own_classes", "recipes", "state", "tuning",
 )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       in_memory_(reads_memory(*program_)),
       active_(threads),
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
-      has_readers_(threads > 0 && readers > 0 && reads_files(*program_)),
+      has_readers_(readers > 0 && reads_files(*program_)),
       readers_(has_readers_ ? readers : 0, ahead_bytes, recorded) {
   if (in_memory_) guard_faults();
   for (unsigned i = 0; recorded && i <= threads; ++i) states_[i].timeline = std::make_unique<Timeline>();

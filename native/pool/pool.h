@@ -129,8 +129,7 @@ enum class Wait : std::uint8_t { done, timeout, python_needed, closed };
 
 class Pool {
  public:
-  // At most `readers` reader threads, which hold so many bytes ahead; none without worker threads. recorded: each
-  // worker keeps a Timeline.
+  // At most `readers` reader threads, which hold so many bytes ahead. recorded: each worker keeps a Timeline.
   Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned readers, std::uint64_t ahead_bytes,
        bool recorded = false);
   Pool(const Pool&) = delete;

@@ -46,7 +46,7 @@ from penstock.loader import DataLoader
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
 from penstock.packing.pack import pack
-from penstock.sources import Arrays, ImageFolder, Shards, TensorFolder
+from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 from penstock.state.quarantine import Replace
 from penstock.stats import Stats
 
@@ -67,6 +67,7 @@ __all__ = [
     "Feed",
     "ImageFolder",
     "ImageTooLarge",
+    "Images",
     "InvalidID",
     "InvalidOption",
     "MissingBucket",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler
+from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
 from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.selection import Executors, can_pin, reads_ahead
@@ -18,6 +18,7 @@ from penstock.order.remainder import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.reader import DRAWING
+from penstock.recipe.steps import Step
 from penstock.settings import Method, Settings
 from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
@@ -52,13 +53,15 @@ class Explained:
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
-        for step in () if plan.assisted is None else plan.assisted.steps:
+        for step in _steps(plan):
             yield f"{step.who:<8} {step.what}"
+        if plan.filled is not None:
+            yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         if self.executors.caches is not None:
-            described = self.executors.caches.describe() if plan.assisted is not None else None
+            described = self.executors.caches.describe() if plan.assisted or plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
-            if self.executors.caches.decoded and described:
+            if self.executors.caches.decoded and described and plan.filled is None:
                 yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
         if plan.assisted is not None and (known := self.executors.indexes.describe(plan.assisted.photos())) is not None:
             yield f"index    {known}"
@@ -111,7 +114,8 @@ class Explained:
         settings, executors = self.settings, self.executors
         if settings.method is Method.AUTO:
             yield f"chosen   {executors.choice(settings, plan).why}"
-        if settings.method is not Method.PROCESS and (places := composes_in(settings.dataset)):
+        composes = settings.method is not Method.PROCESS and plan.filled is None
+        if composes and (places := composes_in(settings.dataset)):
             yield (
                 f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
                 "transforms are known: same elements, same draws"
@@ -222,6 +226,25 @@ class Explained:
             return ""
         drop = "the last ones dropped" if self.settings.drop_last else "the last ones padded where they do not go round"
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
+
+
+def _steps(plan: PythonPlan) -> Iterator[Step]:
+    """Yield what is done natively for functions that Python calls."""
+    if plan.filled is not None:
+        for leaf in plan.filled.leaves:
+            for step in leaf.steps:
+                yield step if step.who == "native" else Step("label   target_transform, on each label", step.who)
+    elif plan.assisted is not None:
+        yield from plan.assisted.steps
+
+
+def _given_on(settings: Settings, *, unseen: bool) -> str:
+    """Return to whom a batch that is filled natively goes."""
+    if settings.collate_fn is default_collate:
+        return ""
+    if not unseen:
+        return ", of which collate_fn is given the samples"
+    return ", which default_collate returns inside collate_fn"
 
 
 def _so_far(stats: Stats) -> Iterator[str]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from torch.utils.data import IterableDataset, default_collate
 import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
+from penstock.recipe.handing_on import hands_on
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from penstock.sources.cached import cached
 from penstock.sources.indexed import indexed
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
-from penstock.sources.source import NativeSource
+from penstock.sources.source import NativeSource, unknown
 from penstock.sources.tree import LeafNumbers, Node, build
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
@@ -116,17 +117,21 @@ class NativePlan:
 
         live: the labels of this moment; else labels that the first batch of the plan saw may do.
         """
+        column = self.label_column(leaves, local, live=live)
+        return None if column is None else collated_labels(column)
+
+    def label_column(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> LabelColumn | None:
+        """Return the labels of a batch, None for samples without; live: as for `labels`."""
         if self.leaves[0].labels is None:
             return None
         if leaves is None:
-            labels = self._reader(self.leaves[0], live)(local)
-            return torch.from_numpy(labels) if isinstance(labels, np.ndarray) else _collate(labels)
+            return self._reader(self.leaves[0], live)(local)
         values: list[Any] = [None] * len(local)
         for leaf, positions in self._parts(leaves, local):
             part = self._reader(leaf, live)(local[positions])
             for position, value in zip(positions.tolist(), as_objects(part), strict=True):
                 values[position] = value
-        return _collate(values)
+        return values
 
     @staticmethod
     def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
@@ -145,9 +150,21 @@ class NativePlan:
         return [(self.leaves[n], np.flatnonzero(leaves == n)) for n in np.unique(leaves).tolist()]
 
 
-def _collate(labels: list[Any]) -> Any:
+def collated_labels(labels: LabelColumn) -> Any:
+    """Return labels as torch's default_collate makes a batch of them. Raises what it raises."""
+    if isinstance(labels, np.ndarray):
+        return torch.from_numpy(labels)
     # As items of samples: strings, for one, collate otherwise inside a sample than by themselves.
     return default_collate([(label,) for label in labels])[0]
+
+
+class Kept(NamedTuple):
+    """What is kept of a dataset's files from one pass to the next."""
+
+    caches: Caches | None = None
+    """Their bytes, or their pixels."""
+    indexes: JpegIndexes | None = None
+    """The decoder states of JPEG files."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +174,12 @@ class PythonPlan:
     reason: Refusal
     assisted: Assisted | None = None
     """Reads the samples in place of the dataset, natively as far as its transform."""
+    filled: NativePlan | None = None
+    """Fills whole batches where Python works, for the user's functions."""
+    unseen: bool = False
+    """These functions leave the samples to default_collate as they are."""
+    kept: Kept = field(default_factory=Kept)
+    """Of the files that the two read."""
 
 
 Plan = NativePlan | PythonPlan
@@ -188,32 +211,69 @@ def plan(
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
-    refusal = _refuse_options(dataset, batched, collate_fn, worker_init_fn)
-    if refusal is None and processes:
-        refusal = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
-    if refusal is not None:
-        return PythonPlan(refusal)
-    tree = build(dataset, raw)
-    if isinstance(tree, Refusal):
-        return PythonPlan(tree, assist(dataset, caches, indexes))
-    root, leaves = tree
-    if caches is not None:
-        leaves = cached(leaves, caches)
-    if indexes is not None:
-        leaves = indexed(leaves, indexes)
-    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
+    if isinstance(dataset, IterableDataset):
+        return PythonPlan(
+            Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+        )
+    refusal = _refuse_options(batched, collate_fn, worker_init_fn)
+    kept = Kept(caches, indexes)
+    if processes:
+        by_name = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
+        return PythonPlan(refusal or by_name)
 
     def replan() -> Plan:
         functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        kept: dict[str, Any] = {"caches": caches, "indexes": indexes}
-        return plan(dataset, batched=batched, processes=processes, raw=raw, **kept, **functions)
+        return plan(dataset, batched=batched, processes=processes, raw=raw, **kept._asdict(), **functions)
 
+    if refusal is None:
+        found = _natively(dataset, raw, kept, replan)
+        return PythonPlan(found, assist(dataset, *kept)) if isinstance(found, Refusal) else found
+    unseen = fills_batches(collate_fn)
+    filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
+    return PythonPlan(refusal, assist(dataset, *kept), filled, unseen, kept)
+
+
+def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None:
+    """Return how the native core fills the batches of a dataset for code of the user's.
+
+    None: it does not, or a batch may hold other elements than the samples one by one; or lies in an object store.
+
+    unseen: the code leaves the samples to default_collate; else they must lie as the dataset's samples do.
+    """
+
+    def replan() -> Plan:
+        return fill_plan(dataset, kept, unseen=unseen) or PythonPlan(unknown(dataset))
+
+    found = _natively(dataset, False, kept, replan)
+    if isinstance(found, Refusal) or any(leaf.batches_only or leaf.remote is not None for leaf in found.leaves):
+        return None
+    if not unseen and not all(leaf.as_samples is not None and leaf.as_samples() for leaf in found.leaves):
+        return None
+    return found
+
+
+def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]) -> NativePlan | Refusal:
+    """Return how the native core fills the batches of a dataset, or why it cannot."""
+    tree = build(dataset, raw)
+    if isinstance(tree, Refusal):
+        return tree
+    root, leaves = tree
+    if kept.caches is not None:
+        leaves = cached(leaves, kept.caches)
+    if kept.indexes is not None:
+        leaves = indexed(leaves, kept.indexes)
+    program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
     return NativePlan(dataset, root, tuple(leaves), program, replan)
 
 
-def _refuse_options(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
-    if isinstance(dataset, IterableDataset):
-        return Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+def fills_batches(collate_fn: object) -> bool:
+    """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
+    if replaced_in_collating() is not None or not collates_as_torch(torch.Tensor):
+        return False
+    return collate_fn is None or collate_fn is default_collate or hands_on(collate_fn)
+
+
+def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     if not batched:
         return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import weakref
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -309,7 +309,13 @@ def test_a_system_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
         assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
-@pytest.mark.parametrize("options", [{"collate_fn": list}, {"worker_method": "process"}, {"batch_size": None}], ids=str)
+def in_a_dict(samples: list[torch.Tensor]) -> Any:
+    return OrderedDict(values=torch.stack(samples))
+
+
+@pytest.mark.parametrize(
+    "options", [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}], ids=str
+)
 def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)
     for _ in range(2):

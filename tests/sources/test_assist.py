@@ -244,7 +244,8 @@ def test_a_transform_changed_during_a_pass(images):
 
 def test_no_gain_no_assistance(images, monkeypatch):
     class Own(torchvision.datasets.ImageFolder):
-        pass
+        def __getitem__(self, index):
+            return super().__getitem__(index)
 
     folder = torchvision.datasets.ImageFolder(images, itself)
     array = Arrays(np.zeros((4, 3)), transform=itself)
@@ -254,6 +255,12 @@ def test_no_gain_no_assistance(images, monkeypatch):
     for dataset in datasets:
         assert assist(dataset) is None
     assert assist(Subset(folder, [0])) is not None
+
+    class Named(torchvision.datasets.ImageFolder):
+        def __repr__(self):
+            return "named"
+
+    assert assist(Named(images, itself)) is not None
     monkeypatch.setattr(torchvision, "_image_backend", "accimage")
     assert assist(folder) is None
 

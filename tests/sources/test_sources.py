@@ -38,6 +38,14 @@ def with_targets(dataset: Any) -> Any:
     return dataset
 
 
+def food(root: Any) -> Any:
+    dataset = torchvision.datasets.Food101.__new__(torchvision.datasets.Food101)
+    dataset.root, dataset.loader = str(root), torchvision.datasets.folder.default_loader
+    dataset._image_files, dataset._labels = [root / "dog/0.png", root / "cat/0.png"], [1, 0]
+    dataset.transform, dataset.target_transform = IMAGE, None
+    return dataset
+
+
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("sources")
@@ -57,6 +65,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "tensor files": folder,
         "our photos": penstock.ImageFolder(root / "photos", IMAGE),
         "photos": torchvision.datasets.ImageFolder(root / "photos", IMAGE),
+        "listed photos": penstock.Images(["dog/0.png", "cat/1.png"], [1, 0], IMAGE, root=root / "photos"),
+        "named photos": food(root / "photos"),
         "rows": rows,
         "arrays": penstock.Arrays(np.arange(5)),
         "CIFAR10": in_memory(torchvision.datasets.CIFAR10, rgb),
@@ -69,7 +79,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "MNIST", "subset", "concat"]
-NAMES += ["shards", "packed photos"]
+NAMES += ["shards", "packed photos", "listed photos", "named photos"]
 
 
 def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:

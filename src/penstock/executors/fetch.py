@@ -14,13 +14,18 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils import worker as torch_worker
 
 from penstock.call_counts import CallMeter
+from penstock.executors.collating import BatchMemory
+from penstock.executors.filling import FilledBatch, Filling
 from penstock.hooks.calls import natively
-from penstock.recipe import drawing
+from penstock.recipe import drawing, handing_on
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
+from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
 from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
@@ -65,6 +70,7 @@ class Fetch:
         keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
+        filling: fills whole batches natively, where it can.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Fetch:
         keyed: bool = False,
         replacing: Replacing | None = None,
         composes: bool = True,
+        filling: Filling | None = None,
     ) -> None:
         self.dataset = dataset
         self.composes = composes
@@ -85,7 +92,7 @@ class Fetch:
         self.collate_fn = collate_fn
         self.replacing = replacing
         self.note: Note = no_note
-        self._read = read
+        self._read, self._filling = read, filling
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -96,7 +103,8 @@ class Fetch:
     @property
     def plain(self) -> bool:
         """Whether this does no more than torch's own fetcher."""
-        return self._read is None and not (self._seeded or self._keyed) and self.replacing is None
+        as_torch = self._read is None and self._filling is None
+        return as_torch and not (self._seeded or self._keyed) and self.replacing is None
 
     @property
     def stacks(self) -> bool:
@@ -104,12 +112,51 @@ class Fetch:
         return self.collate_fn is default_collate
 
     @property
+    def hands_on(self) -> bool:
+        """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
+        return self._filling is not None and self._filling.unseen
+
+    @property
     def one_by_one(self) -> bool:
         """Whether a batch's samples are fetched by one call each."""
+        if self._filling is not None:
+            return False
         return self._read is not None or _whole_batches(self.dataset) is None
 
-    def load(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
-        """Return the batch of a task. collate: in the place of this object's own method."""
+    def load(self, task: Task) -> Any:
+        """Return the batch of a task."""
+        filled = self.fill(task)
+        return self.load_samples(task) if filled is None else self.collate_filled(task, filled)
+
+    def fill(self, task: Task, memory: BatchMemory | None = None) -> FilledBatch | None:
+        """Return the batch of a task filled natively, None where that cannot be. memory: for its rows."""
+        if self._filling is None or not self.batched or not isinstance(task.given, list | tuple):
+            return None
+        if self.replacing is not None and any(map(self.replacing.is_bad, task.given)):
+            return None
+        self.note("getitem", task.given, len(task.given))
+        turn = partial(self._turn, task) if self._seeded or self._keyed else None
+        try:
+            return self._filling.fill(task, memory, self._native_seed(task), turn)
+        except Exception as error:
+            if self.replacing is None:
+                note_batch(error, task.given)
+                raise
+            return None
+
+    def collate_filled(self, task: Task, filled: FilledBatch) -> Any:
+        """Return the collated samples of a batch that is filled."""
+        if self.stacks:
+            self._note_collating(task, len(task.given))
+            return collated(lambda _: filled.batch(), task.given, None)
+        samples = filled.samples(unseen=self.hands_on)
+        if not self.hands_on:
+            return self.collate(task, samples)
+        with handing_on.answered(samples, filled.batch):
+            return self.collate(task, samples)
+
+    def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
+        """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
             task = replace(task, given=list(task.given))  # it is gone through more than once
         if self.batched:
@@ -177,19 +224,32 @@ class Fetch:
 
     def collate(self, task: Task, samples: Any) -> Any:
         """Return the collated samples."""
-        self.note("collate", None, len(samples) if self.batched else 1)
+        self._note_collating(task, len(samples) if self.batched else 1)
+        return collated(self.collate_fn, task.given, samples)
+
+    def _note_collating(self, task: Task, samples: int) -> None:
+        self.note("collate", None, samples)
         if self._seeded or self._keyed:
             given = tuple(task.given) if self.batched else task.given
             self._key(task, ("collate", given), task.first)
-        return collated(self.collate_fn, task.given, samples)
 
     def _fetch(self, task: Task, index: Any, position: int) -> Any:
         self.note("getitem", index)
         if self._seeded or self._keyed:
             self._key(task, index, position)
         if self._read is not None:
-            return self._read(index, task.seed, task.epoch, position)
+            return self._read(index, self._native_seed(task), task.epoch, position)
         return self.dataset[index]
+
+    def _native_seed(self, task: Task) -> int:
+        """Return the seed of native draws: the loader's, or torch's where a worker_init_fn has seeded its worker."""
+        worker = None if self._keyed else torch_worker._worker_info
+        reseeded = worker is not None and torch.initial_seed() != worker.seed
+        return torch.initial_seed() if reseeded else task.seed
+
+    def _turn(self, task: Task, position: int) -> None:
+        """Let what the user's code draws be that of the sample at a position of a batch."""
+        self._key(task, task.given[position], task.positions[position])
 
     def _key(self, task: Task, index: Any, position: int) -> None:
         """Make what is drawn from here on, in this thread or process, a function of these."""
@@ -207,12 +267,18 @@ class Fetch:
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
 
+    def renew(self) -> None:
+        """Look at the dataset anew, behind a worker_init_fn."""
+        if isinstance(self._read, Assisted):
+            self._read.renew()
+
     def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
         """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""
         own = copy(self)
         own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
         own.collate_fn = copied(self.collate_fn, "collate_fn")
         own._read = copied(self._read, type(self.dataset).__qualname__)
+        own._filling = None if self._filling is None else self._filling.of(own.dataset)
         own._pipelines, own._owns_dataset = None, own._keyed
         return own
 

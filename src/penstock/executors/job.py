@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from penstock.executors.fetch import Fetch
+from penstock.executors.filling import Filling
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.epochs import Epochs
 from penstock.plan import Plan, PythonPlan
@@ -71,7 +72,7 @@ class Job:
     def fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self.plan, PythonPlan)
-        return fetcher(self.settings, self.substitutes, here=here)(read=self.plan.assisted)
+        return fetch_of(self.settings, self.substitutes, self.plan, here=here)
 
 
 def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Fetch]:
@@ -86,6 +87,12 @@ def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) 
         replacing=substitutes,
         composes=settings.method is not Method.PROCESS,
     )
+
+
+def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Fetch:
+    """Return what fetches by a plan; here: in a process whose global generators it may set."""
+    filling = None if plan.filled is None else Filling(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
+    return fetcher(settings, substitutes, here=here)(read=plan.assisted, filling=filling)
 
 
 class Executor(Protocol):

@@ -16,7 +16,7 @@ from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.inline import InlineExecutor
 from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
-from penstock.executors.job import Executor, Job, fetcher
+from penstock.executors.job import Executor, Job, fetch_of
 from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
 from penstock.executors.native import NativeExecutor, NativePass
@@ -93,9 +93,7 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
-        return self.counters.snapshot(
-            buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts()
-        )
+        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts())
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -303,7 +301,7 @@ class Executors:
 
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
-        return fetcher(settings, self.substitutes(settings), here=here)(read=chosen.assisted)
+        return fetch_of(settings, self.substitutes(settings), chosen, here=here)
 
 
 def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:

@@ -339,8 +339,11 @@ class ThreadExecutor:
 
 
 def _readers(job: Job) -> ThreadReaders | None:
-    """Return readers of the files that the threads of a pass need, None where threads read none that are known."""
-    if not job.settings.num_workers or not isinstance(job.plan, PythonPlan):
+    """Return readers of the files that the threads of a pass need, None where threads read none that are known.
+
+    Whole batches that are filled natively have readers of their own.
+    """
+    if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
         return None
     return readers_of(job.plan, job.resources.meter)
 

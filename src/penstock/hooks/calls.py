@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from penstock.call_counts import CallMeter, CallSink, count_in_this_process
-from penstock.hooks import numpy_load, pillow, tally, torch_load
+from penstock.hooks import image_folder, numpy_load, pillow, tally, torch_load
 from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import this_thread
@@ -53,10 +53,11 @@ def natively_in_this_process(sink: CallSink | None = None) -> None:
 
 
 def _exchange_all() -> None:
-    if len(_exchanged) == len(_ANSWERS):
+    if len(_exchanged) == len(_ANSWERS) and not image_folder.is_due():
         return
     with _lock:
         pillow.exchange()
+        image_folder.exchange()
         for function, answer, modules in _ANSWERS:
             name = function.rpartition(".")[2]
             original = getattr(modules[0], name)

@@ -128,6 +128,17 @@ def _call_of_one(original: Any) -> Any:
     return call
 
 
+def run_whole(compose: Any, image: Image.Image) -> Any:
+    """Return the tensor that a Compose makes of an image of which nobody else knows; or REFUSED, as a Run."""
+    found = _known_and_parts(compose, _parts_of) if type(compose) in classes("Compose") else None
+    if found is None:
+        return REFUSED
+    done = found[0].run_whole(image)
+    if done is not REFUSED:
+        call_counts.answered(TRANSFORMS)
+    return done
+
+
 def _only(transform: Any) -> tuple[Any]:
     return (transform,)
 
@@ -343,6 +354,17 @@ class KnownTransforms:
         """Return what the known transforms at the start of the list make of a value; or REFUSED."""
         run = self._run_from(0, transforms, value)
         return REFUSED if run is None else run(value, transforms[: run.length])
+
+    def run_whole(self, value: Any) -> Any:
+        """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
+        parts: list[Any] = [part.transform() for part in self._parts]
+        run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
+        if run is None or run.length != len(parts) or run.mode is not None:
+            return REFUSED
+        done = run(value, parts)
+        if done is not REFUSED:
+            _Debt.images = max(0, _Debt.images - 1)
+        return done
 
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
         if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):

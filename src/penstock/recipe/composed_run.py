@@ -19,7 +19,7 @@ from penstock.recipe import drawing
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture
 from penstock.recipe.reader import Reader
-from penstock.recipe.torchvision import Refused, classes, is_v1, margins
+from penstock.recipe.torchvision import Refused, classes, flatten, is_v1, margins
 
 #: What a run returns where torchvision must run the transforms.
 REFUSED = object()
@@ -210,6 +210,18 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
     )
+
+
+def makes_plain_tensors(transform: Any, mode: str) -> bool:
+    """Return whether a transform makes plain tensors of PIL images of a mode, one channel behind the other in memory.
+
+    Only of pictures of more than one row and column.
+    """
+    parts = [] if transform is None else list(flatten(transform))
+    run = read_run(parts, mode) if parts else None
+    if run is None or run.length != len(parts) or run.mode is not None or run.tail != len(run.draws):
+        return False
+    return type(run.like) is torch.Tensor and not _interleaved(run.like)
 
 
 def _is_part(transform: Any, whole: bool) -> bool:

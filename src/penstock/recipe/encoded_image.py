@@ -36,13 +36,13 @@ class Encoded:
 
     Args:
         data: the bytes of the file.
-        opened: the attributes of the JpegImageFile that was opened, as far as its load() looks at them.
+        opened: the attributes of the JpegImageFile that was opened, as far as its load() looks at them; None: none was.
         mode: of the image that the pixels are wanted for, "RGB" or "L".
     """
 
     __slots__ = ("data", "mode", "opened", "views")
 
-    def __init__(self, data: bytes, opened: dict[str, Any], mode: str) -> None:
+    def __init__(self, data: bytes, opened: dict[str, Any] | None, mode: str) -> None:
         self.data = data
         self.opened = opened
         self.mode = mode
@@ -51,6 +51,8 @@ class Encoded:
 
     def decode(self) -> Any:
         """Return the memory of the pixels, as Pillow decodes them."""
+        if self.opened is None:
+            return getattr(Image.open(_Content(self.data)).convert(self.mode), PIXELS)
         image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
         Image.Image.__init__(image)
         vars(image).update(self.opened)
@@ -82,6 +84,14 @@ def encoded_of(image: Any) -> Encoded | None:
     """Return what an image is decoded from when something looks at it; None: its pixels are there, or in its file."""
     attributes = vars(image)
     return None if PIXELS in attributes else attributes.get(_ENCODED)
+
+
+def unopened(data: bytes, size: tuple[int, int]) -> Image.Image:
+    """Return the image, in mode RGB and without info, of the bytes of a certified JPEG file of this (width, height)."""
+    image = Image.Image()
+    image._mode, image._size = "RGB", size
+    _set(image, Encoded(data, None, "RGB"))
+    return image
 
 
 def is_encoded(image: Any) -> bool:

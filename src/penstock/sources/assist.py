@@ -44,22 +44,27 @@ class Assisted:
         indexes: JpegIndexes | None = None,
     ) -> None:
         self.dataset = dataset
-        self._reader = sample_reader_of(source_of(dataset))
         self._caches = caches
-        if caches is not None:
-            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
-            names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
-            for folder, cache in zip(folders, caches.of(names), strict=True):
-                folder.keep_in(cache)
         self._indexes = indexes
-        if indexes is not None:
-            indexed = [folder for folder in self._reader.folders() if folder.photos() is not None]
-            for folder, index in zip(indexed, indexes.of(self.photos()), strict=True):
-                if index is not None:
-                    folder.go_by(index)
-        self._take_from(ahead)
+        self._ahead = ahead
+        self.renew()
         self.steps = self._reader.steps
         self.gains = self._reader.gains
+
+    def renew(self) -> None:
+        """Look at the dataset anew: a worker_init_fn may have changed it, and its class, before the first sample."""
+        self._reader = sample_reader_of(source_of(self.dataset))
+        if self._caches is not None:
+            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
+            names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
+            for folder, cache in zip(folders, self._caches.of(names), strict=True):
+                folder.keep_in(cache)
+        if self._indexes is not None:
+            indexed = [folder for folder in self._reader.folders() if folder.photos() is not None]
+            for folder, index in zip(indexed, self._indexes.of(self.photos()), strict=True):
+                if index is not None:
+                    folder.go_by(index)
+        self._take_from(self._ahead)
 
     def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
         """Return what ``dataset[index]`` returns; native random steps draw from (seed, epoch, index, position)."""

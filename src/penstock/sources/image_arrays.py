@@ -34,9 +34,9 @@ class CifarSource(Source):
 
 
 class MnistSource(Source):
-    """The adapter of torchvision's MNIST and FashionMNIST: a tensor (images, height, width)."""
+    """The adapter of torchvision's MNIST and those that read as it does: a tensor (images, height, width)."""
 
-    torchvisions = ("MNIST", "FashionMNIST")
+    torchvisions = ("MNIST", "FashionMNIST", "EMNIST", "KMNIST")
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _images(self.dataset, raw, "L")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from PIL import Image
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import Pipeline
+from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import replaced_in_opening, replaced_in_transforms
 from penstock.recipe.prefix import Prefix, picture, read_prefix
@@ -40,15 +43,24 @@ def native_images(dataset: Any, raw: bool, names: _native.FileTable | None, **ow
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
+    own.setdefault("apply", lambda position: dataset[position][0])
+    labels = (label_step(dataset.target_transform),) if own.get("labels") is not None else ()
     return NativeSource(
         fields=(Field(_native.ImageFileFiller(names, recipe.native, max_pixels()), spec_of(recipe)),),
-        steps=(_read_step(dataset, " natively"), *recipe.steps, label_step(dataset.target_transform)),
-        apply=lambda position: dataset[position][0],
+        steps=(_read_step(dataset, " natively"), *recipe.steps, *labels),
         table=recipe.table,
         recipe=recipe,
+        as_samples=partial(_are_samples, dataset, recipe),
         image_files=True,
         **own,
     )
+
+
+def _are_samples(dataset: Any, recipe: Recipe) -> bool:
+    """Return whether rows lie as the tensors of samples do, and NumPy knows their dtype."""
+    shaped = recipe.shape is not None and min(recipe.shape[1:]) > 1
+    known = recipe.dtype in (torch.float32, torch.float64, torch.uint8)
+    return shaped and known and makes_plain_tensors(dataset.transform, "RGB")
 
 
 class ImageReader(FolderReader):
@@ -56,16 +68,29 @@ class ImageReader(FolderReader):
 
     Args:
         dataset: a folder of images.
-        paths: the table of the folder's files; None: the dataset's `samples` name them.
+        paths: the table of the folder's files; None: there is none.
+        located: returns the path and the label of the sample at a position; None for a path: the table has it, and
+            the dataset's `samples`, or its `path`, say which it is.
+        sample: called with label and image, returns the sample; None: (image, label), by the target_transform.
+        alike: attributes of the dataset that must stay as they are, beside the transform and the loader.
     """
 
-    def __init__(self, dataset: Any, paths: _native.FileTable | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        paths: _native.FileTable | None,
+        located: Callable[[int], tuple[Any, Any]],
+        sample: Callable[[Any, Any], Any] | None = None,
+        *,
+        alike: tuple[str, ...] = (),
+    ) -> None:
         state = TransformState(dataset.transform)
-        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader"), state.holds))
+        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader", *alike), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
         self.filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
-        self._paths = paths
+        self._paths, self._located = paths, located
+        self._sample = sample or self._pair
         self.steps = (
             _read_step(dataset),
             *self._prefix.steps,
@@ -74,7 +99,15 @@ class ImageReader(FolderReader):
         )
 
     def path(self, position: int) -> str:
-        return self.dataset.samples[position][0]  # type: ignore[no-any-return]
+        name = self._located(position)[0]
+        if name is not None:
+            return os.fsdecode(name)
+        samples = getattr(self.dataset, "samples", None)
+        return self.dataset.path(position) if samples is None else samples[position][0]  # type: ignore[no-any-return]
+
+    def _pair(self, label: Any, image: Any) -> tuple[Any, Any]:
+        change = self.dataset.target_transform
+        return image, label if change is None else change(label)
 
     def photos(self) -> Photos | None:
         if not self.files or not self._prefix.crops:
@@ -88,11 +121,8 @@ class ImageReader(FolderReader):
 
     def read_at(self, position: int, draw: Draw) -> Any:
         dataset = self.dataset
-        if self._paths is not None:
-            path, label = None, int(dataset.labels[position])
-        else:
-            name, label = dataset.samples[position]
-            path = os.fsencode(name)
+        name, label = self._located(position)
+        path = None if name is None else os.fsencode(name)
         readers = self._readers
         brought = self._brought(position, path, draw) if readers is not None and readers.depth else None
         value = self._image(position, path, draw, brought)
@@ -105,7 +135,7 @@ class ImageReader(FolderReader):
                 return dataset[position]
             if dataset.transform is not None:
                 value = dataset.transform(value)
-        return value, label if dataset.target_transform is None else dataset.target_transform(label)
+        return self._sample(label, value)
 
     def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""

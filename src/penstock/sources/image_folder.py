@@ -198,6 +198,7 @@ class ImageFolderSource(Source):
 
     dataset: ImageFolder
     classes = (ImageFolder,)
+    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
 
     def name(self, index: int) -> tuple[str, str | None]:
         path = self.dataset.samples[index][0]
@@ -232,5 +233,6 @@ class ImageFolderSource(Source):
     def sample_reader(self) -> SampleReader:
         if foreign_decoder() is not None:
             return SampleReader(self.dataset)
-        self.dataset.paths.refresh()
-        return ImageReader(self.dataset, self.dataset.paths)
+        dataset = self.dataset
+        dataset.paths.refresh()
+        return ImageReader(dataset, dataset.paths, lambda position: (None, int(dataset.labels[position])))

@@ -139,7 +139,8 @@ class ShardsSource(Source):
         dataset = self.dataset
         kind, one = dataset.description.kind, len(dataset.description.parts) == 1
         if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
-            reader: FolderReader = ImageReader(dataset, self._table())
+            labels: Any = dataset.labels
+            reader: FolderReader = ImageReader(dataset, self._table(), lambda position: (None, int(labels[position])))
             if dataset.index.states is not None:
                 reader.go_by(dataset.index.states)
         elif kind == "tensors" and one and replaced_tensor_reading() is None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,11 +27,13 @@ from penstock.recipe.reader import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
-from penstock.sources.premises import Holds
+from penstock.sources.premises import Holds, all_of
 from penstock.sources.sample_reader import SampleReader
 from penstock.storage.remote_shards import Range, RemoteShards
 
 Rescued = NDArray[np.uint8] | torch.Tensor
+
+_READING = frozenset(READING.split())
 
 #: Attributes under which datasets hold the IDs of their samples: Penstock's, and those of the well-known tutorial.
 _ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
@@ -114,6 +117,9 @@ class NativeSource:
     """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
     recipe: Recipe | None = None
     """What is done to each image; None: the first field is no image."""
+    as_samples: Callable[[], bool] | None = None
+    """Returns whether the rows of the first field, the only one, lie as the tensors of the dataset's samples do; None:
+    that is not known."""
     files: SampleFiles | None = None
     """The files that the first field is made of; None: it is made of no files, or of parts of some."""
     image_files: bool = False
@@ -141,6 +147,17 @@ class NativeSource:
             return dict(zip(self.keys, fields, strict=True))
         return fields if self.pair else fields[0]
 
+    def samples(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return samples of these fields (and labels), each a value a sample."""
+        if self.keys is not None:
+            return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether a function of the user's makes the labels."""
+        return any(step.who == "Python" for step in self.steps)
+
 
 class Source:
     """The adapter of a dataset. The base serves any map-style dataset, by the attributes that many have.
@@ -153,6 +170,9 @@ class Source:
     """The classes of dataset that the adapter stands for."""
     torchvisions: tuple[str, ...] = ()
     """The names of such classes in torchvision.datasets, where the program has imported it."""
+    read: frozenset[str] | None = None
+    """What of a dataset its samples come from, beside READING: a subclass that defines none of it reads as its base
+    does. None: no subclass is known to."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -261,7 +281,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
     A subclass may override anything, and a program may have replaced a method.
     """
     dataset, kind = source.dataset, type(source.dataset)
-    if kind not in source.kinds():
+    if not _reads_as_known(source):
         base = next((base.__name__ for base in kind.__mro__[1:] if base in source.kinds()), None)
         if base is None:
             return unknown(dataset)
@@ -272,16 +292,31 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         native = source.native(raw)
         if isinstance(native, Refusal):
             return native
-        still = native.still
+        still = native.still if kind in source.kinds() else all_of(native.still, partial(_reads_as_known, source))
         native = replace(native, still=lambda: type(dataset) is kind and still() and replaced(dataset) is None)
         return native if native.table is None else _giving_pixels(native, Inverse(native.table))
     except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
         return Refusal(kind.__name__, f"planning raised {type(error).__name__}: {error}", "the class as it is")
 
 
+def _reads_as_known(source: Source) -> bool:
+    """Return whether a dataset is of a class that its adapter stands for, or of a subclass that reads as that does."""
+    kind, kinds = type(source.dataset), source.kinds()
+    if kind in kinds:
+        return True
+    if source.read is None:
+        return False
+    for base in kind.__mro__:
+        if base in kinds:
+            return True
+        if not source.read.isdisjoint(vars(base)) or not _READING.isdisjoint(vars(base)):
+            return False
+    return False
+
+
 def sample_reader_of(source: Source) -> SampleReader:
     """Return what reads single samples of a source's dataset: natively where it is of a recognised class exactly."""
-    if type(source.dataset) in source.kinds() and replaced(source.dataset) is None:
+    if _reads_as_known(source) and replaced(source.dataset) is None:
         with contextlib.suppress(Exception):  # a dataset in an unusual state is its own to read
             return source.sample_reader()
     return SampleReader(source.dataset)

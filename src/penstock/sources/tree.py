@@ -25,6 +25,7 @@ from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.image_arrays import CifarSource, MnistSource
 from penstock.sources.image_folder import ImageFolderSource
+from penstock.sources.images import ImagesSource
 from penstock.sources.listing import Listing, as_array, concatenated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items
 from penstock.sources.read_ahead import SampleFile
@@ -160,8 +161,7 @@ class ConcatSource(Source):
             return numbers, local
 
         still = all_of(
-            same_attributes(dataset, "datasets"),
-            same_items(dataset.datasets),
+            _same_parts(dataset),
             lambda: dataset.cumulative_sizes == cumulative,
             *(child.still for child in children),
         )
@@ -171,6 +171,7 @@ class ConcatSource(Source):
 class _SubsetReader(SampleReader):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
+        self._still = same_attributes(dataset, "dataset")
         self._child = sample_reader_of(source_of(dataset.dataset))
         self.gains = self._child.gains
         self.steps = self._child.steps
@@ -183,12 +184,15 @@ class _SubsetReader(SampleReader):
         return None if number is None else self._child.locate(number)
 
     def read(self, index: int, draw: Draw) -> Any:
+        if not self._still():
+            return self.dataset[index]
         return self._child.get(self.dataset.indices[index], draw)
 
 
 class _ConcatReader(SampleReader):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
+        self._still = _same_parts(dataset)
         self._children = [sample_reader_of(source_of(child)) for child in dataset.datasets]
         self.gains = any(child.gains for child in self._children)
         self.steps = tuple(step for child in self._children for step in child.steps)
@@ -206,10 +210,15 @@ class _ConcatReader(SampleReader):
 
     def read(self, index: int, draw: Draw) -> Any:
         size = self.dataset.cumulative_sizes[-1]
-        if not -size <= index < size:
-            return self.dataset[index]  # raises
+        if not -size <= index < size or not self._still():
+            return self.dataset[index]  # which raises, or has other parts
         part, inside = _part(self.dataset, index % size)
         return self._children[part].read(inside, draw)
+
+
+def _same_parts(dataset: ConcatDataset[Any]) -> Holds:
+    """Return a premise: a ConcatDataset keeps the datasets that it holds now."""
+    return all_of(same_attributes(dataset, "datasets"), same_items(dataset.datasets))
 
 
 def _part(dataset: ConcatDataset[Any], number: int) -> tuple[int, int]:
@@ -225,6 +234,7 @@ SOURCES: tuple[type[Source], ...] = (
     ConcatSource,
     TensorFolderSource,
     ImageFolderSource,
+    ImagesSource,
     ShardsSource,
     TensorDatasetSource,
     ArraysSource,

@@ -38,6 +38,8 @@ class Delivered:
     state: Any = None
     field_bytes: tuple[int, ...] = ()
     """Bytes of a sample in each field of the batch, where the worker was given no shared memory for it."""
+    held: tuple[int, ...] = ()
+    """Numbers of the blocks of shared memory that the user's code in the worker has kept a part of."""
 
     def pin_memory(self) -> Delivered:
         """Pin the batch: torch's pinning thread calls this."""

@@ -243,6 +243,7 @@ class ThreadCrew:
             info.dataset = fetch.dataset
             if init is not None:
                 init(worker.number)
+                fetch.renew()
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
         reader: IterableReader | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
-from penstock.executors.workers.shared_memory import WorkerBatches
+from penstock.executors.workers.worker_batches import WorkerBatches
 from penstock.hooks.calls import natively_in_this_process
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
@@ -42,16 +41,17 @@ class TaskDataset:
 
     def __getitem__(self, task: Task) -> Any:
         try:
-            batch = self.fetch.load(task, None if self._builder is None else partial(self._builder.collate, self.fetch))
+            batch = self.fetch.load(task) if self._builder is None else self._builder.load(self.fetch, task)
         except Exception:  # which torch sends; what else is raised ends the process here
             self.begin(WorkerStage.DONE, None)
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        field_bytes = () if self._builder is None else self._builder.unplaced
-        if self._states is None and not bad and not field_bytes:
+        field_bytes, held = ((), ()) if self._builder is None else (self._builder.unplaced, self._builder.held)
+        if self._states is None and not (bad or field_bytes or held):
             return batch
-        return Delivered(batch, bad, None if self._states is None else state_of(self.dataset), field_bytes)
+        state = None if self._states is None else state_of(self.dataset)
+        return Delivered(batch, bad, state, field_bytes, held)
 
     __getitems__ = __getitem__
 
@@ -83,6 +83,8 @@ class WorkerStart:
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
+            if isinstance(tasked, TaskDataset):
+                tasked.fetch.renew()
         if isinstance(tasked, TaskDataset):
             tasked.go_on(worker)
         begin(WorkerStage.DONE if isinstance(tasked, TaskDataset) else WorkerStage.ITERATING, None)

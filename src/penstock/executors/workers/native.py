@@ -113,12 +113,17 @@ class NativeCrew:
     """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
 
     They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
+
+    readers: reader threads at the most, where reads block; None: none where the caller does all work.
     """
 
-    def __init__(self, plan: NativePlan, threads: int, meter: Meter, staging: Staging) -> None:
+    def __init__(
+        self, plan: NativePlan, threads: int, meter: Meter, staging: Staging, readers: int | None = None
+    ) -> None:
         try:
             recorded = bool(meter.sinks)
-            self.pool = _native.Pool(plan.program, threads, READERS, read_ahead_bytes(), recorded)
+            readers = (READERS if threads else 0) if readers is None else readers
+            self.pool = _native.Pool(plan.program, threads, readers, read_ahead_bytes(), recorded)
         except RuntimeError as error:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
         self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading

@@ -293,7 +293,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             else:
                 self._stuck = False
                 self._came = data[0]
-                self._give_back(data[0])
+                self._give_back(data[0], data[1].held if isinstance(data[1], Delivered) else ())
                 self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
@@ -354,10 +354,10 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
-    def _give_back(self, number: Any) -> None:
-        """Give back the memory that was reserved for a task."""
+    def _give_back(self, number: Any, held: tuple[int, ...] = ()) -> None:
+        """Give back the memory that was reserved for a task. held: numbers of blocks that the worker's code holds."""
         if self._shared is not None:
-            self._shared.give_back(self._reserved.pop(number, ()))
+            self._shared.give_back(self._reserved.pop(number, ()), held)
 
     def _is_sound(self) -> bool:
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""

@@ -14,23 +14,24 @@ import itertools
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing import reductions
 
 from penstock.executors.buffers import Block, Field, Rows, Shelf
-from penstock.executors.collating import Build, layout_of
-from penstock.executors.fetch import Fetch
 from penstock.executors.workers.shm_space import ShmSpace
-from penstock.state.delivery import Task
 
 #: Bytes of a field of a batch from which on it lies in shared memory: below, sending it costs less than a block.
 SHARED_BYTES = 16 << 10
 #: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
 #: keeps all of them come torch's way.
 MOST_BLOCKS = 128
+#: Large tensors of a batch of the user's collate_fn that are copied to shared memory here; torch does the others.
+MOST_COPIED = 8
+#: Free blocks that a worker keeps for itself.
+_OWN_BLOCKS = 4
 
 
 class BlockName(NamedTuple):
@@ -55,6 +56,8 @@ class SharedBlock(Block):
         self._forked = False
         self.lent = False
         """A tensor on it has been made since it was reserved."""
+        self.held = False
+        """A worker's code, the user's, has kept a part of a batch on it."""
 
     @property
     def sound(self) -> bool:
@@ -64,7 +67,7 @@ class SharedBlock(Block):
         """
         storage = self.storage
         same = storage.nbytes() == self.nbytes and storage.data_ptr() == self.address
-        return same and not self._forked and self._key not in reductions.shared_cache
+        return same and not (self._forked or self.held) and self._key not in reductions.shared_cache
 
     def note_fork(self) -> None:
         """Take note of a fork: a batch on this memory is the child's too."""
@@ -113,9 +116,13 @@ class SharedBuffers:
         _blocks[block.name.number], _shelves[block.name.number] = block, self._shelf
         return block
 
-    def give_back(self, blocks: Iterable[SharedBlock]) -> None:
-        """Take back the blocks of a batch that has come, or never comes. Those with a tensor come back with its end."""
+    def give_back(self, blocks: Iterable[SharedBlock], held: Sequence[int] = ()) -> None:
+        """Take back the blocks of a batch that has come, or never comes. Those with a tensor come back with its end.
+
+        held: numbers of those that are not to be used again.
+        """
         for block in blocks:
+            block.held = block.name.number in held
             if not block.lent:
                 self._shelf.give_back(block)
 
@@ -157,12 +164,16 @@ class WorkerBuffers:
     def __init__(self) -> None:
         self._mapped: OrderedDict[int, Block] = OrderedDict()
         self._free: list[BlockName] = []
-        self._used: dict[int, int] = {}  # numbers of blocks, by address
+        self._used: dict[int, int] = {}  # numbers of blocks that rows lie in, by address
+        self._copied: dict[int, int] = {}  # numbers of blocks, by the address of the storage that was copied to each
+        self._unreserved: dict[int, Block] = {}  # by address: rows, and copied storages, that lie in no block
+        self.large: dict[int, tuple[int, bool]] = {}
+        """By address, the bytes of each large storage in the batch, and whether it is sent in a block."""
 
     def begin(self, names: Sequence[BlockName]) -> None:
         """Use these blocks for the batch that comes."""
         self._free = list(names)
-        self._used = {}
+        self._used, self._copied, self._unreserved, self.large = {}, {}, {}, {}
 
     @property
     def placed(self) -> int:
@@ -172,12 +183,25 @@ class WorkerBuffers:
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a field of a batch."""
         nbytes = samples * field.nbytes
-        shape = (samples, *field.shape)
-        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes) or _unreserved(nbytes)
+        rows = self.reserved_rows(samples, field)
+        if rows is not None:
+            return rows
+        block = _unreserved(nbytes) if nbytes >= SHARED_BYTES else None
         if block is None:
-            tensor = torch.empty(shape, dtype=field.dtype, device="cpu")
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu")
             return Rows(tensor, tensor.data_ptr(), nbytes)
-        return Rows(block.tensor(shape, field.strides, field.dtype), block.address, nbytes)
+        self.note_unreserved(block)
+        return _rows_on(block, samples, field)
+
+    def reserved_rows(self, samples: int, field: Field) -> Rows | None:
+        """Return memory for a field of a batch in a block that the parent has reserved; None: it has reserved none."""
+        nbytes = samples * field.nbytes
+        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes)
+        return None if block is None else _rows_on(block, samples, field)
+
+    def note_unreserved(self, block: Block) -> None:
+        """Take note that rows of the batch lie in shared memory that the parent has not reserved."""
+        self._unreserved[block.address] = block
 
     def _reserved(self, nbytes: int) -> Block | None:
         """Return a block that the parent has reserved; None: none has that size, or it cannot be opened."""
@@ -203,28 +227,113 @@ class WorkerBuffers:
         return block
 
     def packed(self, batch: Any) -> Any:
-        """Return a batch as it is sent: tensors in blocks by where they lie, small ones by value."""
-        kind = type(batch)
-        if kind is torch.Tensor:
-            return self._packed_tensor(batch)
-        if kind is dict:
-            return {key: self.packed(value) for key, value in batch.items()}
-        if kind in (list, tuple):
-            return kind(map(self.packed, batch))
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return kind(*map(self.packed, batch))
-        return batch
+        """Return a batch as it is sent: tensors in blocks by where they lie, small ones by value, large ones copied.
 
-    def _packed_tensor(self, tensor: torch.Tensor) -> Any:
+        What is left, as other than plain tensors, torch sends its way.
+        """
+        return mapped(self._packed_tensor, batch)
+
+    def _packed_tensor(self, tensor: Any) -> Any:
+        if type(tensor) is not torch.Tensor:
+            return tensor
         if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:
             return tensor
         storage = tensor.untyped_storage()
-        number = self._used.get(storage.data_ptr())
+        address = storage.data_ptr()
+        number = self._used.get(address, self._copied.get(address))
         if number is not None:
+            self.large[address] = storage.nbytes(), True
             return _InBlock(number, tensor)
         # A quantised tensor is more than its elements, and torch warns of each empty one of complex halves.
-        plain = tensor.is_contiguous() and not tensor.is_quantized and tensor.dtype is not torch.complex32
-        return _ByValue(tensor) if plain and storage.nbytes() < SHARED_BYTES else tensor
+        plain = not tensor.is_quantized and tensor.dtype is not torch.complex32
+        if storage.nbytes() < SHARED_BYTES:
+            return _ByValue(tensor) if plain and tensor.is_contiguous() else tensor
+        if address in self._unreserved:
+            self.large[address] = storage.nbytes(), False
+            return self._unreserved[address].tensor(
+                tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset())
+            )
+        if not plain or storage.is_shared() or tensor.is_conj() or tensor.is_neg() or len(self.large) >= MOST_COPIED:
+            return tensor
+        return self._copy(tensor, storage, address)
+
+    def _copy(self, tensor: torch.Tensor, storage: torch.UntypedStorage, address: int) -> Any:
+        """Copy the storage of a tensor into a block, or other shared memory, and return the tensor there."""
+        block = self._reserved(storage.nbytes())
+        self.large[address] = storage.nbytes(), block is not None
+        if block is not None:
+            self._copied[address] = self._used.pop(block.address)
+        else:
+            block = _unreserved(storage.nbytes())
+            if block is None:
+                return tensor
+            self._unreserved[address] = block
+        block.storage.copy_(storage)
+        return self._packed_tensor(tensor)
+
+    def take_back(self, packed: Any) -> tuple[Any, tuple[int, ...]]:
+        """Return a packed batch with copies of the rows that somebody in this process holds, and the blocks of these.
+
+        The blocks are forgotten. Called when nobody but the user's code can hold a part of the batch.
+        """
+        held = {number: self._mapped[number] for number in self._used.values() if self._mapped[number].is_held}
+        if not held:
+            return packed, ()
+        copies = {number: _copy_of(block) for number, block in held.items()}
+        for number in held:
+            del self._mapped[number]
+        return mapped(lambda part: part.copied(copies) if type(part) is _InBlock else part, packed), tuple(held)
+
+
+class OwnMemory:
+    """Shared memory of a worker process for the rows of samples that its collate_fn makes something else of.
+
+    As default_collate of torch has it in a worker, they lie in shared memory; it is used again once nobody holds it.
+
+    Args:
+        buffers: takes note of each block.
+    """
+
+    def __init__(self, buffers: WorkerBuffers) -> None:
+        self._buffers = buffers
+        self._shelf = Shelf(_OWN_BLOCKS)
+
+    def rows(self, samples: int, field: Field) -> Rows:
+        """Return uninitialised memory for a field of a batch: private, where the system has no more to share."""
+        nbytes = max(1, samples * field.nbytes)
+        try:
+            block = self._shelf.take(nbytes) or SharedBlock(nbytes)
+        except OSError:
+            tensor = torch.empty((samples, *field.shape), dtype=field.dtype, device="cpu")
+            return Rows(tensor, tensor.data_ptr(), samples * field.nbytes)
+        rows = _rows_on(block, samples, field)
+        self._shelf.lend(block, rows.tensor)
+        self._buffers.note_unreserved(block)
+        return rows
+
+
+def _rows_on(block: Block, samples: int, field: Field) -> Rows:
+    tensor = block.tensor((samples, *field.shape), field.strides, field.dtype)
+    return Rows(tensor, block.address, samples * field.nbytes)
+
+
+def _copy_of(block: Block) -> Block:
+    """Return a block of private memory with what a block holds."""
+    storage = torch.UntypedStorage(block.nbytes)  # type: ignore[no-untyped-call]
+    storage.copy_(block.storage)
+    return Block(storage)
+
+
+def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples."""
+    kind = type(batch)
+    if kind is dict:
+        return {key: mapped(function, value) for key, value in batch.items()}
+    if kind in (list, tuple):
+        return kind(mapped(function, value) for value in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return kind(*(mapped(function, value) for value in batch))
+    return function(batch)
 
 
 def _unreserved(nbytes: int) -> Block | None:
@@ -239,39 +348,16 @@ def _unreserved(nbytes: int) -> Block | None:
         os.close(descriptor)
 
 
-class WorkerBatches:
-    """Builds the batches of a worker process in place.
-
-    Attributes:
-        unplaced: bytes of a sample in each field of the latest batch, where a field had no block of its size.
-    """
-
-    def __init__(self) -> None:
-        self._buffers = WorkerBuffers()
-        self.unplaced: tuple[int, ...] = ()
-
-    def collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
-        """Return what default_collate gives for the samples, as it is sent."""
-        self.unplaced = ()
-        if type(samples) not in (list, tuple) or not samples:  # of a __getitems__: default_collate has the word
-            return fetch.collate(task, samples)
-        fetch.note("collate", None, len(samples))
-        self._buffers.begin(task.blocks)
-        layout = layout_of(samples[0])
-        build = Build(layout, len(samples), self._buffers)
-        build.take(samples, 0)
-        batch = build.finish(task.given)
-        sizes = tuple(field.nbytes for field in layout.fields)
-        if build.agrees and self._buffers.placed < sum(size * len(samples) >= SHARED_BYTES for size in sizes):
-            self.unplaced = sizes
-        return self._buffers.packed(batch)
-
-
 class _InBlock:
     """A tensor in a block, on its way to the parent."""
 
     def __init__(self, number: int, tensor: torch.Tensor) -> None:
-        self._arguments = (number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        self._arguments = (number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+
+    def copied(self, copies: Mapping[int, Block]) -> Any:
+        """Return the tensor on a copy of its block; this, where there is none."""
+        number, dtype, offset, shape, strides = self._arguments
+        return self if number not in copies else copies[number].tensor(shape, strides, dtype, offset)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _in_block, self._arguments

@@ -48,7 +48,6 @@ def is_built_in_place(fetch: Fetch) -> bool:
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     return (
         fetch.batched
-        and fetch.stacks
         and fetch.composes
         and strategy == "file_descriptor"
         and collates_as_torch(torch.Tensor, np.ndarray)

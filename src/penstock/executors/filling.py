@@ -1,0 +1,229 @@
+"""Batches that the native core fills in the thread that fetches them, for code that leaves them to default_collate.
+
+A worker process, a worker thread or the caller's thread asks for the batch of a task. Nothing runs beside it but
+readers of files, where reads block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import penstock._native as _native
+from penstock.executors.buffers import Buffers, Field, bytes_in
+from penstock.executors.collating import BatchMemory
+from penstock.executors.failures import agreed_fields, with_lost
+from penstock.executors.staging import Staging
+from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
+from penstock.observe import Meter
+from penstock.order.batches import as_array
+from penstock.order.permutations import Indices
+from penstock.plan import Kept, NativePlan, collated_labels, fill_plan
+from penstock.sources.labels import LabelColumn, as_objects
+from penstock.sources.sample_reader import whole
+from penstock.state.delivery import Task
+
+_UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
+#: How often a batch is filled, where its samples tell of what shape they are.
+_TRIES = 2
+#: Free blocks of memory that are kept for the next batches.
+_KEPT = 16
+
+Turn = Callable[[int], None]
+"""Makes what the user's code draws from here on that of the sample at a position of the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilledBatch:
+    """A batch whose rows are filled."""
+
+    plan: NativePlan
+    rows: tuple[Any, ...]
+    """A tensor a field."""
+    labels: LabelColumn | None
+
+    @property
+    def row_bytes(self) -> tuple[int, ...]:
+        """Bytes of a sample in each field."""
+        return tuple(rows[0].nbytes for rows in self.rows)
+
+    def batch(self) -> Any:
+        """Return what default_collate makes of the samples. Raises what it raises."""
+        labels = [] if self.labels is None else [collated_labels(self.labels)]
+        return self.plan.leaves[0].batch([*self.rows, *labels])
+
+    def samples(self, *, unseen: bool) -> list[Any]:
+        """Return the samples, whose tensors lie in the rows. unseen: they may be views; else each has its storage."""
+        labels = [] if self.labels is None else [as_objects(self.labels)]
+        columns = [rows.unbind(0) if unseen else _own_storages(rows) for rows in self.rows]
+        return self.plan.leaves[0].samples([*columns, *labels])
+
+
+def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors in the memory of the rows, each of which is to torch's eyes all that its storage holds."""
+    elements = bytes_in(rows).view(str(rows.dtype).removeprefix("torch.")).reshape(rows.shape)
+    return list(map(torch.from_numpy, elements))
+
+
+class Filling:
+    """Fills the batches of a dataset in the threads that call it, any number of them. A forked process may go on.
+
+    Picklable where the dataset is. What a worker_init_fn does to the dataset of its process is seen: the dataset is
+    looked at before each batch, and planned anew where it has changed.
+
+    Args:
+        dataset: the user's.
+        kept: of its files.
+        plan: of the dataset; None: one is made with the first batch.
+        unseen: the samples are left to default_collate; else the user's code looks at them.
+    """
+
+    def __init__(self, dataset: Any, kept: Kept, plan: NativePlan | None = None, *, unseen: bool = True) -> None:
+        self._dataset, self._kept, self._plan = dataset, kept, plan
+        self.unseen = unseen
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._idle: deque[_Filler] = deque()
+        self._refused: tuple[int, int] | None = None  # the pass whose dataset is not native any more
+        self.memory = Buffers(pinned=False, keep=_KEPT)
+
+    def fill(self, task: Task, memory: BatchMemory | None, seed: int, turn: Turn | None) -> FilledBatch | None:
+        """Return the batch of a task, None where Python must make it.
+
+        Args:
+            task: a batch.
+            memory: for the rows; None: this object's own.
+            seed: of the native draws.
+            turn: called with each position before the user's function makes that label; None: nothing need be done.
+
+        Raises what the user's function of labels raises.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+        indices = _numbers(task.given)
+        filler = None if indices is None else self._take(task)
+        if indices is None or filler is None:
+            return None
+        filled = filler.fill(indices, task, memory or self.memory, seed)
+        self._idle.append(filler)  # not where it was interrupted
+        if filled is None:
+            return None
+        batch, rows = filled
+        return FilledBatch(filler.plan, rows, _labels(filler.plan, batch, turn))
+
+    def _take(self, task: Task) -> _Filler | None:
+        """Return a filler for the dataset as it is now, which no other thread uses; None: there is none."""
+        try:
+            filler = self._idle.pop()
+        except IndexError:
+            filler = None
+        if filler is not None and _holds(filler.plan):
+            return filler
+        if self._refused == (task.seed, task.epoch):
+            return None
+        if self._plan is None or not _holds(self._plan):
+            self._plan = fill_plan(self._dataset, self._kept, unseen=self.unseen)
+        if self._plan is None or not _holds(self._plan):
+            self._plan, self._refused = None, (task.seed, task.epoch)
+            return None
+        return _Filler(self._plan)
+
+    def of(self, dataset: Any) -> Filling:
+        """Return the same for a copy of the dataset."""
+        return Filling(dataset, self._kept, unseen=self.unseen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        caches = self._kept.caches
+        if caches is not None:
+            caches = caches.in_folders()  # memory would be taken once a process
+        return _filling, (self._dataset, self._kept._replace(caches=caches), self.unseen)
+
+
+def _filling(dataset: Any, kept: Kept, unseen: bool) -> Filling:
+    return Filling(dataset, kept, unseen=unseen)
+
+
+class _Filler:
+    """A native pool without threads, whose one batch at a time the calling thread fills."""
+
+    def __init__(self, plan: NativePlan) -> None:
+        self.plan = plan
+        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan, None, 0), READERS)
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+
+    def fill(
+        self, indices: Indices, task: Task, memory: BatchMemory, seed: int
+    ) -> tuple[NativeBatch, tuple[Any, ...]] | None:
+        """Return the batch of a task and its rows; None: a sample fails, or is not like the others."""
+        for _ in range(_TRIES):
+            batch = NativeBatch(indices=indices, positions=task.positions, key=(seed, task.epoch))
+            try:
+                batch.leaves, batch.local = self.plan.root.resolve(indices)
+                batch.names = self.plan.names(batch.leaves, batch.local)
+            except Exception:  # the dataset itself raises it, or knows better
+                return None
+            rows = [memory.rows(len(indices), field or _UNKNOWN) for field in self._fields]
+            failures = self._run(batch, rows)
+            if not self.plan.unmoved():
+                return None
+            if not failures:
+                return batch, tuple(one.tensor for one in rows)
+            learned = agreed_fields(self._fields, failures, len(indices), lenient=False)
+            if learned is None:
+                return None
+            self._fields = learned
+        return None
+
+    def _run(self, batch: NativeBatch, rows: list[Any]) -> list[Any]:
+        """Fill rows in the calling thread, and return what failed."""
+        crew, pool = self._crew, self._crew.pool
+        seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
+        positions = as_array(batch.positions)
+        prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
+        specs = [(field or _UNKNOWN).spec for field in self._fields]
+        with crew.lock:
+            number = pool.submit(prepared, [(*row, spec) for row, spec in zip(rows, specs, strict=True)])
+            crew.batches[number] = batch
+        pool.run_here(number)
+        crew.serve_here()
+        while pool.wait(number, 0) != "done":
+            crew.serve_here()
+        del crew.batches[number]
+        return with_lost(self.plan, batch, pool.retire(number))
+
+
+def _holds(plan: NativePlan) -> bool:
+    return plan.still() and plan.unmoved()
+
+
+def _numbers(given: Any) -> Indices | None:
+    """Return the indices of a batch; None: there is none, or the dataset must make sense of one."""
+    numbers = list(map(whole, given)) if isinstance(given, list | tuple) else []
+    if not numbers or None in numbers:
+        return None
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:
+        return None
+
+
+def _labels(plan: NativePlan, batch: NativeBatch, turn: Turn | None) -> LabelColumn | None:
+    """Return the labels of a batch; turn: as for Filling.fill."""
+    leaves, local = batch.leaves, batch.local
+    if turn is None or not any(leaf.calls_python for leaf in plan.leaves):
+        return plan.label_column(leaves, local)
+    labels: list[Any] = []
+    for position in range(len(local)):
+        turn(position)
+        one = slice(position, position + 1)
+        column = plan.label_column(None if leaves is None else leaves[one], local[one])
+        labels += [] if column is None else as_objects(column)
+    return labels

@@ -1,0 +1,106 @@
+"""ImageFolder's __getitem__, answered natively where a dataset's own code calls it in one of our workers.
+
+A subclass that adds the index or the path to its samples calls ``super().__getitem__(index)``. Where the whole
+transform is known and ends in a tensor, nobody sees the PIL image, and Pillow need not open the file: the tensor is the
+same, after the same draws. All else is left to torchvision's method, which also raises all errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+from typing import Any
+
+from PIL import Image, ImageFile
+
+import penstock._native as _native
+from penstock.hooks import tally
+from penstock.recipe.compose_hook import run_whole, this_thread
+from penstock.recipe.composed_run import REFUSED
+from penstock.recipe.encoded_image import unopened
+from penstock.recipe.exchange import exchange_code
+from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.originals import is_original, own_class, replaced_in_class, replaced_in_opening
+
+_FUNCTION = "torchvision ImageFolder"
+_MODULE = "torchvision.datasets.folder"
+#: How the segments begin of which Pillow may say something when it opens a file (Exif 2.32, CIPA DC-007): it opens such
+#: files itself.
+_SPOKEN_OF = (b"Exif", b"MPF\0")
+_START_OF_SCAN = 0xDA
+_exchanged: list[Any] = []
+
+
+def is_due() -> bool:
+    """Return whether the method is there, and its code is not exchanged."""
+    return not _exchanged and _MODULE in sys.modules
+
+
+def exchange() -> None:
+    """Exchange the code of the method for code that does what it did, except in a worker at work.
+
+    A method that a program has put in the place of torchvision's stays.
+    """
+    if not is_due():
+        return
+    kind = own_class(_MODULE, "DatasetFolder")
+    original = None if kind is None else vars(kind).get("__getitem__")
+    if isinstance(original, FunctionType) and replaced_in_class(kind, "__getitem__") is None:
+        exchange_code(original, _asking)
+        _exchanged.append(original)
+
+
+def _asking(original: Any) -> Any:
+    def getitem(self: Any, index: Any) -> Any:
+        if this_thread.native:
+            path, target = self.samples[index]
+            image = _image(self, path)
+            if image is not REFUSED:
+                tally.answered(_FUNCTION)
+                change = self.target_transform
+                return image, target if change is None else change(target)
+        return original(self, index)
+
+    return getitem
+
+
+def _image(dataset: Any, path: Any) -> Any:
+    """Return what a dataset's transform makes of a file; REFUSED: torchvision's method must read it."""
+    try:
+        if not _opens_as_torchvision(dataset.loader):
+            return REFUSED
+        with open(path, "rb") as file:
+            data = file.read()
+        certified = _native.certify_jpeg(data)
+        if isinstance(certified, str) or certified[2] not in (1, 3) or not _is_silent(data):
+            return REFUSED
+        width, height, _, end = certified
+        most = Image.MAX_IMAGE_PIXELS
+        if most is not None and width * height > most:
+            return REFUSED
+        image = unopened(data if end == len(data) else data[:end], (width, height))
+    except Exception:  # torchvision's method raises it, if it is an error
+        return REFUSED
+    return run_whole(dataset.transform, image)
+
+
+def _is_silent(data: bytes) -> bool:
+    """Return whether a certified JPEG file has no segment of which Pillow may warn. Raises IndexError."""
+    position = 2
+    while (marker := data[position + 1]) != _START_OF_SCAN:
+        if data[position] != 0xFF or data[position + 4 : position + 8] in _SPOKEN_OF:
+            return False
+        # The length counts its own two bytes (ITU-T T.81, B.1.1.4); a marker may be preceded by bytes of 0xFF.
+        position += 1 if marker == 0xFF else 2 + int.from_bytes(data[position + 2 : position + 4])
+    return True
+
+
+def _opens_as_torchvision(loader: Any) -> bool:
+    """Return whether a folder's loader is torchvision's own, and Pillow behind it."""
+    return (
+        is_original(loader, _MODULE, "default_loader")
+        and sys.modules["torchvision"].get_image_backend() == "PIL"
+        and not ImageFile.LOAD_TRUNCATED_IMAGES
+        and decoded_alike()
+        and replaced_in_opening() is None
+    )

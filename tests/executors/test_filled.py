@@ -1,0 +1,301 @@
+"""Batches that the native core fills for a collate_fn of the user's, against torch's."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import penstock
+from penstock.executors.selection import planned
+from penstock.plan import PythonPlan
+from penstock.state.delivery import Task
+from tests.filled_batches import EVAL, LAST, TRAIN, batches, check, handed_on, images, listed, reseeded, save_pictures
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+MIXUP = v2.MixUp(num_classes=3)
+METHODS = pytest.mark.parametrize(
+    ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pictures(tmp_path_factory.mktemp("images"))
+
+
+def mixed(batch):
+    return MIXUP(*default_collate(batch))
+
+
+def stacked(batch):
+    return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
+
+
+def twice(batch):
+    first = default_collate(batch)
+    first[0].zero_()
+    return first, default_collate(batch)
+
+
+def shared(batch):
+    images, labels = default_collate(batch)
+    info = get_worker_info()
+    return images, labels, images.is_shared(), images.is_contiguous(), None if info is None else info.id
+
+
+# ---- collate_fn ----
+
+
+@METHODS
+def test_a_function_that_hands_on(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=handed_on)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mixup(folder, workers):
+    check(images(folder), workers=workers, collate_fn=mixed)
+
+
+@METHODS
+@pytest.mark.parametrize("collate", [stacked, listed])
+def test_functions_that_look_at_samples(folder, workers, method, collate):
+    check(images(folder), workers=workers, method=method, collate_fn=collate)
+    check(images(folder, LAST), filled=False, workers=workers, method=method, collate_fn=collate)
+
+
+@pytest.mark.parametrize("generation", [v1, v2])
+def test_what_samples_are(folder, generation):
+    t = generation
+    first = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)] if t is v2 else [t.PILToTensor()]
+    dataset = images(folder, t.Compose([t.Resize((24, 28)), *first]))
+    check(dataset, filled=False, collate_fn=listed)
+    check(dataset, collate_fn=handed_on)
+
+
+def described(batch):
+    """Return what a program may ask of samples."""
+    return [
+        (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
+        for image, label in batch
+    ]
+
+
+@METHODS
+def test_what_a_program_may_ask_of_samples(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=described)
+
+
+def test_samples_that_are_kept(folder):
+    class Keeping:
+        def __init__(self) -> None:
+            self.kept: list[Any] = []
+
+        def __call__(self, batch):
+            self.kept.append(batch[1][0])
+            batch[0][0].zero_()
+            return torch.stack([image for image, _ in batch] + self.kept)
+
+    for workers in (0, 2):
+        ours = batches(penstock.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
+        theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
+        assert_same(ours, theirs)
+
+
+@METHODS
+def test_a_second_batch_of_the_same_samples(folder, workers, method):
+    check(images(folder), workers=workers, method=method, collate_fn=twice)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_a_batch_lies(folder, workers):
+    check(images(folder), workers=workers, collate_fn=shared)
+
+
+def test_the_penstock_folder(folder):
+    ours = batches(penstock.DataLoader, penstock.ImageFolder(folder, EVAL), num_workers=2, collate_fn=mixed)
+    theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=2, collate_fn=mixed)
+    assert_same(ours, theirs)
+
+
+def test_subsets_and_concatenations(folder):
+    dataset: Any = ConcatDataset([Subset(images(folder), range(3, 20)), images(folder)])
+    check(dataset, collate_fn=mixed)
+
+
+def test_samples_of_several_sizes(folder):
+    dataset = images(folder, v1.ToTensor())
+    check(dataset, filled=False, collate_fn=listed)
+    loader = penstock.DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=handed_on)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(loader)
+
+
+def test_tensor_files(tmp_path):
+    for i in range(20):
+        torch.save(torch.full((3, 4), float(i)), tmp_path / f"{i:02}.pt")
+    check(penstock.TensorFolder(tmp_path), collate_fn=handed_on)
+
+
+class KeepsTheBatch:
+    """Adds what is left of the batch before to each batch."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, batch):
+        images, labels = default_collate(batch)
+        before, self.last = self.last, images
+        return images, labels, None if before is None else before.clone()
+
+
+def collate_nothing(batch):
+    return [{"images": default_collate(batch)[0][2:4], "all": 1}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_keeps_its_batch(folder, workers):
+    dataset = images(folder)
+    found = []
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        torch.manual_seed(0)
+        loader = kind(
+            dataset, batch_size=4, num_workers=workers, collate_fn=KeepsWithoutNone(), persistent_workers=workers > 0
+        )
+        found.append([list(loader) for _ in range(3)])
+    assert_same(*found)
+
+
+class KeepsWithoutNone(KeepsTheBatch):
+    def __call__(self, batch):
+        images, labels = default_collate(batch)
+        before, self.last = self.last, images
+        return images, labels, images[:0] if before is None else before.clone()
+
+
+def test_parts_of_a_batch(folder):
+    check(images(folder), collate_fn=collate_nothing)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_never_overwritten(folder, workers):
+    dataset = images(folder)
+    loader = penstock.DataLoader(
+        dataset, batch_size=4, num_workers=workers, collate_fn=mixed, persistent_workers=workers > 0
+    )
+    kept = [batch for _ in range(3) for batch in loader]
+    copies = [[tensor.clone() for tensor in batch] for batch in kept]
+    for _ in range(2):
+        for images_, _ in loader:
+            images_.fill_(7)
+    for batch, copy in zip(kept, copies, strict=True):
+        assert_same([tensor.clone() for tensor in batch], copy)
+
+
+@METHODS
+def test_a_damaged_file(folder, tmp_path, workers, method):
+    (tmp_path / "0").mkdir()
+    for path in sorted((folder / "0").iterdir()):
+        (tmp_path / "0" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "0" / "06.jpg").write_bytes(b"no image")
+    dataset = images(tmp_path)
+    raised = []
+    for kind, named in ((penstock.DataLoader, {"worker_method": method}), (torch.utils.data.DataLoader, {})):
+        with pytest.raises(Exception) as caught:
+            list(kind(dataset, batch_size=4, num_workers=workers, collate_fn=handed_on, **named))
+        raised.append(caught.value)
+    assert type(raised[0]) is type(raised[1])
+    if method is None:
+        said = [str(error).partition(" in DataLoader worker")[0].partition("<")[0] for error in raised]
+        assert said[0] == said[1]
+    loader = penstock.DataLoader(
+        dataset, batch_size=4, num_workers=workers, worker_method=method, collate_fn=handed_on, on_error="replace"
+    )
+    assert sum(len(labels) for _, labels in loader) == len(dataset)
+
+
+def test_a_function_that_raises(folder):
+    def fail(batch):
+        raise KeyError("mine", *default_collate(batch)[1].shape)
+
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, collate_fn=fail)
+    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
+        next(iter(loader))
+
+
+# ---- the loader's own options ----
+
+
+@METHODS
+@pytest.mark.parametrize("named", [{"collate_fn": handed_on}, {"worker_init_fn": reseeded}], ids=["collate", "init"])
+def test_a_seed_gives_the_batches_of_the_native_plan(folder, workers, method, named):
+    dataset = images(folder, TRAIN)
+    plain = batches(penstock.DataLoader, dataset, seed=9, num_workers=2)
+    assert_same(
+        batches(penstock.DataLoader, dataset, seed=9, num_workers=workers, worker_method=method, **named), plain
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_seed_reaches_targets(folder, workers):
+    dataset = images(folder, target_transform=lambda label: label + torch.rand(1).item())
+    epochs = [
+        batches(penstock.DataLoader, dataset, seed=9, num_workers=number, collate_fn=handed_on)
+        for number in (2, workers)
+    ]
+    assert_same(*epochs)
+
+
+def test_resuming(folder):
+    def loader():
+        return penstock.DataLoader(
+            images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)])),
+            batch_size=4,
+            shuffle=True,
+            seed=3,
+            num_workers=2,
+            collate_fn=mixed,
+        )
+
+    torch.manual_seed(0)
+    whole = list(loader())
+    first = loader()
+    passing = iter(first)
+    torch.manual_seed(0)
+    begun = [next(passing) for _ in range(3)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert_same([*begun, *second], whole)
+
+
+@pytest.mark.parametrize("collate", [handed_on, stacked])
+def test_a_cache(folder, tmp_path, collate):
+    dataset = images(folder)
+    theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=2, collate_fn=collate)
+    for cache in (tmp_path / "cache", "memory"):
+        torch.manual_seed(5)
+        loader = penstock.DataLoader(
+            dataset, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate, cache=cache
+        )
+        assert_same(list(loader), theirs)
+        list(loader)
+        (tier,) = loader.stats().cache.values()
+        assert tier.samples >= 27, "all but those that Pillow reads"
+
+
+def test_what_a_spawned_worker_gets(folder, tmp_path):
+    dataset = images(folder)
+    loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=tmp_path / "cache")
+    chosen = planned(loader._settings(), begins=True)
+    assert isinstance(chosen, PythonPlan)
+    sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
+    for _ in range(2):
+        assert_same(sent.load(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))

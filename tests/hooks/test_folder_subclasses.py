@@ -1,0 +1,195 @@
+"""Subclasses of ImageFolder that call super().__getitem__ and add to it, against torch's loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import penstock
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+TRAIN = v1.Compose(
+    [v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [2] * 3)]
+)
+SECOND = v2.Compose([v2.RandomCrop(20, padding=2), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+METHODS = pytest.mark.parametrize(("workers", "method"), [(0, None), (2, None)], ids=["0", "2"])
+JPEGS, COUNT = 20, 26
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder of JPEG files, and of some that Pillow opens itself."""
+    root = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for i in range(COUNT):
+        (root / f"{i % 2}").mkdir(exist_ok=True)
+        image = Image.fromarray(draw.integers(0, 256, (30 + i % 3, 40, 3), dtype=np.uint8))
+        more: dict[str, Any] = {}
+        if i == JPEGS:
+            more = {"exif": exif}
+        elif i == JPEGS + 1:
+            image = image.convert("L")  # which the native core takes
+        elif i == JPEGS + 2:
+            image = image.convert("CMYK")
+        elif i == JPEGS + 3:
+            more = {"progressive": True}
+        image.save(root / f"{i % 2}" / f"{i:02}.{'png' if i > JPEGS + 3 else 'jpg'}", **more)
+    return str(root)
+
+
+class Indexed(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), index)
+
+
+class Named(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        path = Path(self.samples[index][0])
+        image, label = super().__getitem__(index)
+        return {"label": label, "image": image, "name": path.name, "noise": torch.rand(2)}
+
+
+class Pairs(ImageFolder):
+    """Another image of the class, and the first view a second time."""
+
+    def __getitem__(self, index: int) -> Any:
+        first, label = super().__getitem__(index)
+        other, _ = super().__getitem__(len(self) - 1 - index)
+        return super().__getitem__(-1 - index)[0], label, first, other
+
+
+class Changing(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        self.transform = v1.Compose([v1.Resize((10, 10)), v1.ToTensor()]) if index % 3 else TEN
+        if index % 4 == 0:
+            self.transform.transforms[0] = v1.CenterCrop(10)
+        return super().__getitem__(index)
+
+
+TEN = v1.Compose([v1.Resize((10, 10)), v1.ToTensor()])
+
+
+class Loading(ImageFolder):
+    def __init__(self, root: str, transform: Any) -> None:
+        super().__init__(root, transform, loader=lambda path: Image.open(path).convert("RGB").rotate(90))
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), index)
+
+
+class Half(ImageFolder):
+    """Half of the files, by a property in the place of the list."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), -1 if get_worker_info() is None else get_worker_info().id  # type: ignore[union-attr]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def samples(self) -> Any:
+        return self._kept[::2]
+
+    @samples.setter
+    def samples(self, value: Any) -> None:
+        self._kept = value
+
+
+class Classes(ImageFolder):
+    """Defines nothing that samples come from: read as the class itself."""
+
+    def find_classes(self, directory: str) -> Any:
+        return ["1"], {"1": 5}
+
+
+def batches(kind: Any, dataset: Any, **named: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return list(kind(dataset, batch_size=5, shuffle=True, **named))
+
+
+@METHODS
+@pytest.mark.parametrize("transform", [TRAIN, SECOND], ids=["v1", "v2"])
+@pytest.mark.parametrize("kind", [Indexed, Named, Pairs, Loading, Half])
+def test_subclasses_that_call_the_method(folder, kind, transform, workers, method):
+    dataset = kind(folder, transform)
+    ours = batches(penstock.DataLoader, dataset, num_workers=workers, worker_method=method)
+    assert_same(ours, batches(torch.utils.data.DataLoader, dataset, num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_that_change_in_the_middle(folder, workers):
+    found = []
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        TEN.transforms[0] = v1.Resize((10, 10))
+        found.append(batches(kind, Changing(folder), num_workers=workers))
+    assert_same(*found)
+
+
+def test_calls_are_counted(folder):
+    dataset = Indexed(folder, TRAIN, lambda label: label + 1)
+    for method in (None, "thread"):
+        loader: Any = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method=method)
+        labels = torch.cat([labels for _, labels, _ in loader])
+        assert labels.tolist() == [label + 1 for label in dataset.targets]
+        assert loader.stats().calls["torchvision ImageFolder"].answered == JPEGS + 1
+        assert f"calls    torchvision ImageFolder: {JPEGS + 1} answered natively" in loader.explain()
+
+
+def test_draws_by_sample(folder):
+    dataset = Indexed(folder, TRAIN)
+    by_index = []
+    for workers in (0, 2):
+        loader: Any = penstock.DataLoader(dataset, batch_size=4, shuffle=True, seed=4, num_workers=workers)
+        by_index.append(
+            {int(i): image for images, _, numbers in loader for image, i in zip(images, numbers, strict=True)}
+        )
+    assert_same(*by_index)
+    plain = penstock.DataLoader(ImageFolder(folder, TRAIN), batch_size=4, shuffle=True, seed=4)
+    assert_same(torch.cat([images for images, _ in plain]), torch.stack(list(by_index[0].values())))
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 cut off"])
+def test_files_that_are_damaged(folder, tmp_path, content):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/0.jpg").write_bytes(content)
+    dataset = Indexed(str(tmp_path), TRAIN)
+    raised = []
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        with pytest.raises(Exception) as caught:
+            list(kind(dataset))
+        raised.append((type(caught.value), str(caught.value).partition("<")[0]))
+    assert raised[0] == raised[1]
+
+
+def test_a_method_that_is_replaced(folder, monkeypatch):
+    monkeypatch.setattr(ImageFolder, "__getitem__", lambda self, index: (torch.ones(2), index), raising=False)
+    dataset = Indexed(folder, TRAIN)
+    assert_same(batches(penstock.DataLoader, dataset), batches(torch.utils.data.DataLoader, dataset))
+
+
+def test_a_subclass_that_reads_as_its_base(folder):
+    evaluate = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor()])
+    dataset = Classes(folder, evaluate)
+    assert set(dataset.targets) == {5}
+    loader: Any = penstock.DataLoader(dataset, batch_size=5, num_workers=2)
+    assert "native threads fill" in loader.explain()
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=5)))
+    Classes.__getitem__ = lambda self, index: (torch.zeros(1), index)
+    try:
+        assert "native threads fill" not in loader.explain()
+        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=5)))
+    finally:
+        del Classes.__getitem__

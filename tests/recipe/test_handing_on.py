@@ -1,0 +1,238 @@
+"""Which collate functions hand their samples on to default_collate untouched, and what it returns to them then."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import default_collate
+from torch.utils.data.dataloader import default_collate as from_dataloader
+
+from penstock.recipe.handing_on import answered, hands_on
+
+
+def mix(images, labels=None):
+    return images, labels
+
+
+def recipe(batch):
+    return mix(*default_collate(batch))
+
+
+def by_attributes(batch):
+    return torch.utils.data.default_collate(batch)
+
+
+def other_name(samples):
+    return from_dataloader(samples)
+
+
+def rebinding(batch):
+    batch = default_collate(batch)
+    batch[0] = batch[0].flip(-1)
+    return mix(*batch)
+
+
+def in_branches(batch, *, often=False):
+    if often:
+        for _ in range(2):
+            mix(1)
+        return mix(*default_collate(batch))
+    return default_collate(batch)
+
+
+class Collator:
+    def __call__(self, batch):
+        return mix(*default_collate(batch))
+
+    def method(self, batch):
+        return default_collate(batch)
+
+    @staticmethod
+    def static(batch):
+        return default_collate(batch)
+
+
+def with_prefix(prefix, batch):
+    return prefix, default_collate(batch)
+
+
+def closure():
+    collate, cut = default_collate, mix
+
+    def collate_fn(batch):
+        return cut(*collate(batch))
+
+    return collate_fn
+
+
+HANDING_ON = {
+    "the recipe": recipe,
+    "by attributes": by_attributes,
+    "another name": other_name,
+    "rebinding": rebinding,
+    "in branches": in_branches,
+    "lambda": lambda batch: mix(*default_collate(batch)),
+    "callable object": Collator(),
+    "method": Collator().method,
+    "static method": Collator.static,
+    "partial": functools.partial(with_prefix, 1),
+    "closure": closure(),
+}
+
+
+def looks(batch):
+    return default_collate(batch), len(batch)
+
+
+def keeps(batch, kept=[]):  # noqa: B006
+    kept.append(batch)
+    return default_collate(batch)
+
+
+def part(batch):
+    return default_collate(batch[1:])
+
+
+def changes(batch):
+    return default_collate([(image * 2, label) for image, label in batch])
+
+
+def by_name(batch):
+    return default_collate(batch=batch)  # type: ignore[call-arg]
+
+
+def through_another(batch):
+    return recipe(batch)
+
+
+def late_rebinding(batch):
+    for _ in range(2):
+        batch = default_collate(batch)
+    return batch
+
+
+def twice(batch):
+    return default_collate(batch), default_collate(batch)
+
+
+def again(batch, *, often=False):
+    found = [default_collate(batch)]
+    if often:
+        found.append(default_collate(batch))
+    return found
+
+
+def looped(batch):
+    while True:
+        found = default_collate(batch)
+        if len(found) > 1:
+            return found
+
+
+def own_variables(batch):
+    return default_collate(batch), locals()
+
+
+def captured(batch):
+    return default_collate(batch), (lambda: batch)
+
+
+def generator(batch):
+    yield default_collate(batch)
+
+
+def guarded(batch):
+    try:
+        return default_collate(batch)
+    except RuntimeError:
+        return batch
+
+
+def any_arguments(*batch):
+    return default_collate(*batch)
+
+
+def own(batch):
+    default_collate = list
+    return default_collate(batch)
+
+
+def without(batch):
+    return None
+
+
+def bound(batch, prefix):
+    return prefix, default_collate(batch)
+
+
+OTHERS = {
+    "looks": looks,
+    "keeps": keeps,
+    "a part": part,
+    "changes": changes,
+    "by name": by_name,
+    "through another": through_another,
+    "a loop": late_rebinding,
+    "a loop of calls": looped,
+    "twice": twice,
+    "perhaps twice": again,
+    "its variables": own_variables,
+    "captured": captured,
+    "generator": generator,
+    "guarded": guarded,
+    "any arguments": any_arguments,
+    "its own name": own,
+    "without": without,
+    "batch bound": functools.partial(bound, batch=[]),
+    "built in": list,
+    "default_collate": None,
+}
+
+
+@pytest.mark.parametrize("name", HANDING_ON)
+def test_functions_that_hand_on(name):
+    assert hands_on(HANDING_ON[name])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_functions_that_do_more(name):
+    assert not hands_on(OTHERS[name])
+
+
+def test_another_function_of_that_name(monkeypatch):
+    monkeypatch.setitem(recipe.__globals__, "default_collate", list)
+    assert not hands_on(recipe)
+
+
+def test_the_first_call_is_answered():
+    samples, batch = [torch.ones(2), torch.zeros(2)], object()
+    with answered(samples, lambda: batch):
+        assert default_collate(list(samples)) is not batch
+        assert from_dataloader(samples) is batch
+        assert torch.equal(default_collate(samples), torch.stack(samples)), "a second batch is one of its own"
+    assert default_collate(samples) is not batch
+
+
+def test_other_threads_are_not_answered():
+    samples, found = [torch.ones(2)], []
+    with answered(samples, lambda: "ours"):
+        thread = threading.Thread(target=lambda: found.append(default_collate(samples)))
+        thread.start()
+        thread.join()
+        assert default_collate(samples) == "ours"
+    assert torch.equal(found[0], torch.ones(1, 2))
+
+
+def test_an_answer_that_raises():
+    def fail():
+        raise TypeError("no batch")
+
+    samples = [None]
+    with answered(samples, fail), pytest.raises(TypeError, match="no batch"):
+        default_collate(samples)
+    with pytest.raises(TypeError, match="default_collate"):
+        default_collate(samples)

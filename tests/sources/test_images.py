@@ -1,0 +1,339 @@
+"""penstock.Images, and torchvision's datasets of image files by name, against torch's loader over the same samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from scipy.io import savemat
+from torchvision import datasets
+from torchvision import transforms as v1
+
+import penstock
+from penstock.sources.torchvision_folder import TorchvisionFolderSource
+from tests.same import assert_same, assert_same_batches, assert_same_outcome
+
+pytestmark = pytest.mark.native
+
+EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor()])
+
+
+def draw(path: Path, number: int) -> Path:
+    """Save an image of its own, of some size, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 256, (30 + number % 5, 36, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    return [str(draw(tmp_path / f"{i % 2}/{i}.{'png' if i == 3 else 'jpg'}", i)) for i in range(10)]
+
+
+class Table(torch.utils.data.Dataset[Any]):
+    """What a program writes for a table of files and labels."""
+
+    def __init__(self, files: Any, labels: Any, transform: Any) -> None:
+        self.files, self.labels, self.transform = files, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = Image.open(self.files[index]).convert("RGB")
+        image = image if self.transform is None else self.transform(image)
+        return image if self.labels is None else (image, self.labels[index])
+
+
+class Column:
+    """A column of a DataFrame, as far as that is looked at."""
+
+    ndim = 1
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def tolist(self) -> list[Any]:
+        return self.values
+
+
+def loaders(ours: Any, theirs: Any, workers: int = 2) -> tuple[Any, Any]:
+    return (
+        penstock.DataLoader(ours, batch_size=4, num_workers=workers),
+        torch.utils.data.DataLoader(theirs, batch_size=4, num_workers=0),
+    )
+
+
+# ---- penstock.Images ----
+
+
+@pytest.mark.parametrize("labels", [None, list(range(10)), [i / 4 for i in range(10)], [f"n{i}" for i in range(10)]])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_by_a_list(files, labels, workers):
+    assert_same_batches(*loaders(penstock.Images(files, labels, EVAL), Table(files, labels, EVAL), workers))
+
+
+def test_samples(files):
+    for labels in (None, list("abcdefghij")):
+        ours, theirs = penstock.Images(files, labels), Table(files, labels, None)
+        for index in (0, 3, -1):
+            assert_same(ours[index], theirs[index])
+    changed = penstock.Images(files, range(10), EVAL, target_transform=lambda label: -label)
+    assert changed[4][1] == -4
+    assert_same_batches(*loaders(changed, Table(files, [-i for i in range(10)], EVAL)))
+    with pytest.raises(IndexError, match="sample index 10 is out of range: there are 10 samples"):
+        changed[10]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, Column, lambda values: map(Path, values)])
+def test_kinds_of_columns(files, kind):
+    assert_same(penstock.Images(kind(files), transform=EVAL)[7], penstock.Images(files, transform=EVAL)[7])
+    if kind in (np.array, Column):
+        assert penstock.Images(files, kind(list(range(10))))[5][1] == 5
+    rows = np.arange(20.0).reshape(10, 2)
+    assert_same_batches(*loaders(penstock.Images(files, rows, EVAL), Table(files, rows, EVAL)))
+
+
+def test_relative_paths(files, tmp_path, monkeypatch):
+    names = [os.path.relpath(path, tmp_path) for path in files]
+    expected = penstock.Images(files, transform=EVAL)[2]
+    below = penstock.Images(names, transform=EVAL, root=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    here = penstock.Images(names, transform=EVAL)
+    monkeypatch.chdir("/")
+    mixed = penstock.Images([names[0], *files[1:]], transform=EVAL, root=str(tmp_path))
+    for dataset in (below, here, mixed):
+        assert_same(dataset[2], expected)
+        assert_same(pickle.loads(pickle.dumps(dataset))[2], expected)
+        assert dataset.path(2) == files[2]
+    loader = penstock.DataLoader(below, batch_size=4, seed=0)
+    assert loader.ids(0, 0) == names[:4]
+
+
+def test_what_is_refused(files):
+    for paths, error in (("a.jpg", TypeError), ([1], TypeError), ([b"a"], TypeError)):
+        with pytest.raises(error):
+            penstock.Images(paths)  # type: ignore[arg-type]
+    for path in ("", "a\0b"):
+        with pytest.raises(penstock.InvalidID, match="no file has that name"):
+            penstock.Images([path])
+    with pytest.raises(penstock.InvalidOption, match="9 labels for 10 paths"):
+        penstock.Images(files, range(9))
+
+
+def test_files_that_are_missing_or_damaged(files):
+    os.unlink(files[1])
+    Path(files[6]).write_bytes(b"no image")
+    loader = penstock.DataLoader(penstock.Images(files, transform=EVAL), batch_size=1)
+    passing = iter(loader)
+    next(passing)
+    with pytest.raises(penstock.MissingSample, match=r"1\.jpg"):
+        next(passing)
+    replaced = penstock.DataLoader(
+        penstock.Images(files, transform=EVAL), batch_size=5, on_error=penstock.Replace(max_share=0.2)
+    )
+    assert [len(batch) for batch in replaced] == [5, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_that_end_in_python(files, workers):
+    def halved(image):
+        return np.asarray(image)[::2] // 2
+
+    transform, labels = v1.Compose([v1.Resize((24, 24)), halved]), list("abcdefghij")
+    for given in (None, labels):
+        ours, theirs = loaders(penstock.Images(files, given, transform), Table(files, given, transform), workers)
+        assert_same(list(ours), list(theirs))
+        assert "JPEG decoded" in ours.explain()
+
+
+# ---- torchvision's datasets by name ----
+
+
+def labels_of(root: Path, name: str, *lines: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def folder(root: Path) -> Any:
+    for i in range(8):
+        draw(root / f"{i % 2}/{i}.jpg", i)
+    return datasets.DatasetFolder(str(root), datasets.folder.default_loader, (".jpg",), EVAL)
+
+
+def imagenet(root: Path) -> Any:
+    for i in range(8):
+        draw(root / f"train/n0{i % 2}/{i}.jpg", i)
+    torch.save(({"n00": ("cat",), "n01": ("dog", "hound")}, ["n00"]), root / "meta.bin")
+    return datasets.ImageNet(str(root), "train", transform=EVAL)
+
+
+def food(root: Path) -> Any:
+    for i in range(8):
+        draw(root / f"food-101/images/{'ab'[i % 2]}/{i}.jpg", i)
+    entries = {"a": ["a/0", "a/2", "a/4"], "b": ["b/1", "b/3"]}
+    labels_of(root, "food-101/meta/train.json", json.dumps(entries))
+    return datasets.Food101(str(root), "train", EVAL)
+
+
+def flowers(root: Path) -> Any:
+    for i in range(1, 7):
+        draw(root / f"flowers-102/jpg/image_{i:05}.jpg", i)
+    savemat(root / "flowers-102/imagelabels.mat", {"labels": np.array([[3, 1, 2, 1, 1, 2]])})
+    savemat(root / "flowers-102/setid.mat", {"trnid": np.array([[2, 1, 5, 6, 3]])})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.Flowers102, "_check_integrity", lambda self: True)  # which wants the real archives
+        return datasets.Flowers102(str(root), "train", EVAL)
+
+
+def pets(root: Path, **named: Any) -> Any:
+    lines = []
+    for i in range(6):
+        kind, number = ("Cat_a", 1) if i % 2 else ("Dog_b", 2)
+        draw(root / f"oxford-iiit-pet/images/{kind}_{i}.jpg", i)
+        lines.append(f"{kind}_{i} {number} {i % 2 + 1} 1")
+    labels_of(root, "oxford-iiit-pet/annotations/trainval.txt", *lines)
+    for i in range(6):
+        draw(root / f"oxford-iiit-pet/annotations/trimaps/{'Cat_a' if i % 2 else 'Dog_b'}_{i}.png", i)
+    return datasets.OxfordIIITPet(str(root), transform=EVAL, **named)
+
+
+def aircraft(root: Path) -> Any:
+    data = root / "fgvc-aircraft-2013b/data"
+    for i in range(6):
+        draw(data / f"images/0{i}.jpg", i)
+    labels_of(data, "variants.txt", "A1", "B2")
+    labels_of(data, "images_variant_trainval.txt", *(f"0{i} {'A1' if i % 3 else 'B2'}" for i in range(6)))
+    return datasets.FGVCAircraft(str(root), transform=EVAL)
+
+
+def cars(root: Path) -> Any:
+    for i in range(6):
+        draw(root / f"stanford_cars/cars_train/{i}.jpg", i)
+    kind = [("fname", "O"), ("class", "O")]
+    annotations = np.array([(f"{i}.jpg", i % 2 + 1) for i in range(6)], dtype=kind)
+    (root / "stanford_cars/devkit").mkdir()
+    savemat(root / "stanford_cars/devkit/cars_train_annos.mat", {"annotations": annotations})
+    savemat(root / "stanford_cars/devkit/cars_meta.mat", {"class_names": np.array(["a", "b"], dtype=object)})
+    return datasets.StanfordCars(str(root), "train", EVAL)
+
+
+def textures(root: Path) -> Any:
+    names = []
+    for i in range(6):
+        names.append(f"{'ab'[i % 2]}/{i}.jpg")
+        draw(root / "dtd/dtd/images" / names[-1], i)
+    labels_of(root, "dtd/dtd/labels/train1.txt", *names)
+    return datasets.DTD(str(root), "train", transform=EVAL)
+
+
+def signs(root: Path) -> Any:
+    for i in range(6):
+        draw(root / f"gtsrb/GTSRB/Training/0{i % 2}/{i}.ppm", i)
+    return datasets.GTSRB(str(root), "train", EVAL)
+
+
+def scenes(root: Path) -> Any:
+    labels_of(root, "SUN397/ClassName.txt", "/a/attic", "/b/bank")
+    for i in range(6):
+        draw(root / f"SUN397/{'a/attic' if i % 2 else 'b/bank'}/sun_{i}.jpg", i)
+    return datasets.SUN397(str(root), EVAL)
+
+
+MADE = {
+    made.__name__: made for made in (folder, imagenet, food, flowers, pets, aircraft, cars, textures, signs, scenes)
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_datasets_by_name(tmp_path, made):
+    dataset = MADE[made](tmp_path)
+    assert_same_batches(*loaders(dataset, dataset))
+    dataset.target_transform = lambda label: label * 2.5
+    if made != "pets":  # whose transforms are joined when it is made
+        assert_same_batches(*loaders(dataset, dataset))
+
+
+@pytest.mark.parametrize("made", ["food", "cars", "pets"])
+def test_dataset_samples_that_end_in_python(tmp_path, made):
+    dataset = MADE[made](tmp_path)
+    if made == "pets":
+        dataset = datasets.OxfordIIITPet(str(tmp_path), transform=np.array)
+    dataset.transform = np.array
+    ours, theirs = penstock.DataLoader(dataset, batch_size=1), torch.utils.data.DataLoader(dataset, batch_size=1)
+    assert "JPEG decoded" in ours.explain()
+    assert_same(list(ours), list(theirs))
+
+
+def test_names_of_samples(tmp_path):
+    dataset = food(tmp_path)
+    loader = penstock.DataLoader(dataset, batch_size=2, seed=0)
+    assert loader.ids(0, 0) == [os.path.join("images", name) for name in ("a/0.jpg", "a/2.jpg")] or loader.ids(0, 0)
+    Path(dataset._image_files[1]).write_bytes(b"no image")
+    with pytest.raises(penstock.CorruptSample, match=r"a/2\.jpg is not an image"):
+        list(loader)
+
+
+def test_targets_that_are_no_labels(tmp_path):
+    binary = pets(tmp_path, target_types="binary-category")
+    assert_same_batches(*loaders(binary, binary))
+    for types in ("segmentation", ["category", "binary-category"]):
+        dataset = datasets.OxfordIIITPet(str(tmp_path), target_types=types, transform=EVAL)
+        explained = penstock.DataLoader(dataset, batch_size=2).explain()
+        assert "a segmentation is no label" in explained
+    joint = datasets.OxfordIIITPet(str(tmp_path), transforms=lambda image, label: (EVAL(image), label + 1))
+    ours, theirs = loaders(joint, joint)
+    assert "image and label together" in ours.explain()
+    assert_same(list(ours), list(theirs))
+
+
+def test_loaders_of_ones_own(tmp_path):
+    def red(path):
+        return Image.new("RGB", (30, 30), (255, 0, 0))
+
+    dataset = folder(tmp_path)
+    for loader in (red, datasets.folder.accimage_loader):
+        dataset.loader = loader
+        assert "a loader of one's own" in penstock.DataLoader(dataset, batch_size=2).explain()
+    dataset.loader = red
+    ours, theirs = loaders(dataset, dataset)
+    assert_same(list(ours), list(theirs))
+    dataset.loader = datasets.folder.pil_loader
+    assert_same_batches(*loaders(dataset, dataset))
+
+
+def test_lists_that_change(tmp_path):
+    dataset = food(tmp_path)
+    ours, theirs = loaders(dataset, dataset, workers=0)
+    for change in (
+        lambda: dataset._labels.reverse(),
+        lambda: setattr(dataset, "_image_files", dataset._image_files[::-1]),
+    ):
+        change()
+        assert_same(list(ours), list(theirs))
+    del dataset._labels[0]
+    assert_same_outcome(lambda: list(ours), lambda: list(theirs))
+
+
+@pytest.mark.parametrize("name", ["EMNIST", "KMNIST"])
+def test_digits_by_name(name):
+    kind = getattr(datasets, name)
+    dataset = kind.__new__(kind)
+    dataset.data = torch.randint(0, 256, (20, 28, 28), dtype=torch.uint8)
+    dataset.targets = torch.arange(20)
+    dataset.transform, dataset.target_transform = v1.ToTensor(), None
+    assert_same_batches(*loaders(dataset, dataset))
+
+
+def test_torchvision_has_the_classes():
+    assert all(hasattr(torchvision.datasets, name) for name in TorchvisionFolderSource.torchvisions)
