@@ -6,7 +6,7 @@
 // DC coefficients of more than 16 bits.
 //
 // Threads: an object belongs to one thread at a time; different objects are independent. Memory: tables and a buffer are
-// the object's (60 KB, nothing is allocated); the scan's tables are copied by begin(), its data are borrowed until the last
+// the object's (65 KB, nothing is allocated); the scan's tables are copied by begin(), its data are borrowed until the last
 // call, and never read outside of, whatever they hold.
 #pragma once
 

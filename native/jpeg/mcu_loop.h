@@ -102,12 +102,12 @@ template <bool kStore>
       } while (at < kLastCoefficient);
     // The block is full; or an end-of-block code came before it was.
     if (at == kLastCoefficient || at - LookupEntry::kEndOfBlock < kLastCoefficient) break;
-    if (at == LookupEntry::kNoDifference) {
+    if (at == LookupEntry::kNoDifference) {  // a long DC code
       if (!decode_difference(bits, tables.dc_code, difference)) return false;
       at = 0;
       continue;
     }
-    // A long code; or an entry whose first symbol was the last one of the block.
+    // A long AC code; or an entry whose first symbol was the last one of the block.
     at -= entry.steps();
     bits.rewind(entry.bits());
     if (!decode_coefficient<kStore>(bits, tables.ac_code, at, block)) return false;

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from penstock._native import decode_jpeg
+from tests.jpeg_writer import segment
 from tests.jpegs import SAMPLINGS, Pixels, encode, frame, patched, picture, save
 
 Box = tuple[int, int, int, int]
@@ -80,10 +81,6 @@ def test_every_pixel_alone(sampling: str) -> None:
 def test_qualities(sampling: str, quality: int) -> None:
     data = encode(203, 151, sampling, quality=quality, optimize=quality == 75)
     check(data, [(0, 0, 203, 151), (50, 40, 120, 111), (97, 1, 203, 151), (0, 143, 31, 151)])
-
-
-def segment(marker: int, payload: bytes) -> bytes:
-    return bytes((0xFF, marker)) + (len(payload) + 2).to_bytes(2, "big") + payload
 
 
 def grey_scans(sides: list[tuple[int, int]]) -> tuple[bytes, list[bytes]]:
