@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
   penstock::bind_files(m);
   penstock::bind_cache(m);
   penstock::bind_jpeg(m);
+  penstock::bind_augmentation(m);
   penstock::bind_image(m);
   penstock::bind_mapping(m);
   penstock::bind_buffers(m);

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Debt, "images", 0)
+    monkeypatch.setattr(composed.Debt, "images", 0)
 
 
 def picture(width: int = 30, height: int = 24) -> Image.Image:

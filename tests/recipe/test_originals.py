@@ -51,7 +51,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Debt, "images", 0)
+    monkeypatch.setattr(composed.Debt, "images", 0)
 
 
 def turned(original: Callable[..., Any]) -> Callable[..., Any]:
