@@ -23,11 +23,11 @@ from penstock.recipe.reader import Recipe, read
 from penstock.recipe.steps import Refusal
 from tests.same import assert_same
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
 MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
-SIZES = [(37, 50), (64, 64), (2, 3), (1, 1), (5, 90)]
+SIZES = [(37, 50), (32, 32), (2, 3), (1, 1), (5, 70)]
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 MODE = v2.InterpolationMode
 
@@ -99,8 +99,10 @@ def assert_as_torchvision(transform: Any, image: Any, seeds: range) -> None:
 
 
 def native_runs(compose: Any) -> int:
+    """Return how many of the first transforms of a Compose were run together, natively."""
     known = compose_hook._entries[id(compose)].known
-    return 0 if known is None else sum(run.length for run in known._runs.values() if run is not None)
+    runs = {} if known is None else known._runs
+    return max((run.length for (begin, *_), run in runs.items() if run is not None and begin == 0), default=0)
 
 
 def test_the_installed_pillow_and_torch_are_reproduced() -> None:
@@ -117,7 +119,7 @@ def test_the_installed_pillow_and_torch_are_reproduced() -> None:
 def test_a_dataset_of_the_users_gets_torchvisions_pixels_and_draws(t: Any, mode: str, name: str) -> None:
     compose = t.Compose([AUGMENTATIONS[name](t), t.PILToTensor()])
     for size in SIZES:
-        assert_as_torchvision(compose, picture(*size, mode), range(8))
+        assert_as_torchvision(compose, picture(*size, mode), range(4))
     assert native_runs(compose) == 2
 
 
@@ -236,8 +238,8 @@ def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any,
 @GENERATIONS
 def test_samples_draw_apart(t: Any) -> None:
     image = picture(40, 40)
-    transform = t.Compose([t.TrivialAugmentWide(), t.ToTensor()])
-    assert len({of_sample(transform, image, sample).numpy().tobytes() for sample in range(40)}) > 30
+    transform = t.Compose([t.ColorJitter(0.5, 0.5, 0.5, 0.5), t.ToTensor()])
+    assert len({of_sample(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
 
 
 # ---- what stays Python's ----
