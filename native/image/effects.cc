@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "image/colours.h"
 #include "image/convert.h"
 
 namespace penstock {
@@ -14,16 +15,6 @@ using Tables = std::array<Table, kMaxChannels>;
 using Histograms = std::array<std::array<std::int64_t, 256>, kMaxChannels>;
 
 const std::uint8_t* line(const ImagePart& picture, int y) { return picture.data + picture.row_stride * y; }
-
-// ImagingBlend of one value: what lies between `from` (factor 0) and `to` (factor 1), or beyond.
-std::uint8_t blended(int from, int to, float factor) {
-  const float value = static_cast<float>(from) + factor * static_cast<float>(to - from);
-  return value <= 0.0f ? 0 : value >= 255.0f ? 255 : static_cast<std::uint8_t>(value);
-}
-
-std::uint8_t grey_of(const std::uint8_t* rgb) {
-  return static_cast<std::uint8_t>((19595u * rgb[0] + 38470u * rgb[1] + 7471u * rgb[2] + 0x8000u) >> 16);
-}
 
 // ---- by a table ----
 
@@ -118,115 +109,6 @@ void by_histograms(F table, const ImagePart& picture, std::uint8_t* dst, std::pt
   by_tables(tables, picture, dst, dst_stride);
 }
 
-// ---- pixel by pixel ----
-
-template <class F>
-void by_pixel(F pixel, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
-  for (int y = 0; y < picture.height; ++y, dst += dst_stride) {
-    const std::uint8_t* src = line(picture, y);
-    std::uint8_t* to = dst;
-    for (int x = 0; x < picture.width; ++x, src += 3, to += 3) pixel(src, to);
-  }
-}
-
-void saturate(float factor, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
-  by_pixel([factor](const std::uint8_t* from, std::uint8_t* to) {
-    const int grey = grey_of(from);
-    for (int c = 0; c < 3; ++c) to[c] = blended(grey, from[c], factor);
-  }, picture, dst, dst_stride);
-}
-
-// rgb2hsv_row of Convert.c; v is the largest channel.
-struct Hsv {
-  std::uint8_t h, s, v;
-};
-
-Hsv hsv_of(const std::uint8_t* rgb) {
-  const int r = rgb[0], g = rgb[1], b = rgb[2];
-  const int most = std::max({r, g, b}), least = std::min({r, g, b});
-  if (most == least) return {0, 0, static_cast<std::uint8_t>(most)};
-  const auto range = static_cast<float>(most - least);
-  const float s = range / static_cast<float>(most);
-  const float rc = static_cast<float>(most - r) / range;
-  const float gc = static_cast<float>(most - g) / range;
-  const float bc = static_cast<float>(most - b) / range;
-  float h = 0;
-  if (r == most) {
-    h = bc - gc;
-  } else if (g == most) {
-    h = static_cast<float>(2.0 + static_cast<double>(rc) - static_cast<double>(bc));
-  } else {
-    h = static_cast<float>(4.0 + static_cast<double>(gc) - static_cast<double>(rc));
-  }
-  // fmod(h / 6 + 1, 1): h / 6 + 1 lies in [5/6, 11/6], where the subtraction is exact.
-  const double turned = static_cast<double>(h) / 6.0 + 1.0;
-  h = static_cast<float>(turned >= 1.0 ? turned - 1.0 : turned);
-  const auto whole = [](float value) {
-    return static_cast<std::uint8_t>(std::clamp(static_cast<int>(static_cast<double>(value) * 255.0), 0, 255));
-  };
-  return {whole(h), whole(s), static_cast<std::uint8_t>(most)};
-}
-
-// hsv2rgb of Convert.c
-void rgb_of(Hsv hsv, std::uint8_t* rgb) {
-  const std::uint8_t v = hsv.v;
-  if (hsv.s == 0) {
-    rgb[0] = rgb[1] = rgb[2] = v;
-    return;
-  }
-  const double sixth = static_cast<double>(static_cast<float>(hsv.h)) * 6.0 / 255.0;
-  const int i = static_cast<int>(sixth);
-  const auto f = static_cast<float>(sixth - static_cast<double>(static_cast<float>(i)));
-  const auto fs = static_cast<float>(static_cast<double>(static_cast<float>(hsv.s)) / 255.0);
-  const auto part = [v](double share) {  // round(), of a number in [0, 255]
-    const double exact = static_cast<double>(v) * share;
-    const int below = static_cast<int>(exact);
-    return static_cast<std::uint8_t>(below + (exact - below >= 0.5 ? 1 : 0));
-  };
-  const std::uint8_t p = part(1.0 - static_cast<double>(fs));
-  const std::uint8_t q = part(1.0 - static_cast<double>(fs * f));
-  const std::uint8_t t = part(1.0 - static_cast<double>(fs) * (1.0 - static_cast<double>(f)));
-  const std::array<std::array<std::uint8_t, 3>, 6> sides{
-      {{v, t, p}, {q, v, p}, {p, v, t}, {p, q, v}, {t, p, v}, {v, p, q}}};
-  std::copy_n(sides[static_cast<std::size_t>(i % 6)].begin(), 3, rgb);
-}
-
-void shift_hue(std::uint8_t by, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
-  by_pixel([by](const std::uint8_t* from, std::uint8_t* to) {
-    Hsv hsv = hsv_of(from);
-    hsv.h = static_cast<std::uint8_t>(hsv.h + by);
-    rgb_of(hsv, to);
-  }, picture, dst, dst_stride);
-}
-
-// ---- sharpness ----
-
-// ImagingFilter3x3 with ImageFilter.SMOOTH, then ImagingBlend with the picture. The pixels at the edges stay.
-void sharpen_row(const std::uint8_t* below, const std::uint8_t* at, const std::uint8_t* above, int bytes, int step,
-                 float factor, std::uint8_t* dst) {
-  constexpr float kSide = 1.0f / 13.0f, kMiddle = 5.0f / 13.0f;
-  const auto f = [](std::uint8_t v) { return static_cast<float>(v); };
-  for (int i = step; i < bytes - step; ++i) {
-    float sum = 0.5f;
-    sum += f(below[i - step]) * kSide + f(below[i]) * kSide + f(below[i + step]) * kSide;
-    sum += f(at[i - step]) * kSide + f(at[i]) * kMiddle + f(at[i + step]) * kSide;
-    sum += f(above[i - step]) * kSide + f(above[i]) * kSide + f(above[i + step]) * kSide;
-    const int smooth = static_cast<int>(std::clamp(sum, 0.0f, 255.0f));
-    dst[i] = blended(smooth, at[i], factor);
-  }
-}
-
-void sharpen(float factor, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
-  const int step = picture.channels, bytes = picture.width * step;
-  const bool filters = picture.width >= 3 && picture.height >= 3;
-  for (int y = 0; y < picture.height; ++y, dst += dst_stride) {
-    const std::uint8_t* const at = line(picture, y);
-    std::memcpy(dst, at, static_cast<std::size_t>(bytes));
-    if (filters && y > 0 && y + 1 < picture.height)
-      sharpen_row(line(picture, y + 1), at, line(picture, y - 1), bytes, step, factor, dst);
-  }
-}
-
 // ---- places ----
 
 void transpose(EffectKind kind, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
@@ -274,16 +156,16 @@ void apply_effect(const Effect& effect, const ImagePart& picture, std::uint8_t* 
     case EffectKind::invert: return tabled(table_of([](int v) { return static_cast<std::uint8_t>(255 - v); }));
     case EffectKind::autocontrast: return by_histograms(stretched, picture, dst, dst_stride);
     case EffectKind::equalize: return by_histograms(equalized, picture, dst, dst_stride);
-    case EffectKind::sharpness: return sharpen(factor, picture, dst, dst_stride);
+    case EffectKind::sharpness: return change_sharpness(factor, picture, dst, dst_stride);
     case EffectKind::affine: return apply_warp(effect.warp, picture, dst, dst_stride);
     case EffectKind::rotate_90:
     case EffectKind::rotate_180:
     case EffectKind::rotate_270: return transpose(effect.kind, picture, dst, dst_stride);
     case EffectKind::saturation:
-      if (coloured) return saturate(factor, picture, dst, dst_stride);
+      if (coloured) return change_saturation(factor, picture, dst, dst_stride);
       break;
     case EffectKind::hue:
-      if (coloured) return shift_hue(static_cast<std::uint8_t>(effect.value), picture, dst, dst_stride);
+      if (coloured) return change_hue(static_cast<std::uint8_t>(effect.value), picture, dst, dst_stride);
       break;
     case EffectKind::grayscale:
       if (coloured) return to_grayscale(picture, {0, 0, picture.width, picture.height}, 3, dst, dst_stride);

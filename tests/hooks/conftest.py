@@ -10,4 +10,4 @@ from penstock.recipe import compose_hook, encoded_image
 @pytest.fixture(autouse=True)
 def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded_image._Repeated, "images", 0)
-    monkeypatch.setattr(compose_hook._Debt, "images", 0)
+    monkeypatch.setattr(compose_hook.Debt, "images", 0)
