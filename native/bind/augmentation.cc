@@ -77,7 +77,7 @@ Warp look_of(const nb::dict& from) {
 }
 
 Effect effect_of(const nb::dict& from) {
-  Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}};
+  Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}, nullptr};
   if (effect.kind == EffectKind::affine) {
     effect.warp = look_of(from);
     for (std::size_t i = 0; i < 6; ++i) effect.warp.matrix[i] = number(from["matrix"][i]);
@@ -164,6 +164,29 @@ nb::object drawn_by(const Recipe& recipe, int height, int width, TorchGenerator&
   return nb::cast(std::move(effects));
 }
 
+nb::list blurs_of(const Effects& effects) {
+  nb::list result;
+  for (std::size_t i = 0; i < effects.size(); ++i) {
+    const Effect& effect = effects[i];
+    if (effect.kind == EffectKind::blur)
+      result.append(nb::make_tuple(i, effect.weights->height, effect.weights->width, effect.value,
+                                   effect.weights->second));
+  }
+  return result;
+}
+
+void give_weights(Effects& effects, std::size_t number,
+                  const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& weights) {
+  if (number >= effects.size() || effects[number].kind != EffectKind::blur) throw nb::value_error("the effect is no blur");
+  if (!can_blur()) throw nb::value_error("this processor has no fused instructions");
+  Effect& effect = effects[number];
+  const auto height = static_cast<std::size_t>(effect.weights->height), width = static_cast<std::size_t>(effect.weights->width);
+  if (weights.shape(0) != height || weights.shape(1) != width) throw nb::value_error("another number of weights");
+  effect.weights = std::make_shared<BlurWeights>(
+      BlurWeights{effect.weights->height, effect.weights->width, effect.weights->second,
+                  {weights.data(), weights.data() + height * width}});
+}
+
 // No Python code runs between the generator's two methods: no other thread draws in between.
 nb::object draw_effects(const Recipe& recipe, int height, int width, nb::handle torch_generator) {
   using State = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -197,6 +220,15 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
     made->then = parts_of(from["then"]);
     return made;
   }
+  if (kind == "blur") {
+    auto made = std::make_shared<RandomBlur>();
+    made->sigma = range(from["sigma"]);
+    made->height = whole(from["height"], 1, 255);
+    made->width = whole(from["width"], 1, 255);
+    made->second = nb::cast<bool>(from["second"]);
+    if (made->height % 2 == 0 || made->width % 2 == 0) throw nb::value_error("a blur has an odd number of weights");
+    return made;
+  }
   if (kind == "shuffled") {
     auto made = std::make_shared<Shuffled>();
     made->parts = parts_of(from["parts"]);
@@ -215,7 +247,9 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
 
 void bind_augmentation(nb::module_& m) {
   nb::class_<Effects>(m, "Effects", "What an augmentation does to one picture, as it was drawn.")
-      .def("__len__", [](const Effects& self) { return self.size(); });
+      .def("__len__", [](const Effects& self) { return self.size(); })
+      .def("blurs", &blurs_of)
+      .def("give_weights", &give_weights, "number"_a, "weights"_a);
   m.def("draw_effects", &draw_effects, "recipe"_a, "height"_a, "width"_a, "generator"_a);
   m.def("draw_effects_of_sample", [](const Recipe& recipe, int height, int width, SampleDraws& draws) {
     TorchGenerator generator(draws.next().word());

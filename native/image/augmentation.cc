@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 namespace penstock {
 namespace {
@@ -12,7 +13,7 @@ double drawn_between(TorchGenerator& generator, const std::array<double, 2>& ran
   return generator.uniform(range[0], range[1]);
 }
 
-Effect coloured(EffectKind kind, double value) { return {kind, value, {}}; }
+Effect coloured(EffectKind kind, double value) { return {kind, value, {}, nullptr}; }
 
 Effect translated(double x, double y, int height, int width, const Warp& look) {
   AffineTerms terms;
@@ -72,6 +73,12 @@ void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
     const double value = kKinds[i] == EffectKind::hue ? static_cast<std::uint8_t>(static_cast<int>(values[i] * 255)) : values[i];
     effects.push_back(coloured(kKinds[i], value));
   }
+}
+
+void RandomBlur::draw(TorchGenerator& generator, int, int, Effects& effects) const {
+  Effect effect = coloured(EffectKind::blur, drawn_between(generator, sigma));
+  effect.weights = std::make_shared<BlurWeights>(BlurWeights{height, width, second, {}});
+  effects.push_back(std::move(effect));
 }
 
 void RandomWarp::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {

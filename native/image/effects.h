@@ -9,8 +9,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
+#include "image/blur.h"
 #include "image/planes.h"
 #include "image/resize.h"
 
@@ -28,6 +30,7 @@ enum class EffectKind : std::uint8_t {
   autocontrast,
   equalize,
   grayscale,     // convert("L"), repeated to the channels of the picture
+  blur,          // functional.gaussian_blur by `weights`, of which `value` is sigma
   affine,        // Image.transform(AFFINE) by `warp`
   rotate_90,     // Image.transpose, counterclockwise
   rotate_180,
@@ -45,6 +48,7 @@ struct Effect {
   EffectKind kind = EffectKind::invert;
   double value = 0;
   Warp warp;
+  std::shared_ptr<const BlurWeights> weights;  // of a blur; their values are missing until somebody gives them
 };
 
 // The numbers that torchvision.transforms.functional.affine takes; angles in degrees.

@@ -219,6 +219,11 @@ class Effects:
     """What an augmentation does to one picture, as it was drawn."""
 
     def __len__(self) -> int: ...
+    def blurs(self) -> list[tuple[int, int, int, float, bool]]:
+        """Return (number, height, width, sigma, whether transforms.v2 computes the weights) of each blur."""
+
+    def give_weights(self, number: int, weights: NDArray[np.float32]) -> None:
+        """Give a blur its weights, without which no recipe does it. Raises ValueError: not on this processor."""
 
 def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Generator) -> Effects:
     """Draw what a recipe's only operation, an augmentation, does to a picture, from a generator of torch's on the CPU.

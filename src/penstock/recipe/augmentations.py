@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from penstock.recipe import effects
+from penstock.recipe.blurring import describe_blur
 from penstock.recipe.resampling import interpolation_of
 from penstock.recipe.torchvision import changed, flatten, is_int, is_v1, low_high, refuse, run
 
@@ -26,6 +27,9 @@ _MOST_SHIFT = 150.0 / 331.0
 
 class Picture(Protocol):
     """The picture that an augmentation is given, as a Reader has it."""
+
+    drawn_by_python: bool
+    """Python has the native core draw each sample's effects, and may add to them."""
 
     def is_pil(self) -> bool: ...
     def dot(self) -> Any: ...
@@ -90,6 +94,17 @@ def _random(name: str, attribute: str | None = None) -> Callable[[Any, Picture],
         return _maybe(transform, fixed(transform, name, value), in_float32=not is_v1(transform) or name == "grayscale")
 
     return description
+
+
+def _blur(transform: Any, picture: Picture) -> Augmentation:
+    if not picture.drawn_by_python:
+        refuse(
+            transform, "torch computes its weights for each sample", "a dataset that Python reads: it is native there"
+        )
+    size = transform.kernel_size
+    if len(size) != 2 or not all(is_int(one) and one > 0 and one % 2 for one in size):
+        refuse(transform, f"kernel_size={size!r}", "two odd numbers")
+    return describe_blur(low_high(transform, "sigma"), size[1], size[0], second=not is_v1(transform))
 
 
 def _posterize(transform: Any, picture: Picture) -> Augmentation:
@@ -270,6 +285,7 @@ def _auto_augment(transform: Any, picture: Picture) -> Augmentation:
 #: By the names of torchvision's classes of both generations.
 DESCRIPTIONS: dict[str, Callable[[Any, Picture], Augmentation]] = {
     "ColorJitter": _jitter,
+    "GaussianBlur": _blur,
     "RandomGrayscale": _random("grayscale"),
     "RandomInvert": _random("invert"),
     "RandomPosterize": _posterize,

@@ -16,9 +16,11 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
+from penstock.recipe.blurring import give_weights
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture
+from penstock.recipe.ramp import channels_of
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Refused, classes, is_v1, margins
 
@@ -172,7 +174,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
 
     None where that gains nothing: they neither resize nor make a tensor.
     """
-    reader = Reader(mode)
+    reader = Reader(mode, drawn_by_python=True)
     draws: list[Draw | None] = []
     length, whole = 0, 0
     tail: int | None = None
@@ -249,7 +251,8 @@ Draw = Callable[[int, int], Any]
 def _draw_of(transform: Any, operation: dict[str, Any], reader: Reader) -> Draw | None:
     kind = type(transform)
     if operation["op"] == "Augment":
-        return functools.partial(drawing.effects, recipe_of(operation["augmentation"]))
+        channels = channels_of(reader.values[0].mode)
+        return functools.partial(_effects_drawn, recipe_of(operation["augmentation"]), channels)
     if operation["op"] == "RandomErasing":
         return functools.partial(_erasing_drawn, transform, int(reader.values[0].shape[0]))
     if kind in classes("RandomHorizontalFlip") or kind in classes("RandomVerticalFlip"):
@@ -284,6 +287,12 @@ def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
 def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
     drawn = transform.make_params([_tensor_of(height, width)])
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+
+def _effects_drawn(recipe: _native.Recipe, channels: int, height: int, width: int) -> _native.Effects:
+    drawn = drawing.effects(recipe, height, width)
+    give_weights(drawn, channels, height, width)
+    return drawn
 
 
 def _erasing_drawn(transform: Any, channels: int, height: int, width: int) -> tuple[int, int, int, int] | None:

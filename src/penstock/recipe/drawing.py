@@ -310,6 +310,7 @@ _WITH_PROBABILITY = (
     *("RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness"),
     *("RandomAutocontrast", "RandomEqualize", "RandomErasing"),
 )
+_WITH_PARAMETERS = ("ColorJitter", "GaussianBlur", "RandomRotation", "RandomAffine")
 _AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
 #: By module: the class and the function that draws; what is called in its place, with the draws and the original
 #: function before its arguments; and the form of it.
@@ -321,7 +322,7 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...
         ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image.__code__),
         *(
             (name, "forward", _of_operation, _of_self_image.__code__)
-            for name in (*_WITH_PROBABILITY, "ColorJitter", "RandomRotation", "RandomAffine", "RandomApply")
+            for name in (*_WITH_PROBABILITY, *_WITH_PARAMETERS, "RandomApply")
         ),
     ),
     AUTOMATIC: tuple((name, "forward", _of_operation, _of_self_image.__code__) for name in _AUTOMATIC),
@@ -329,10 +330,7 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...
         ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
         ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
         ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
-        *(
-            (name, "make_params", _of_operation, _of_self_flat_inputs.__code__)
-            for name in ("ColorJitter", "RandomRotation", "RandomAffine")
-        ),
+        *((name, "make_params", _of_operation, _of_self_flat_inputs.__code__) for name in _WITH_PARAMETERS),
         *(
             (name, "forward", _of_operation, _of_self_inputs.__code__)
             for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")

@@ -56,7 +56,7 @@ _FIRST = {
         "_compute_resized_output_size _is_numpy _is_pil_image center_crop crop convert_image_dtype get_dimensions "
         "hflip normalize pad pil_to_tensor resize resized_crop rgb_to_grayscale to_tensor vflip "
         "_get_inverse_affine_matrix adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness "
-        "affine autocontrast equalize erase invert posterize rotate solarize"
+        "affine autocontrast equalize erase gaussian_blur invert posterize rotate solarize to_pil_image"
     ),
     "torchvision.transforms.autoaugment": "_apply_op",
     "torchvision.transforms._functional_pil": (
@@ -65,7 +65,8 @@ _FIRST = {
         "invert posterize rotate solarize"
     ),
     "torchvision.transforms._functional_tensor": (
-        f"{_TENSORS} normalize erase _cast_squeeze_in _cast_squeeze_out _max_value"
+        f"{_TENSORS} normalize erase gaussian_blur _get_gaussian_kernel1d _get_gaussian_kernel2d _cast_squeeze_in "
+        "_cast_squeeze_out _max_value"
     ),
     "torch.nn.functional": "interpolate",
 }
@@ -73,7 +74,7 @@ _SECOND = {
     "torchvision.transforms.v2.functional": (
         "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale "
         "pil_to_tensor to_image to_dtype get_size adjust_brightness adjust_contrast adjust_hue adjust_saturation "
-        "adjust_sharpness affine autocontrast equalize erase invert posterize rotate solarize"
+        "adjust_sharpness affine autocontrast equalize erase gaussian_blur invert posterize rotate solarize"
     ),
     "torchvision.transforms.v2._transform": "_get_kernel tree_flatten tree_unflatten check_type has_any is_pure_tensor",
     "torchvision.transforms.v2._utils": "_get_fill check_type has_any query_chw query_size",
@@ -90,14 +91,17 @@ _SECOND = {
         "interpolate pad_image resize_image resized_crop_image vertical_flip_image"
     ),
     "torchvision.transforms.v2.functional._meta": "_get_size_image_pil get_size get_size_image",
-    "torchvision.transforms.v2.functional._misc": "normalize_image to_dtype_image",
+    "torchvision.transforms.v2.functional._misc": (
+        "normalize_image to_dtype_image gaussian_blur_image _gaussian_blur_image_pil _get_gaussian_kernel1d "
+        "_get_gaussian_kernel2d"
+    ),
     "torchvision.transforms.v2.functional._type_conversion": "to_image",
     "torchvision.transforms.v2.functional._utils": "_get_kernel is_pure_tensor",
 }
 _KERNELS = (
     "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype "
     "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
-    "erase invert posterize rotate solarize"
+    "erase gaussian_blur invert posterize rotate solarize"
 )
 _KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
 # What the samples of Hugging Face datasets come through.

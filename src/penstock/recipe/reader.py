@@ -100,10 +100,11 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, *, drawn_by_python: bool = False) -> None:
         if mode not in ("RGB", "L"):
             raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
         self.source_channels = channels_of(mode)
+        self.drawn_by_python = drawn_by_python
         self.operations: list[dict[str, Any]] = []
         self.steps: list[Step] = []
         self.values: list[Any] = [ramp_of(mode)]
