@@ -261,7 +261,7 @@ def refusal_of(transform: Any, mode: str = "RGB") -> str:
 
 @GENERATIONS
 def test_what_is_not_reproduced_is_left_to_torchvision(t: Any) -> None:
-    class Mine(t.ColorJitter):  # type: ignore[misc, name-defined]
+    class Mine(t.ColorJitter):
         pass
 
     for step, why in (

@@ -23,6 +23,7 @@ import penstock
 import penstock._native as _native
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
+from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -34,7 +35,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test's first Compose be read at once, however many were made before it."""
-    monkeypatch.setattr(composed.Debt, "images", 0)
+    monkeypatch.setattr(Debt, "images", 0)
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

@@ -98,9 +98,7 @@ def _random(name: str, attribute: str | None = None) -> Callable[[Any, Picture],
 
 def _blur(transform: Any, picture: Picture) -> Augmentation:
     if not picture.drawn_by_python:
-        refuse(
-            transform, "torch computes its weights for each sample", "a dataset that Python reads: it is native there"
-        )
+        refuse(transform, "torch computes its weights for each sample", "another one")
     size = transform.kernel_size
     if len(size) != 2 or not all(is_int(one) and one > 0 and one % 2 for one in size):
         refuse(transform, f"kernel_size={size!r}", "two odd numbers")

@@ -72,22 +72,26 @@ def _examples() -> Iterator[tuple[str, dict[str, Any], Callable[[Any], Any]]]:
     for effect in ("brightness", "contrast", "saturation", "sharpness"):
         adjust = getattr(pil, f"adjust_{effect}")
         for factor in _FACTORS:
-            yield effect, {"effect": effect, "value": factor}, lambda image, f=factor, a=adjust: a(image, f)
+            yield effect, {"effect": effect, "value": factor}, _with(adjust, factor)
     for shift in (0, 41, 200):
         hue = (shift - 256 if shift > 127 else shift) / 255
         hue += 1e-6 if hue > 0 else -1e-6  # on the far side of what it is cut off to
-        yield "hue", {"effect": "hue", "value": shift}, lambda image, h=hue: pil.adjust_hue(image, h)
+        yield "hue", {"effect": "hue", "value": shift}, _with(pil.adjust_hue, hue)
     for bits in (1, 5, 8):
-        yield "posterize", {"effect": "posterize", "value": bits}, lambda image, b=bits: pil.posterize(image, b)
+        yield "posterize", {"effect": "posterize", "value": bits}, _with(pil.posterize, bits)
     for at in (0.0, 77.5, 256.0):
-        yield "solarize", {"effect": "solarize", "value": at}, lambda image, t=at: pil.solarize(image, t)
+        yield "solarize", {"effect": "solarize", "value": at}, _with(pil.solarize, at)
     for effect in ("invert", "autocontrast", "equalize"):
         yield effect, {"effect": effect}, getattr(pil, effect)
     yield "grayscale", {"effect": "grayscale"}, lambda image: pil.to_grayscale(image, len(image.getbands()))
     for name, code in _WARPS.items():
         for matrix in _MATRICES:
             described = {"effect": "affine", "matrix": matrix, "filter": name, "fill": b"\x07\x07\x07"}
-            yield f"affine {name}", described, lambda image, m=matrix, c=code: pil.affine(image, list(m), c, 7)
+            yield f"affine {name}", described, _with(pil.affine, list(matrix), code, 7)
+
+
+def _with(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:
+    return lambda image: function(image, *arguments)
 
 
 @cache

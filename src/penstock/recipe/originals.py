@@ -50,31 +50,30 @@ _OPENING = {
     "PIL.JpegImagePlugin:JpegImageFile": "__init__ _open load load_read load_end load_prepare convert __getattr__",
     "PIL.JpegImagePlugin": "APP COM DQT SOF Skip _accept jpeg_factory",
 }
+_BLURS = "gaussian_blur _get_gaussian_kernel1d _get_gaussian_kernel2d _cast_squeeze_out"
 _TENSORS = "convert_image_dtype crop get_dimensions hflip pad resize rgb_to_grayscale vflip"
+_EFFECTS = (
+    "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
+    "invert posterize rotate solarize"
+)
 _FIRST = {
     "torchvision.transforms.functional": (
-        "_compute_resized_output_size _is_numpy _is_pil_image center_crop crop convert_image_dtype get_dimensions "
-        "hflip normalize pad pil_to_tensor resize resized_crop rgb_to_grayscale to_tensor vflip "
-        "_get_inverse_affine_matrix adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness "
-        "affine autocontrast equalize erase gaussian_blur invert posterize rotate solarize to_pil_image"
+        "_compute_resized_output_size _get_inverse_affine_matrix _is_numpy _is_pil_image center_crop crop "
+        "convert_image_dtype erase gaussian_blur get_dimensions hflip normalize pad pil_to_tensor resize resized_crop "
+        f"rgb_to_grayscale to_pil_image to_tensor vflip {_EFFECTS}"
     ),
     "torchvision.transforms.autoaugment": "_apply_op",
     "torchvision.transforms._functional_pil": (
         "_is_pil_image _parse_fill crop get_dimensions get_image_num_channels hflip pad resize to_grayscale vflip "
-        "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
-        "invert posterize rotate solarize"
+        f"{_EFFECTS}"
     ),
-    "torchvision.transforms._functional_tensor": (
-        f"{_TENSORS} normalize erase gaussian_blur _get_gaussian_kernel1d _get_gaussian_kernel2d _cast_squeeze_in "
-        "_cast_squeeze_out _max_value"
-    ),
+    "torchvision.transforms._functional_tensor": f"{_TENSORS} normalize erase {_BLURS} _cast_squeeze_in _max_value",
     "torch.nn.functional": "interpolate",
 }
 _SECOND = {
     "torchvision.transforms.v2.functional": (
         "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale "
-        "pil_to_tensor to_image to_dtype get_size adjust_brightness adjust_contrast adjust_hue adjust_saturation "
-        "adjust_sharpness affine autocontrast equalize erase gaussian_blur invert posterize rotate solarize"
+        f"pil_to_tensor to_image to_dtype get_size erase gaussian_blur {_EFFECTS}"
     ),
     "torchvision.transforms.v2._transform": "_get_kernel tree_flatten tree_unflatten check_type has_any is_pure_tensor",
     "torchvision.transforms.v2._utils": "_get_fill check_type has_any query_chw query_size",
@@ -99,9 +98,8 @@ _SECOND = {
     "torchvision.transforms.v2.functional._utils": "_get_kernel is_pure_tensor",
 }
 _KERNELS = (
-    "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype "
-    "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
-    "erase gaussian_blur invert posterize rotate solarize"
+    "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype erase "
+    f"gaussian_blur {_EFFECTS}"
 )
 _KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
 # What the samples of Hugging Face datasets come through.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from penstock.recipe.torchvision import V1, classes, refuse, run
 
 _Steps = list[tuple[str, dict[str, Any]]]
 _TO_FLOAT: _Steps = [("PILToTensor", {}), ("ConvertImageDtype", {"dtype": torch.float32})]
@@ -35,3 +37,16 @@ PRESETS: dict[str, Callable[[Any], _Steps]] = {
     "SemanticSegmentation": _segmentation,
     "ObjectDetection": lambda _: _TO_FLOAT,
 }
+
+
+def steps_of(preset: Any) -> Iterator[Any]:
+    """Yield the transforms that do what a preset of a known class does. Raises Refused."""
+    for name, arguments in PRESETS[type(preset).__name__](preset):
+        kind = next(iter(classes(name, V1)), None)
+        if kind is None:
+            refuse(preset, f"{V1}.{name} was replaced", "the class as it is")
+        yield run(preset, _maker(kind), arguments)
+
+
+def _maker(kind: type) -> Callable[[dict[str, Any]], Any]:
+    return lambda named: kind(**named)

@@ -24,12 +24,11 @@ from penstock.recipe.augmentations import DESCRIPTIONS, describe
 from penstock.recipe.erasing import describe_erasing
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
-from penstock.recipe.presets import PRESETS
+from penstock.recipe.presets import PRESETS, steps_of
 from penstock.recipe.ramp import bytes_of, channels_of, means_itself, plain, ramp_of, shape_of
 from penstock.recipe.resampling import sampling_of
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import (
-    V1,
     V2,
     Refused,
     changed,
@@ -313,12 +312,9 @@ class Reader:
 
     def preset(self, transform: Any) -> None:
         """Add what the preprocessing of torchvision's weights does, transform by transform."""
-        for name, arguments in PRESETS[type(transform).__name__](transform):
-            kind = next(iter(classes(name, V1)), None)
-            if kind is None:
-                refuse(transform, f"{V1}.{name} was replaced", "the class as it is")
-            if name != "PILToTensor" or self.is_pil():
-                self.add(run(transform, lambda given, make=kind: make(**given), arguments))
+        for step in steps_of(transform):
+            if self.is_pil() or type(step) not in classes("PILToTensor"):
+                self.add(step)
 
     def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
         if self.erases and operation["op"] != "RandomErasing":
