@@ -14,8 +14,8 @@ from benchmarks.process import ROOT
 from benchmarks.question import Options
 
 QUESTIONS = (
-    "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "cifar",
-    "startup", "python_datasets", "own_classes", "recipes", "state", "tuning",
+    "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "augmentations",
+    "cifar", "startup", "python_datasets", "own_classes", "recipes", "state", "tuning",
 )  # fmt: skip
 
 

@@ -196,11 +196,9 @@ def test_known_transforms_are_those_of_explain(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "cat" / "0.jpg")
     explained = penstock.DataLoader(penstock.ImageFolder(tmp_path, mine)).explain()
     advice = next(line for line in explained.splitlines() if "torchvision's" in line and line.startswith("advice"))
-    paragraph = re.search(
-        r"^`RandomResizedCrop`.*?\n\n", text_of(ROOT / "docs" / "images.md"), re.DOTALL | re.MULTILINE
-    )
-    assert paragraph is not None
-    assert set(re.findall(r"\w+", paragraph[0])) == set(re.findall(r"\b[A-Z]\w+", advice)) - {"Compose"}
+    table = re.search(r"^\| what they do \|.*?\n\n", text_of(ROOT / "docs" / "images.md"), re.DOTALL | re.MULTILINE)
+    assert table is not None
+    assert set(re.findall(r"`([A-Z]\w+)`", table[0])) == set(re.findall(r"\b[A-Z]\w+", advice)) - {"Compose"}
 
 
 # ---------------------------------------------------------------- results

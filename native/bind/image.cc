@@ -17,6 +17,7 @@
 #include <string_view>
 #include <utility>
 
+#include "bind/augmentation.h"
 #include "bind/bind.h"
 #include "image/recipe.h"
 
@@ -27,13 +28,6 @@ namespace penstock {
 namespace {
 
 constexpr int kMaxSide = 1 << 20;  // of a requested size, or of one padding
-
-template <class E, std::size_t N>
-E named(const char* what, const std::string& name, const std::array<std::pair<std::string_view, E>, N>& names) {
-  for (const auto& [key, value] : names)
-    if (key == name) return value;
-  throw nb::value_error((std::string(what) + " '" + name + "' is not known").c_str());
-}
 
 constexpr std::array<std::pair<std::string_view, Filter>, 7> kFilters{{
     {"nearest", Filter::nearest}, {"bilinear", Filter::bilinear}, {"bicubic", Filter::bicubic}, {"box", Filter::box},
@@ -62,6 +56,13 @@ Margins margins(nb::handle four) { return {side(four[0], 0), side(four[1], 0), s
 std::array<double, 2> range(nb::handle pair, bool positive) {
   const std::array<double, 2> ends{nb::cast<double>(pair[0]), nb::cast<double>(pair[1])};
   if (!std::isfinite(ends[1]) || !(ends[0] <= ends[1]) || !(positive ? ends[0] > 0 : ends[0] >= 0))
+    throw nb::value_error("a range of a recipe is not (low, high)");
+  return ends;
+}
+
+std::array<double, 2> log_range(nb::handle pair) {
+  const std::array<double, 2> ends{nb::cast<double>(pair[0]), nb::cast<double>(pair[1])};
+  if (!std::isfinite(ends[0]) || !std::isfinite(ends[1]) || !(ends[0] <= ends[1]))
     throw nb::value_error("a range of a recipe is not (low, high)");
   return ends;
 }
@@ -104,6 +105,10 @@ Operation operation(const nb::dict& from, std::size_t fills) {
     if (channels != 1 && channels != 3) throw nb::value_error("Grayscale gives 1 or 3 channels");
     return Grayscale{channels};
   }
+  if (kind == "Augment") return Augment{augmentation_from(nb::cast<nb::dict>(from["augmentation"]))};
+  if (kind == "RandomErasing")
+    return RandomErasing{nb::cast<double>(from["p"]), range(from["scale"], false), log_range(from["log_ratio"]),
+                         fill_index(from, fills)};
   throw nb::value_error(("operation '" + kind + "' is not known").c_str());
 }
 
@@ -214,6 +219,10 @@ nb::list draw(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, std
       result.append(nb::make_tuple(box.y0, box.x0, box.y1 - box.y0, box.x1 - box.x0));
     } else if (std::holds_alternative<RandomFlip>(op)) {
       result.append(drawn.flip);
+    } else if (std::holds_alternative<Augment>(op)) {
+      result.append(nb::cast(drawn.effects));
+    } else if (std::holds_alternative<RandomErasing>(op) && box.width() > 0) {
+      result.append(nb::make_tuple(box.y0, box.x0, box.y1 - box.y0, box.x1 - box.x0));
     } else {
       result.append(nb::none());
     }
@@ -265,6 +274,7 @@ void bind_image(nb::module_& m) {
              return resized_crop_of(self, {least, most}, {narrow, wide}, height, width);
            }, "least"_a, "most"_a, "narrow"_a, "wide"_a, "height"_a, "width"_a)
       .def("crop", &crop_of, "crop_height"_a, "crop_width"_a, "height"_a, "width"_a)
+      .def("word", [](SampleDraws& self) { return self.next().word(); })
       .def("flip", [](SampleDraws& self, double p) { return self.next().uniform() < p; }, "p"_a);
   m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a,
         "The result's bytes and its shape (channels, height, width). ValueError where Python would have to decide.");

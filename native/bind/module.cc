@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   penstock::bind_cache(m);
   penstock::bind_jpeg(m);
   penstock::bind_jpeg_index(m);
+  penstock::bind_augmentation(m);
   penstock::bind_image(m);
   penstock::bind_mapping(m);
   penstock::bind_buffers(m);

@@ -186,7 +186,10 @@ std::vector<Drawn> drawn_from(const Recipe& recipe, const nb::sequence& draws) {
     Drawn& drawn = all.emplace_back();
     if (std::holds_alternative<RandomFlip>(operation)) {
       drawn.flip = nb::cast<bool>(one);
-    } else if (std::holds_alternative<RandomResizedCrop>(operation) || std::holds_alternative<RandomCrop>(operation)) {
+    } else if (std::holds_alternative<Augment>(operation)) {
+      drawn.effects = nb::cast<const Effects&>(one);
+    } else if (std::holds_alternative<RandomResizedCrop>(operation) || std::holds_alternative<RandomCrop>(operation) ||
+               (std::holds_alternative<RandomErasing>(operation) && !one.is_none())) {
       const int top = nb::cast<int>(one[0]), left = nb::cast<int>(one[1]);
       const int height = nb::cast<int>(one[2]), width = nb::cast<int>(one[3]);
       if (top < 0 || left < 0 || height < 0 || width < 0 || top > kMaxAxis - height || left > kMaxAxis - width)

@@ -16,7 +16,8 @@ bool covers(const ImagePart& part, Box need, int channels) {
 
 bool draws(const Operation& operation) {
   return std::holds_alternative<RandomResizedCrop>(operation) || std::holds_alternative<RandomCrop>(operation) ||
-         std::holds_alternative<RandomFlip>(operation);
+         std::holds_alternative<RandomFlip>(operation) || std::holds_alternative<Augment>(operation) ||
+         std::holds_alternative<RandomErasing>(operation);
 }
 
 // The rectangle `box` of a picture of size `of`, its pixels at data.
@@ -55,6 +56,10 @@ bool RecipeScratch::advance(const Recipe& recipe, const Segment& segment, ImageP
     materialise(recipe.output.fills, part, segment.x, segment.y, mapped, copy, stride);
     part = part_at(copy, stride, mapped, mapped_size, part.channels);
   }
+  if (segment.end == Segment::End::effects) {
+    apply_effects(drawn_[segment.operation].effects, part);
+    return true;
+  }
   std::uint8_t* const result = buffer(segment.window, segment.channels);
   const std::ptrdiff_t stride = std::ptrdiff_t{segment.window.x1 - segment.window.x0} * segment.channels;
   if (segment.end == Segment::End::grayscale) {
@@ -67,6 +72,25 @@ bool RecipeScratch::advance(const Recipe& recipe, const Segment& segment, ImageP
   }
   part = part_at(result, stride, segment.window, segment.size, segment.channels);
   return true;
+}
+
+// Replaces `part`, a whole picture, by what the effects make of it.
+void RecipeScratch::apply_effects(const Effects& effects, ImagePart& part) {
+  const Box whole{0, 0, part.width, part.height};
+  const std::ptrdiff_t stride = std::ptrdiff_t{part.width} * part.channels;
+  for (const Effect& effect : effects) {
+    std::uint8_t* const result = buffer(whole, part.channels);
+    apply_effect(effect, part, result, stride);
+    part = part_at(result, stride, whole, {part.height, part.width}, part.channels);
+  }
+}
+
+void RecipeScratch::erase_drawn(const Recipe& recipe, std::uint8_t* row) const {
+  for (std::size_t i = 0; i < recipe.operations.size(); ++i) {
+    const auto* const erasing = std::get_if<RandomErasing>(&recipe.operations[i]);
+    if (erasing != nullptr && drawn_[i].box.width() > 0)
+      erase(recipe.output, erasing->fill, drawn_[i].box, result().height, result().width, row);
+  }
 }
 
 bool RecipeScratch::one_pass(const Recipe& recipe, const PixelSource& source) const {
@@ -91,6 +115,7 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   if (plane_stride != 0) {
     if (used_ == 1 && recipe.output.layout == Layout::chw) {
       write_planes(recipe.output, part, plane_stride, current().x, current().y, row, indices_);
+      erase_drawn(recipe, row);
       return Outcome::success();
     }
     std::uint8_t* const copy = buffer(need, recipe.channels);
@@ -103,6 +128,7 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   if (used_ > 1 && clock_ != nullptr) clock_->lap(Stage::resize);
   if (part.channels != recipe.output.channels) return Outcome::to_python("the image has another number of channels");
   write_output(recipe.output, part, current().x, current().y, row, indices_);
+  erase_drawn(recipe, row);
   return Outcome::success();
 }
 

@@ -17,8 +17,10 @@
 
 #include "files/outcome.h"
 #include "files/stages.h"
+#include "image/augmentation.h"
 #include "image/axis_map.h"
 #include "image/convert.h"
+#include "image/erase.h"
 #include "image/resize.h"
 #include "order/random.h"
 #include "tensor/dtype.h"
@@ -85,7 +87,13 @@ struct Grayscale {
   int channels = 1;
 };
 
-using Operation = std::variant<RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomFlip, Pad, Grayscale>;
+// Effects on colours and places, drawn for each sample.
+struct Augment {
+  AugmentationPtr augmentation;
+};
+
+using Operation = std::variant<RandomResizedCrop, Resize, CenterCrop, RandomCrop, RandomFlip, Pad, Grayscale, Augment,
+                               RandomErasing>;
 
 struct Recipe : std::enable_shared_from_this<Recipe> {
   int channels = 3;  // of the source: 3 (RGB) or 1 (L)
@@ -93,11 +101,13 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
   Output output;
 };
 
-// What was drawn for one operation of one sample. `box` is of the crop, in the padded picture.
+// What was drawn for one operation of one sample. `box` is of the crop, in the padded picture, or of the erasing: an
+// empty one erases nothing.
 struct Drawn {
   bool flip = false;
   Margins padding;
   Box box{};
+  Effects effects;
 };
 
 // Where a sample's pixels come from.
@@ -185,13 +195,14 @@ class PlanarSource final : public PixelSource {
 
 // A stretch of a recipe: maps on a picture, and what ends them.
 struct Segment {
-  enum class End : std::uint8_t { output, resize, grayscale };
+  enum class End : std::uint8_t { output, resize, grayscale, effects };
 
   AxisMap x, y;
   End end = End::output;
   Extent size;        // of the result
   int channels = 3;   // of the result
   Sampling sampling;  // of a resize
+  std::size_t operation = 0;  // whose effects they are
   Box window{};       // which part of the result is seen later
   Box mapped{};       // which part of the mapped picture that takes
   Box need{};         // which part of the picture that takes
@@ -211,7 +222,8 @@ class RecipeScratch {
   [[nodiscard]] Outcome plan(const Recipe& recipe, const std::vector<Drawn>& given, Extent source);
 
   [[nodiscard]] const std::vector<Drawn>& drawn() const { return drawn_; }
-  // Whether a crop or a pad of the planned sample adds pixels around the picture.
+  // Whether a step of the planned sample gives a PIL image without the info of the picture: a crop or a pad that adds
+  // pixels around it, or an effect.
   [[nodiscard]] bool padded() const { return padded_; }
   // Bytes that the buffers hold.
   [[nodiscard]] std::size_t held() const {
@@ -238,6 +250,8 @@ class RecipeScratch {
   [[nodiscard]] bool look_back();
   [[nodiscard]] std::uint8_t* buffer(Box box, int channels);
   [[nodiscard]] bool advance(const Recipe& recipe, const Segment& segment, ImagePart& part);
+  void apply_effects(const Effects& effects, ImagePart& part);
+  void erase_drawn(const Recipe& recipe, std::uint8_t* row) const;
 
   StageClock* clock_;
   std::vector<Segment> segments_;

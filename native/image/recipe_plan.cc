@@ -9,6 +9,7 @@ namespace penstock {
 namespace {
 
 constexpr const char* kImpossible = "parameters that torchvision would not have drawn";
+constexpr int kMaxEffectSide = 1 << 15;  // beyond that Pillow's fixed-point arithmetic takes another way
 constexpr const char* kTooLong = "an axis would be longer than native code allows";
 
 // Python's int(round(x)), for x that fits: half to even, as the default rounding mode does.
@@ -91,6 +92,10 @@ class Planner {
     scratch_.drawn_.resize(recipe_.operations.size());
     channels_ = recipe_.channels;
     scratch_.open_segment(source, channels_);
+    for (Drawn& drawn : scratch_.drawn_) {
+      drawn.effects.clear();
+      drawn.box = {};
+    }
     for (index_ = 0; index_ < recipe_.operations.size(); ++index_) {
       const Outcome outcome = std::visit(*this, recipe_.operations[index_]);
       if (!outcome.ok()) return outcome;
@@ -166,6 +171,39 @@ class Planner {
     drawn().padding = op.padding;
     const bool ok = pad(op.padding, op.mode, op.fill);
     return ok ? Outcome::success() : Outcome::to_python("padding that torchvision refuses, or repeats a reflection for");
+  }
+
+  Outcome operator()(const Augment& op) {
+    Effects& effects = drawn().effects;
+    if (given_ != nullptr) {
+      effects = given().effects;
+    } else {
+      TorchGenerator generator(draws_.next().word());
+      op.augmentation->draw(generator, size().height, size().width, effects);
+    }
+    if (effects.empty()) return Outcome::success();
+    if (size().height > kMaxEffectSide || size().width > kMaxEffectSide)
+      return Outcome::to_python("a picture too large for effects");
+    for (const Effect& effect : effects) {
+      scratch_.padded_ |= loses_info(effect, channels_);
+      if (effect.kind == EffectKind::blur && (effect.weights->values.empty() || !can_blur(*effect.weights, size().height, size().width)))
+        return Outcome::to_python("a blur that torchvision refuses, or whose weights only torch knows");
+    }
+    scratch_.current().operation = index_;
+    scratch_.close_segment(Segment::End::effects, size(), channels_, {});
+    return Outcome::success();
+  }
+
+  // The last operation: the size is the result's.
+  Outcome operator()(const RandomErasing& op) {
+    if (given_ != nullptr) {
+      if (!inside(given().box)) return Outcome::to_python(kImpossible);
+      drawn().box = given().box;
+      return Outcome::success();
+    }
+    TorchGenerator generator(draws_.next().word());
+    drawn().box = op.draw(generator, size().height, size().width).value_or(Box{});
+    return Outcome::success();
   }
 
   Outcome operator()(const Grayscale& op) {
@@ -249,6 +287,8 @@ bool RecipeScratch::look_back() {
   for (std::size_t i = used_; i-- > 0;) {
     Segment& segment = segments_[i];
     segment.window = i + 1 < used_ ? segments_[i + 1].need : Box{0, 0, segment.size.width, segment.size.height};
+    // An effect takes, and gives, the whole picture.
+    if (segment.end == Segment::End::effects) segment.window = {0, 0, segment.size.width, segment.size.height};
     segment.mapped = segment.window;
     if (segment.end == Segment::End::resize) {
       const Sampling& how = segment.sampling;

@@ -248,7 +248,32 @@ def run_recipe(
     """Return the result's bytes and its shape (channels, height, width). Raises ValueError."""
 
 def draw(recipe: Recipe, seed: int, epoch: int, sample: int, position: int, width: int, height: int) -> list[Any]:
-    """Return the parameters drawn for each operation: (top, left, height, width), flipped or not, or None."""
+    """Return what was drawn for each operation: (top, left, height, width), flipped or not, Effects, or None."""
+
+class Effects:
+    """What an augmentation does to one picture, as it was drawn."""
+
+    def __len__(self) -> int: ...
+    def blurs(self) -> list[tuple[int, int, int, float, bool]]:
+        """Return (number, height, width, sigma, whether transforms.v2 computes the weights) of each blur."""
+
+    def give_weights(self, number: int, weights: NDArray[np.float32]) -> None:
+        """Give a blur its weights, without which no recipe does it. Raises ValueError: not on this processor."""
+
+def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Generator) -> Effects:
+    """Draw what a recipe's only operation, an augmentation, does to a picture, from a generator of torch's on the CPU.
+
+    The generator is afterwards as torchvision's own code would leave it; no other thread draws from it meanwhile.
+
+    Raises:
+        ValueError: the recipe is no augmentation alone, or the generator has another state than is known.
+    """
+
+def draw_effects_of_sample(recipe: Recipe, height: int, width: int, draws: SampleDraws) -> Effects:
+    """Draw it as the next operation of a sample: from a generator that SampleDraws.word() is the seed of."""
+
+def linear_magnitude(share: float, side: int, bins: int, bin: int) -> float:
+    """Return torch.linspace(0, share * side, bins)[bin]."""
 
 class SampleDraws:
     """The draws of one sample, one random operation after another, as recipes draw them; one thread at a time.
@@ -261,6 +286,9 @@ class SampleDraws:
     def __init__(self, seed: int, epoch: int, sample: int, position: int) -> None: ...
     count: int
     """How many operations have drawn: the next one's number."""
+
+    def word(self) -> int:
+        """Return the first 32 random bits of the next operation."""
 
     def resized_crop(
         self, least: float, most: float, narrow: float, wide: float, height: int, width: int
@@ -432,8 +460,9 @@ def transform_image(
     """Write what the recipe makes of a Pillow image into `out`, in the calling thread.
 
     schema and array are what the image's __arrow_c_array__ returns. draws holds, for each operation, what was drawn:
-    (top, left, height, width) of a random crop, whether to flip, or None. Returns whether a step added pixels around
-    the image; or why Python must do it, `out` is then undefined. Raises ValueError for draws that fit no operation.
+    (top, left, height, width) of a random crop or erasing, whether to flip, Effects, or None. Returns whether the image
+    has no info after a step, as it added pixels around the image, say; or why Python must do it, `out` is then
+    undefined. Raises ValueError for draws that fit no operation.
     """
 
 def certify_jpeg(data: bytes) -> tuple[int, int, int, int] | str:

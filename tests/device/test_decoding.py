@@ -575,8 +575,13 @@ def test_recipes_that_stay_on_the_host(root, transform, why):
 
 def test_datasets_that_stay_on_the_host(root):
     arrays = penstock.Arrays(torch.arange(4), torch.arange(4))
-    python = folder(root, v1.RandomRotation(3))
-    for dataset, why in ((arrays, "no folder of image files"), (python, "Python reads")):
+    python = folder(root, v1.RandomPerspective())
+    host = folder(root, v1.RandomRotation(3))
+    for dataset, why in (
+        (arrays, "no folder of image files"),
+        (python, "Python reads"),
+        (host, "no device does RandomRotation"),
+    ):
         refused = refusal(plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True))
         assert refused is not None and why in refused.why
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.recipe import compose_hook, encoded_image
+from penstock.recipe import encoded_image
+from penstock.recipe.known_transforms import Debt
 
 
 @pytest.fixture(autouse=True)
 def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded_image._Repeated, "images", 0)
-    monkeypatch.setattr(compose_hook._Debt, "images", 0)
+    monkeypatch.setattr(Debt, "images", 0)

@@ -10,6 +10,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 from penstock.hooks.calls import natively
 from penstock.recipe.encoded_image import is_encoded
@@ -39,6 +40,10 @@ def steps(t: Any) -> dict[str, Any]:
         "crop": t.RandomCrop(33),
         "to tensor": t.ToTensor(),
         "flip": t.RandomHorizontalFlip(1.0),
+        "preset": ImageClassification(crop_size=40, resize_size=48),
+        "reference": t.Compose(
+            [t.RandomResizedCrop(30), t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)]
+        ),
         "grey": t.Grayscale(),
         "five": t.FiveCrop(20),
     }
@@ -64,7 +69,9 @@ def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> N
 
 
 @pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize("name", ["training", "validation", "resized crop", "resize", "to tensor"])
+@pytest.mark.parametrize(
+    "name", ["training", "validation", "resized crop", "resize", "to tensor", "preset", "reference"]
+)
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 def test_transforms_decode_a_part_alone(name: str, generation: Any) -> None:
     transform = steps(generation)[name]

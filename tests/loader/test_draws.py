@@ -484,7 +484,7 @@ def test_what_threads_cannot_hold_is_told_once(root: Path) -> None:
     own = Drawing()
     own.own = True
     assert told(PL(own, seed=1, **options)) == []
-    jitter = folder(root, v1.RandomResizedCrop(8), v1.ColorJitter(0.5), v1.ToTensor())
+    jitter = folder(root, v1.RandomResizedCrop(8), v1.RandomPerspective(), v1.ToTensor())
     assert "of torch:" in told(PL(Single(jitter), seed=1, **options))[0]
 
 

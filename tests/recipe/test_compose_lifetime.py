@@ -21,6 +21,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.recipe import compose_hook as composed
+from penstock.recipe.known_transforms import Debt, KnownTransforms
 from tests.same import assert_same, assert_same_outcome
 
 pytestmark = pytest.mark.native
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Debt, "images", 0)
+    monkeypatch.setattr(Debt, "images", 0)
 
 
 def picture(width: int = 30, height: int = 24) -> Image.Image:
@@ -43,7 +44,7 @@ def natively(transform: Any, image: Any) -> Any:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows by one with each Compose that is read."""
     made: list[Any] = []
-    original = composed.KnownTransforms
+    original = KnownTransforms
 
     def counting(transforms: Any) -> Any:
         made.append(len(transforms))

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 import penstock._native as _native
 from penstock.recipe import compose_hook as composed
+from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
@@ -25,7 +26,7 @@ SIZES = [(20, 17), (12, 12), (16, 20), (14, 12), (1, 1), (13, 1)]
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Debt, "images", 0)
+    monkeypatch.setattr(Debt, "images", 0)
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -101,7 +102,7 @@ def test_orders_of_known_transforms(conversion: str, mode: str) -> None:
         if name != conversion:
             continue
         transform = generation.Compose([convert(), *(make[part]() for part in order)])
-        composed._Debt.images = 0
+        Debt.images = 0
         for size in SIZES:
             for seed in (1, 2) if len(order) > 1 else (1, 2, 3):  # what one has taught is used by the next
                 try:
@@ -116,7 +117,7 @@ def test_before_and_after_the_conversion(generation: Any) -> None:
     convert = v2.ToImage if generation is v2 else v1.ToTensor
     for before, after in itertools.product(["resized crop", "padded crop", "flip", "grey"], make):
         transform = generation.Compose([make[before](), convert(), make[after]()])
-        composed._Debt.images = 0
+        Debt.images = 0
         for size, seed in itertools.product(SIZES[:3], (1, 2)):
             assert_as_torchvision(transform, picture(*size), seed)
 

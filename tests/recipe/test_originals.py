@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import originals
+from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -51,7 +52,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composed._Debt, "images", 0)
+    monkeypatch.setattr(Debt, "images", 0)
 
 
 def turned(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,6 +32,8 @@ def obstacle(recipe: Recipe) -> str | None:
     if recipe.fills is None:
         return "its values are converted in a way that a device cannot take over"
     for operation in recipe.operations:
+        if operation["op"] not in _OPERATIONS:
+            return f"no device does {operation.get('name', operation['op'])} as torchvision does"
         kind = operation.get("filter", "bilinear")
         if kind not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
             return f"torch has no {kind} resize"

@@ -12,28 +12,24 @@ for a loader; in any other thread they do what they did.
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
-import torch
 from PIL import Image
 
 from penstock import call_counts
 from penstock.call_counts import CallMeter
-from penstock.recipe.attributes import AttributeState
-from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.exchange import exchange_code
-from penstock.recipe.originals import hooked, replaced_in_class, snapshot
-from penstock.recipe.reader import handlers
-from penstock.recipe.torchvision import V1, V2, changed, classes
+from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, parts_of
+from penstock.recipe.originals import hooked, replaced_in_class
+from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
+from penstock.recipe.torchvision import PRESETS, V1, V2, classes
 from penstock.system.process_lock import ProcessLock
 
 
@@ -65,8 +61,6 @@ def natively_in_this_process() -> None:
     _ThreadState.native = this_thread.native = True
 
 
-#: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
-TRANSFORMS = "torchvision transforms"
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
 #: By module: a class, its method, and whether its objects are a list of transforms or one transform.
 _METHODS = (
@@ -76,6 +70,7 @@ _METHODS = (
     (V1, "Resize", "forward", False),
     (V1, "ToTensor", "__call__", False),
     (V2, "Transform", "forward", False),
+    *((PRESETS, name, "forward", False) for name in KNOWN_PRESETS),
 )
 _exchanged: set[tuple[str, str]] = set()
 _exchanging = ProcessLock()
@@ -101,7 +96,7 @@ def _call_of_list(original: Any) -> Any:
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
-            found = _known_and_parts(self, _parts_of)
+            found = _known_and_parts(self, parts_of)
             if found is not None:
                 known, parts = found
                 return known.run(parts, inputs[0])
@@ -130,7 +125,7 @@ def _call_of_one(original: Any) -> Any:
 
 def run_whole(compose: Any, image: Image.Image) -> Any:
     """Return the tensor that a Compose makes of an image of which nobody else knows; or REFUSED, as a Run."""
-    found = _known_and_parts(compose, _parts_of) if type(compose) in classes("Compose") else None
+    found = _known_and_parts(compose, parts_of) if type(compose) in classes("Compose") else None
     if found is None:
         return REFUSED
     done = found[0].run_whole(image)
@@ -151,10 +146,6 @@ def _only(transform: Any) -> tuple[Any]:
 _IMAGES_PER_READING = 8
 _MOST_DEBT = 4 * _IMAGES_PER_READING
 _MOST_CHANGES = 4
-
-
-class _Debt:
-    images = 0
 
 
 #: By id() of a Compose, which need not be hashable, and may be equal to another one.
@@ -210,28 +201,23 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
         entry.known, entry.calls = None, 1
         if entry.changes >= _MOST_CHANGES:
             return None
-    if _Debt.images > _MOST_DEBT and entry.calls < _IMAGES_PER_READING:
+    if Debt.images > _MOST_DEBT and entry.calls < _IMAGES_PER_READING:
         return None
     if isinstance(parts, list | tuple) and not parts:
         return None  # version 2 raises an error of its own for an empty list
     if parts[0] is not compose and not _is_plain(compose):
         entry.changes = _MOST_CHANGES
         return None
-    _Debt.images += _IMAGES_PER_READING
+    Debt.images += _IMAGES_PER_READING
     entry.known, entry.calls = KnownTransforms(parts), 0
     return entry.known
-
-
-def _parts_of(compose: Any) -> Any:
-    """Return the list of a Compose's transforms. Raises KeyError where it has none of its own."""
-    return vars(compose)["transforms"]
 
 
 def _is_plain(compose: Any) -> bool:
     """Return whether calling a Compose, or its method from a subclass, is calling the items of its list in turn."""
     bases = type(compose).__mro__[:-1]  # without object
     own = [kind for kind in bases if kind.__module__.partition(".")[0] not in ("torch", "torchvision")]
-    return type(_parts_of(compose)) in (list, tuple) and not any(
+    return type(parts_of(compose)) in (list, tuple) and not any(
         {"transforms", "__getattribute__", "__getattr__"} & vars(kind).keys() for kind in own
     )
 
@@ -252,146 +238,3 @@ class Pipeline:
         if known is not None and known.native and not hooked() and known.still(self._transforms):
             return known.run(self._transforms, value)
         return called(self._transforms, 0, value)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A transform that is no Compose, in a list of transforms or in a Compose within it."""
-
-    transform: weakref.ref[Any]
-    trail: tuple[tuple[int, int], ...]
-    """(number of the list, position in it), from the outermost list to the transform's own."""
-    foreign: bool
-    """Whether a program's own code may run in the transform."""
-
-
-class KnownTransforms:
-    """What is known of a list of transforms, which it does not keep alive.
-
-    Any number of threads may use it at once.
-
-    Raises:
-        TypeError: a transform cannot be referred to weakly.
-    """
-
-    def __init__(self, transforms: Sequence[Any]) -> None:
-        self._lists: list[tuple[weakref.ref[Any], ...]] = []
-        self._composes: list[weakref.ref[Any]] = []
-        """The Compose of each list but the first."""
-        self._states: list[tuple[weakref.ref[Any], AttributeState]] = []
-        self._parts: list[_Part] = []
-        self._runs: dict[tuple[int, str, torch.dtype], Run | None] = {}
-        kinds = [*classes("Compose")]
-        self._add(transforms, (), kinds)
-        replaced, self._functions_as_they_were = snapshot(kinds)
-        self.native = replaced is None and all(state.fixed and not state.objects for _, state in self._states)
-        """Whether any of the transforms may be run natively."""
-        if not self.native:
-            self._states = []  # they may hold objects of any kind
-
-    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...], kinds: list[type]) -> None:
-        number = len(self._lists)
-        self._lists.append(tuple(map(weakref.ref, transforms)))
-        known = handlers()
-        for position, part in enumerate(transforms):
-            inner_trail = (*trail, (number, position))
-            reference = self._lists[number][position]
-            if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
-                self._states.append((reference, AttributeState(part, without="transforms")))
-                self._composes.append(reference)
-                self._add(_parts_of(part), inner_trail, kinds)
-                continue
-            if type(part) in known:
-                self._states.append((reference, AttributeState(part)))
-                kinds.append(type(part))
-            self._parts.append(_Part(reference, inner_trail, type(part) not in known))
-
-    def still(self, transforms: Sequence[Any]) -> bool:
-        """Return whether these are the transforms, and both they and the functions they come to are as they were."""
-        if hooked() or not self._functions_as_they_were():
-            return False
-        try:
-            lists = self._all_lists(transforms)
-        except (KeyError, TypeError):
-            return False
-        for now, before in zip(lists, self._lists, strict=True):
-            if len(now) != len(before) or not all(map(operator.is_, [reference() for reference in before], now)):
-                return False
-        return all([state.same(reference()) for reference, state in self._states])  # noqa: C419  quicker than one by one
-
-    def _all_lists(self, transforms: Sequence[Any]) -> list[Sequence[Any]]:
-        return [transforms, *(_parts_of(reference()) for reference in self._composes)]
-
-    def run(self, transforms: Sequence[Any], value: Any) -> Any:
-        """Return what calling them in turn returns, where they are still as they were."""
-        lists = self._all_lists(transforms)
-        parts: list[Any] = [part.transform() for part in self._parts]
-        if any(part is None for part in parts):  # another thread has just taken a transform out of a list
-            return called(transforms, 0, value)
-        begin, natively_run, image = 0, False, value
-        left: _Part | None = None
-        while begin < len(parts):
-            run = self._run_from(begin, parts, value)
-            if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
-                value, begin = done, begin + run.length
-                _Debt.images = max(0, _Debt.images - 1)
-                if not natively_run:
-                    natively_run = True
-                    call_counts.answered(TRANSFORMS)
-                continue
-            part = self._parts[begin]
-            if left is None and (part.foreign or not natively_run):
-                left = part
-                call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
-            value, begin = parts[begin](value), begin + 1
-            if part.foreign and begin < len(parts) and not self.still(transforms):
-                for number, position in reversed(part.trail):
-                    value = called(lists[number], position + 1, value)
-                return value
-        return value
-
-    def run_first(self, transforms: Sequence[Any], value: Any) -> Any:
-        """Return what the known transforms at the start of the list make of a value; or REFUSED."""
-        run = self._run_from(0, transforms, value)
-        return REFUSED if run is None else run(value, transforms[: run.length])
-
-    def run_whole(self, value: Any) -> Any:
-        """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
-        parts: list[Any] = [part.transform() for part in self._parts]
-        run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
-        if run is None or run.length != len(parts) or run.mode is not None:
-            return REFUSED
-        done = run(value, parts)
-        if done is not REFUSED:
-            _Debt.images = max(0, _Debt.images - 1)
-        return done
-
-    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
-        if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):
-            return None
-        if value.mode not in ("RGB", "L"):
-            return None
-        key = (begin, value.mode, torch.get_default_dtype())
-        if key not in self._runs:
-            try:
-                self._runs[key] = read_run(parts[begin:], value.mode)
-            except Exception:  # torchvision itself has the last word
-                self._runs[key] = None
-        return self._runs[key]
-
-
-def _why_left(transform: Any, part: _Part, run: Run | None, image: Any) -> str:
-    """Return why a transform of an image is called as it is."""
-    name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
-    if part.foreign:
-        return f"{name} has no native form"
-    if not isinstance(image, Image.Image):
-        return f"the image is a {type(image).__qualname__}"
-    if image.mode not in ("RGB", "L"):
-        return f"the image is of mode {image.mode}"
-    return f"{name} alone gains nothing" if run is None else "the native core refuses images of this size"
-
-
-def _has_parts(compose: Any) -> bool:
-    parts = vars(compose).get("transforms")
-    return type(parts) in (list, tuple) and len(parts) > 0

@@ -16,8 +16,11 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
+from penstock.recipe.blurring import give_weights
+from penstock.recipe.effects import recipe_of
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture
+from penstock.recipe.ramp import channels_of
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Refused, classes, flatten, is_v1, margins
 
@@ -51,6 +54,8 @@ class Run:
     """The tensor that the transforms make of a small image."""
     tail: int
     """How many operations come before the conversion to a tensor."""
+    moves: int
+    """How many operations come before RandomErasing, which leaves each element in its place."""
     paddings: tuple[tuple[int, int], ...]
     """Rows and columns that each operation adds before it crops."""
     remakes: bool
@@ -89,10 +94,10 @@ class Run:
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:
         """Return what the strides of a result depend on that was cropped or resized as a tensor; None: nothing."""
-        if self.mode is not None or self.tail == len(draws) or min(map(min, sizes[self.tail :])) < 2:
+        if self.mode is not None or self.tail == self.moves or min(map(min, sizes[self.tail : self.moves + 1])) < 2:
             return None
         key: list[Any] = []
-        for number in range(self.tail, len(draws)):
+        for number in range(self.tail, self.moves):
             drawn = draws[number]
             given = [side + more for side, more in zip(sizes[number], self.paddings[number], strict=True)]
             cropped = drawn[2:] if isinstance(drawn, tuple) else given
@@ -106,12 +111,12 @@ class Run:
         """Return whether the channels of the result lie side by side; None where the transforms must be called."""
         if self.mode is not None:
             # An image that nothing is done to is the result itself, with its file and all its attributes.
-            untouched = not self.remakes and len(set(sizes)) == 1 and not any(drawn is True for drawn in draws)
+            untouched = not self.remakes and len(set(sizes)) == 1 and not any(map(_acts, draws))
             return None if untouched else True
         if key is not None:
             return self.learned.get(key)
         # The strides of sides of one pixel may be any.
-        return _interleaved(self.like) if self.tail == len(draws) and min(sizes[-1]) > 1 else None
+        return _interleaved(self.like) if self.tail == self.moves and min(sizes[-1]) > 1 else None
 
     def _learn(self, key: Any, image: Image.Image, transforms: Sequence[Any]) -> Any:
         """Return what the transforms themselves return, and note how its channels lie."""
@@ -154,6 +159,11 @@ def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any],
     return _native.transform_image(recipe, schema, pixels, width, height, draws, out)
 
 
+def _acts(drawn: Any) -> bool:
+    """Return whether what was drawn changes a picture of which nothing is cropped."""
+    return drawn is True or (isinstance(drawn, _native.Effects) and len(drawn) > 0)
+
+
 def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     """Return for each side whether it is shorter (-1), as long (0), or longer (1) than the other's."""
     return tuple((a > b) - (a < b) for a, b in zip(one, other, strict=True))
@@ -164,7 +174,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
 
     None where that gains nothing: they neither resize nor make a tensor.
     """
-    reader = Reader(mode)
+    reader = Reader(mode, drawn_by_python=True)
     draws: list[Draw | None] = []
     length, whole = 0, 0
     tail: int | None = None
@@ -172,7 +182,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         for transform in transforms:
             reader.add(transform)
             length += 1
-            draws += [_draw_of(transform)] * (len(reader.operations) - len(draws))
+            draws += [_draw_of(transform, operation, reader) for operation in reader.operations[len(draws) :]]
             tensor = not isinstance(reader.values[0], Image.Image)
             tail = len(draws) if tensor and tail is None else tail
             # A crop of a tensor is a view of it, until a transform copies it.
@@ -185,16 +195,17 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     tail = len(draws) if tail is None else tail
     like: Any = reader.values[0]
     operations = reader.operations[: len(draws)]
+    moves = sum(operation["op"] != "RandomErasing" for operation in operations)
     try:
         if isinstance(like, Image.Image):
-            if not any("filter" in operation for operation in operations):
+            if not any("filter" in operation or operation["op"] == "Augment" for operation in operations):
                 return None
             native, result = reader.finish_picture()
             natives = {True: native}
         else:
             if not like.is_cpu or like.requires_grad:
                 return None
-            layouts = {_interleaved(like)} if tail == len(operations) else {True, False}
+            layouts = {_interleaved(like)} if tail == moves else {True, False}
             natives = {each: reader.finish(None, layout="hwc" if each else "chw").native for each in layouts}
             result = None
     except Refused:
@@ -207,6 +218,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         reader.keeps_info,
         like,
         tail,
+        moves,
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
     )
@@ -248,8 +260,13 @@ Draw = Callable[[int, int], Any]
 """Has a transform draw its parameters for a picture of (height, width); returns them as the native core takes them."""
 
 
-def _draw_of(transform: Any) -> Draw | None:
+def _draw_of(transform: Any, operation: dict[str, Any], reader: Reader) -> Draw | None:
     kind = type(transform)
+    if operation["op"] == "Augment":
+        channels = channels_of(reader.values[0].mode)
+        return functools.partial(_effects_drawn, recipe_of(operation["augmentation"]), channels)
+    if operation["op"] == "RandomErasing":
+        return functools.partial(_erasing_drawn, transform, int(reader.values[0].shape[0]))
     if kind in classes("RandomHorizontalFlip") or kind in classes("RandomVerticalFlip"):
         return lambda height, width: drawing.flips(transform.p)
     if kind in classes("RandomResizedCrop"):
@@ -259,9 +276,9 @@ def _draw_of(transform: Any) -> Draw | None:
     return None
 
 
-def _tensor_of(height: int, width: int) -> torch.Tensor:
+def _tensor_of(height: int, width: int, channels: int = 1) -> torch.Tensor:
     """Return a tensor of that size for torchvision to look at, of one element's memory."""
-    return torch.empty(1, device="cpu").expand(1, height, width)
+    return torch.empty(1, device="cpu").expand(channels, height, width)
 
 
 def _resized_crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
@@ -282,3 +299,21 @@ def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
 def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
     drawn = transform.make_params([_tensor_of(height, width)])
     return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+
+def _effects_drawn(recipe: _native.Recipe, channels: int, height: int, width: int) -> _native.Effects:
+    drawn = drawing.effects(recipe, height, width)
+    give_weights(drawn, channels, height, width)
+    return drawn
+
+
+def _erasing_drawn(transform: Any, channels: int, height: int, width: int) -> tuple[int, int, int, int] | None:
+    image = _tensor_of(height, width, channels)
+    with drawing.of_next_operation():
+        if torch.rand(1) >= transform.p:
+            return None
+        if is_v1(transform):
+            top, left, rows, columns, value = transform.get_params(image, transform.scale, transform.ratio, [0.0])
+            return None if value is image else (top, left, rows, columns)
+        drawn = transform.make_params([image])
+    return None if drawn["v"] is None else (drawn["i"], drawn["j"], drawn["h"], drawn["w"])

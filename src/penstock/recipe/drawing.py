@@ -1,10 +1,13 @@
 """What torchvision's known random transforms draw, as a function of (seed, epoch, sample, position).
 
-A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on RandomResizedCrop,
-RandomCrop, RandomHorizontalFlip and RandomVerticalFlip (both generations) draw in that thread what the native core
-draws for that sample: the k-th of them that acts on it draws as the k-th random operation of a recipe. So a pipeline
-draws the same whether the native core runs it, or part of it, or torchvision's own Compose, or code of the user's that
-calls one transform by itself. In every other thread the transforms are what they were.
+A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on the known random transforms
+(both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts on it
+draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or part of
+it, or torchvision's own Compose, or code of the user's that calls one transform by itself. In every other thread the
+transforms are what they were.
+
+Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
+seed that is the sample's for that operation: torchvision's code draws from it as it is.
 
 The hooks are in the code of torchvision's own functions, whose objects stay: a program that holds one, wraps it,
 scripts it or puts another in its place goes on as before. A function that is not torchvision's own is left alone.
@@ -26,7 +29,7 @@ from torch.utils._pytree import tree_flatten
 import penstock._native as _native
 from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import is_original
-from penstock.recipe.torchvision import V1, V2
+from penstock.recipe.torchvision import AUTOMATIC, V1, V2
 from penstock.system.process_lock import ProcessLock
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -108,17 +111,49 @@ def flips(p: float) -> bool:
     return bool(torch.rand(1) < p) if draws is None else draws.flip(p)
 
 
+def effects(recipe: _native.Recipe, height: int, width: int) -> _native.Effects:
+    """Return what the next operation, a recipe's only augmentation, does to a picture of this size."""
+    draws = _this_thread.draws
+    if draws is not None:
+        return _native.draw_effects_of_sample(recipe, height, width, draws)
+    return _native.draw_effects(recipe, height, width, torch.default_generator)
+
+
+@contextmanager
+def of_next_operation() -> Iterator[None]:
+    """Have torch's global generator give what the next operation draws, in a thread that works on a keyed sample.
+
+    What is called meanwhile draws from that generator, too.
+    """
+    draws = _this_thread.draws
+    if draws is None:
+        yield
+        return
+    generator = torch.default_generator
+    with _seeding:
+        before = generator.get_state()
+        try:
+            generator.manual_seed(draws.word())
+            _this_thread.draws = None
+            yield
+        finally:
+            _this_thread.draws = draws
+            generator.set_state(before)
+
+
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
 _hooked: set[types.FunctionType] = set()
 _hooking = ProcessLock()
+_seeding = ProcessLock()
+"""Held while torch's global generator is an operation's."""
 _complete: set[str] = set()
 """The modules in which all functions are hooked."""
 
 
 def hook() -> None:
     """Put the hooks into what is imported of torchvision. The second call costs next to nothing."""
-    for module in (V1, V2):
+    for module in _HOOKS:
         if module not in _complete and module in sys.modules:
             with _hooking:
                 _hook(module)
@@ -134,7 +169,9 @@ def _hook(module: str) -> None:
     done = True
     for name, method, instead, form in _HOOKS[module]:
         kind = _class(module, name)
-        function: Any = vars(kind).get(method) if kind is not None else None
+        if kind is None:  # of another release
+            continue
+        function: Any = vars(kind).get(method)
         function = function.__func__ if isinstance(function, staticmethod) else function
         own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
         done = done and own  # else it is a program's, for now perhaps
@@ -250,11 +287,17 @@ def _crop_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: 
     }
 
 
+def _of_operation(draws: _native.SampleDraws, original: Any, *args: Any) -> Any:
+    with of_next_operation():
+        return original(*args)
+
+
 def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
     module = vars(sys.modules[V2])
     flips = (module["RandomHorizontalFlip"], module["RandomVerticalFlip"])
     if not isinstance(self, flips) or not inputs or not isinstance(self.p, int | float):
-        return original(self, *inputs)
+        known = type(self).__name__ in _WITH_PROBABILITY and type(self) is module.get(type(self).__name__)
+        return _of_operation(draws, original, self, *inputs) if known else original(self, *inputs)
     if draws.flip(float(self.p)):
         return module["Transform"].forward(self, *inputs)
     one = inputs if len(inputs) > 1 else inputs[0]
@@ -262,6 +305,13 @@ def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any)
     return one
 
 
+#: The classes of the second generation that draw once more whether they act, beside the flips.
+_WITH_PROBABILITY = (
+    *("RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness"),
+    *("RandomAutocontrast", "RandomEqualize", "RandomErasing"),
+)
+_WITH_PARAMETERS = ("ColorJitter", "GaussianBlur", "RandomRotation", "RandomAffine")
+_AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
 #: By module: the class and the function that draws; what is called in its place, with the draws and the original
 #: function before its arguments; and the form of it.
 _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...]] = {
@@ -270,10 +320,20 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...
         ("RandomCrop", "get_params", _crop_v1, _of_image_size.__code__),
         ("RandomHorizontalFlip", "forward", _flip_v1("hflip"), _of_self_image.__code__),
         ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image.__code__),
+        *(
+            (name, "forward", _of_operation, _of_self_image.__code__)
+            for name in (*_WITH_PROBABILITY, *_WITH_PARAMETERS, "RandomApply")
+        ),
     ),
+    AUTOMATIC: tuple((name, "forward", _of_operation, _of_self_image.__code__) for name in _AUTOMATIC),
     V2: (
         ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
         ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
         ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
+        *((name, "make_params", _of_operation, _of_self_flat_inputs.__code__) for name in _WITH_PARAMETERS),
+        *(
+            (name, "forward", _of_operation, _of_self_inputs.__code__)
+            for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")
+        ),
     ),
 }

@@ -25,15 +25,22 @@ from penstock.system.warn_user import PACKAGE
 
 # By module, or class in a module after a colon: the functions that torchvision's transforms come to on images. A name
 # that a release does not have is passed over.
-_DRAWING = {"torch": "rand randint empty log exp tensor"}
+_DRAWING = {"torch": "rand randint randperm empty log exp tensor linspace arange"}
 _CALLING = {"torch.nn.modules.module:Module": "__call__ _call_impl __getattr__ __getattribute__"}
 _PICTURES = {
     "PIL.Image:Image": (
         "__array_interface__ __arrow_c_array__ __getattr__ __getattribute__ _copy_info _crop _ensure_mutable _new "
-        "convert copy crop frombytes getbands height im load mode paste resize size tobytes transpose width"
+        "convert copy crop filter frombytes getbands height histogram im load mode paste point resize rotate size "
+        "split tobytes transform transpose width"
     ),
-    "PIL.Image": "fromarray frombuffer frombytes new",
-    "PIL.ImageOps": "_border _color expand",
+    "PIL.Image": "blend fromarray frombuffer frombytes merge new",
+    "PIL.ImageEnhance": "Brightness Color Contrast Sharpness",
+    "PIL.ImageEnhance:_Enhance": "enhance",
+    **{f"PIL.ImageEnhance:{name}": "__init__" for name in ("Brightness", "Color", "Contrast", "Sharpness")},
+    "PIL.ImageFilter": "SMOOTH",
+    "PIL.ImageFilter:BuiltinFilter": "filter",
+    "PIL.ImageOps": "_border _color _lut autocontrast equalize expand invert posterize solarize",
+    "PIL.ImageStat:Stat": "__init__ mean _getmean _getcount _getsum",
 }
 _OPENING = {
     "builtins": "open",
@@ -43,41 +50,57 @@ _OPENING = {
     "PIL.JpegImagePlugin:JpegImageFile": "__init__ _open load load_read load_end load_prepare convert __getattr__",
     "PIL.JpegImagePlugin": "APP COM DQT SOF Skip _accept jpeg_factory",
 }
+_BLURS = "gaussian_blur _get_gaussian_kernel1d _get_gaussian_kernel2d _cast_squeeze_out"
 _TENSORS = "convert_image_dtype crop get_dimensions hflip pad resize rgb_to_grayscale vflip"
+_EFFECTS = (
+    "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
+    "invert posterize rotate solarize"
+)
 _FIRST = {
     "torchvision.transforms.functional": (
-        "_compute_resized_output_size _is_numpy _is_pil_image center_crop crop convert_image_dtype get_dimensions "
-        "hflip normalize pad pil_to_tensor resize resized_crop rgb_to_grayscale to_tensor vflip"
+        "_compute_resized_output_size _get_inverse_affine_matrix _is_numpy _is_pil_image center_crop crop "
+        "convert_image_dtype erase gaussian_blur get_dimensions hflip normalize pad pil_to_tensor resize resized_crop "
+        f"rgb_to_grayscale to_pil_image to_tensor vflip {_EFFECTS}"
     ),
+    "torchvision.transforms.autoaugment": "_apply_op",
     "torchvision.transforms._functional_pil": (
-        "_is_pil_image _parse_fill crop get_dimensions get_image_num_channels hflip pad resize to_grayscale vflip"
+        "_is_pil_image _parse_fill crop get_dimensions get_image_num_channels hflip pad resize to_grayscale vflip "
+        f"{_EFFECTS}"
     ),
-    "torchvision.transforms._functional_tensor": f"{_TENSORS} normalize _cast_squeeze_in _cast_squeeze_out _max_value",
+    "torchvision.transforms._functional_tensor": f"{_TENSORS} normalize erase {_BLURS} _cast_squeeze_in _max_value",
     "torch.nn.functional": "interpolate",
 }
 _SECOND = {
     "torchvision.transforms.v2.functional": (
         "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale "
-        "pil_to_tensor to_image to_dtype get_size"
+        f"pil_to_tensor to_image to_dtype get_size erase gaussian_blur {_EFFECTS}"
     ),
     "torchvision.transforms.v2._transform": "_get_kernel tree_flatten tree_unflatten check_type has_any is_pure_tensor",
-    "torchvision.transforms.v2._utils": "_get_fill check_type has_any query_size",
+    "torchvision.transforms.v2._utils": "_get_fill check_type has_any query_chw query_size",
+    "torchvision.transforms.v2.functional._augment": "erase_image",
     "torchvision.transforms.v2.functional._color": (
         "_rgb_to_grayscale_image _rgb_to_grayscale_image_pil rgb_to_grayscale_image"
     ),
     "torchvision.transforms.v2.functional._geometry": (
         "_center_crop_compute_crop_anchor _center_crop_compute_padding _center_crop_image_pil "
         "_center_crop_parse_output_size _compute_resized_output_size _do_native_uint8_resize_on_cpu "
-        "_horizontal_flip_image_pil _pad_with_scalar_fill _parse_pad_padding _resize_image_pil _resized_crop_image_pil "
+        "_affine_image_pil _affine_parse_args _get_inverse_affine_matrix _rotate_image_pil _horizontal_flip_image_pil "
+        "_pad_with_scalar_fill _parse_pad_padding _resize_image_pil _resized_crop_image_pil "
         "_resized_crop_image_pil_dispatch _vertical_flip_image_pil center_crop_image crop_image horizontal_flip_image "
         "interpolate pad_image resize_image resized_crop_image vertical_flip_image"
     ),
     "torchvision.transforms.v2.functional._meta": "_get_size_image_pil get_size get_size_image",
-    "torchvision.transforms.v2.functional._misc": "normalize_image to_dtype_image",
+    "torchvision.transforms.v2.functional._misc": (
+        "normalize_image to_dtype_image gaussian_blur_image _gaussian_blur_image_pil _get_gaussian_kernel1d "
+        "_get_gaussian_kernel2d"
+    ),
     "torchvision.transforms.v2.functional._type_conversion": "to_image",
     "torchvision.transforms.v2.functional._utils": "_get_kernel is_pure_tensor",
 }
-_KERNELS = "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype"
+_KERNELS = (
+    "center_crop crop horizontal_flip vertical_flip normalize pad resize resized_crop rgb_to_grayscale to_dtype erase "
+    f"gaussian_blur {_EFFECTS}"
+)
 _KERNEL_INPUTS = ("PIL.Image:Image", "torch:Tensor", "torchvision.tv_tensors:Image")
 # What the samples of Hugging Face datasets come through.
 _ARROW = {

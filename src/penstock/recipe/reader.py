@@ -15,15 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
 import penstock._native as _native
+from penstock.recipe.augmentations import DESCRIPTIONS, describe
+from penstock.recipe.erasing import describe_erasing
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
+from penstock.recipe.presets import PRESETS, steps_of
+from penstock.recipe.ramp import bytes_of, channels_of, means_itself, plain, ramp_of, shape_of
 from penstock.recipe.resampling import sampling_of
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import (
@@ -39,6 +41,7 @@ from penstock.recipe.torchvision import (
     pair,
     refuse,
     run,
+    shown,
 )
 
 
@@ -96,16 +99,18 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, *, drawn_by_python: bool = False) -> None:
         if mode not in ("RGB", "L"):
             raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
-        self.source_channels = _channels(mode)
+        self.source_channels = channels_of(mode)
+        self.drawn_by_python = drawn_by_python
         self.operations: list[dict[str, Any]] = []
         self.steps: list[Step] = []
-        self.values: list[Any] = [_ramp(mode)]
+        self.values: list[Any] = [ramp_of(mode)]
         """What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest)."""
         self.fill_pixels: list[bytes] = []
         self.pointwise_names: list[str] = []
+        self.erases = False  # RandomErasing may have been done: only conversions can follow
         self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
 
     def add(self, transform: Any) -> None:
@@ -124,7 +129,7 @@ class Reader:
 
     def finish_picture(self) -> tuple[_native.Recipe, str]:
         """Return the recipe of the pixels of the picture, interleaved, and its mode."""
-        colours = [(pixel, _bytes(value)) for pixel, value in zip(self.fill_pixels, self.values[1:], strict=True)]
+        colours = [(pixel, bytes_of(value)) for pixel, value in zip(self.fill_pixels, self.values[1:], strict=True)]
         native = _native.Recipe(self.source_channels, self.operations, "uint8", "hwc", None, colours)
         return native, self.values[0].mode
 
@@ -139,14 +144,14 @@ class Reader:
             raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
         table, values = self._unconverted() if raw else (None, self.values)
         name, sent = (str(tensor.dtype).removeprefix("torch.") for tensor in (ramp, values[0]))
-        elements = [_bytes(value) for value in values]
+        elements = [bytes_of(value) for value in values]
         try:
             native = _native.Recipe(
                 self.source_channels,
                 self.operations,
                 sent,
                 layout,
-                None if _means_itself(values[0]) else elements[0],
+                None if means_itself(values[0]) else elements[0],
                 list(zip(self.fill_pixels, elements[1:], strict=True)),
             )
         except ValueError as error:
@@ -159,7 +164,7 @@ class Reader:
             self.steps.append(Step(what, "native" if table is None else "device"))
         height, width = size or (0, 0)
         shape = _native.output_spec(native, width, height)[0]
-        pixels = _means_itself(values[0])
+        pixels = means_itself(values[0])
         fills = tuple(pixel or element for pixel, element in zip(self.fill_pixels, elements[1:], strict=True))
         steps, operations = tuple(self.steps), tuple(self.operations)
         return Recipe(
@@ -187,7 +192,7 @@ class Reader:
 
     def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
         """Return what pixel values become, and all values before that; no table where values would be lost."""
-        table = _plain(self.values[0]).reshape(-1, 256)
+        table = plain(self.values[0]).reshape(-1, 256)
         try:
             inverse = Inverse(table)
             return table, [inverse(value) for value in self.values]
@@ -196,15 +201,15 @@ class Reader:
 
     # ---- what the picture is at this point ----
 
-    def _pil(self) -> bool:
+    def is_pil(self) -> bool:
         return isinstance(self.values[0], Image.Image)
 
     def _raw(self) -> bool:  # still 8-bit, each value meaning itself
-        return self._pil() or _means_itself(self.values[0])
+        return self.is_pil() or means_itself(self.values[0])
 
     def _channels(self) -> int:
         ramp = self.values[0]
-        return _channels(ramp.mode) if self._pil() else int(ramp.shape[0])
+        return channels_of(ramp.mode) if self.is_pil() else int(ramp.shape[0])
 
     # ---- transforms that act on each value by itself ----
 
@@ -217,10 +222,10 @@ class Reader:
         values = [run(transform, transform, value) for value in self.values]
         for before, after in zip(self.values, values, strict=True):
             same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
-            if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == _shape(before)):
+            if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == shape_of(before)):
                 refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
         self.values = values
-        self.pointwise_names.append(repr(transform))
+        self.pointwise_names.append(shown(transform))
 
     # ---- transforms that move pixels ----
 
@@ -229,7 +234,7 @@ class Reader:
         if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
             refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
         size = pair(transform, transform.size)
-        sampling = sampling_of(transform, pil=self._pil(), raw=self._raw())
+        sampling = sampling_of(transform, pil=self.is_pil(), raw=self._raw())
         self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
 
     def resize(self, transform: Any) -> None:
@@ -241,12 +246,12 @@ class Reader:
             refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
         size = tuple(sizes) if len(sizes) == 2 else None
         shorter = sizes[0] if len(sizes) == 1 else 0
-        sampling = sampling_of(transform, pil=self._pil(), raw=self._raw())
+        sampling = sampling_of(transform, pil=self.is_pil(), raw=self._raw())
         self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
 
     def center_crop(self, transform: Any) -> None:
         size = pair(transform, transform.size)
-        corner = run(transform, type(transform)((4, 4)), self._dot())
+        corner = run(transform, type(transform)((4, 4)), self.dot())
         self._operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
 
     def random_crop(self, transform: Any) -> None:
@@ -263,7 +268,7 @@ class Reader:
             size=pair(transform, transform.size),
             padding=margins(transform, padding) if padding is not None else (0, 0, 0, 0),
             mode=transform.padding_mode if pads else "constant",
-            fill=self._fill(self._padded(transform) if pads else self._dot()),
+            fill=self._fill(self._padded(transform) if pads else self.dot()),
             pad_if_needed=bool(transform.pad_if_needed),
             pad_once=second,
         )
@@ -283,54 +288,73 @@ class Reader:
 
     def grayscale(self, transform: Any) -> None:
         wanted = transform.num_output_channels
-        if self._channels() == 1 and (wanted == 1 or not self._pil()):
+        if self._channels() == 1 and (wanted == 1 or not self.is_pil()):
             self.pointwise(transform)
             return
-        if not self._pil() or wanted not in (1, 3):
+        if not self.is_pil() or wanted not in (1, 3):
             refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
         self._operation(transform, "grey", op="Grayscale", channels=wanted)
         # From here on a value of the grey picture means itself; paddings so far are in the picture.
         mode = "L" if wanted == 1 else "RGB"
         self.keeps_info &= wanted == 1
-        self.values = [_ramp(mode), *(Image.new(mode, (1, 1)) for _ in self.values[1:])]
+        self.values = [ramp_of(mode), *(Image.new(mode, (1, 1)) for _ in self.values[1:])]
+
+    # ---- transforms that change colours, too ----
+
+    def augment(self, transform: Any) -> None:
+        description = describe(transform, self)
+        self._operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=description)
+
+    def random_erasing(self, transform: Any) -> None:
+        described, erased = describe_erasing(transform, self.dot())
+        self._operation(transform, "erase", op="RandomErasing", fill=self._fill(erased), **described)
+        self.erases = True
+
+    def preset(self, transform: Any) -> None:
+        """Add what the preprocessing of torchvision's weights does, transform by transform."""
+        for step in steps_of(transform):
+            if self.is_pil() or type(step) not in classes("PILToTensor"):
+                self.add(step)
 
     def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
+        if self.erases and operation["op"] != "RandomErasing":
+            refuse(transform, "it comes after RandomErasing", "RandomErasing as the last step but for conversions")
         try:
             _native.Recipe(self.source_channels, [operation], "uint8", "chw", None, [(b"", b"")] * len(self.values))
         except (ValueError, TypeError, RuntimeError) as error:
             refuse(transform, str(error), "other parameters")
         self.operations.append(operation)
-        self.steps.append(Step(f"{verb:<7} {transform!r}", "native"))
+        self.steps.append(Step(f"{verb:<7} {shown(transform)}", "native"))
 
     # ---- the colour of padding ----
 
-    def _dot(self) -> Any:
+    def dot(self) -> Any:
         """Return a picture of 2 x 2 pixels as the pipeline has it at this point."""
         ramp = self.values[0]
-        return Image.new(ramp.mode, (2, 2)) if self._pil() else ramp[..., :1].repeat(1, 2, 2)
+        return Image.new(ramp.mode, (2, 2)) if self.is_pil() else ramp[..., :1].repeat(1, 2, 2)
 
     def _padded(self, transform: Any) -> Any:
         fill, mode = transform.fill, transform.padding_mode
         if isinstance(fill, dict):
             refuse(transform, "a fill for each type of input", "one fill")
-        if not self._pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
+        if not self.is_pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
             refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
         if is_v1(transform):
             functional = sys.modules["torchvision.transforms.functional"]
-            return run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self._dot())
+            return run(transform, lambda dot: functional.pad(dot, [1, 1, 1, 1], fill, mode), self.dot())
         (padder,) = classes("Pad", V2)
-        return run(transform, padder(1, fill, mode), self._dot())
+        return run(transform, padder(1, fill, mode), self.dot())
 
     def _fill(self, picture: Any) -> int:
         """Add the upper left pixel as a colour of padding and return its number."""
-        corner = picture.crop((0, 0, 1, 1)) if self._pil() else picture[..., :1, :1].clone()
+        corner = picture.crop((0, 0, 1, 1)) if self.is_pil() else picture[..., :1, :1].clone()
         self.values.append(corner)
-        self.fill_pixels.append(_bytes(corner) if self._raw() else b"")
+        self.fill_pixels.append(bytes_of(corner) if self._raw() else b"")
         return len(self.fill_pixels) - 1
 
 
 #: The operations of a recipe that draw, by the names that the native core knows.
-DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip")
+DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip", "Augment", "RandomErasing")
 
 _Handler = Callable[[Reader, Any], None]
 _CONVERSIONS = ("ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype")
@@ -343,6 +367,9 @@ _HANDLERS: dict[str, _Handler] = {
     "RandomHorizontalFlip": Reader.flip,
     "RandomVerticalFlip": Reader.flip,
     "Grayscale": Reader.grayscale,
+    "RandomErasing": Reader.random_erasing,
+    **dict.fromkeys(DESCRIPTIONS, Reader.augment),
+    **dict.fromkeys(PRESETS, Reader.preset),
     **dict.fromkeys((*_CONVERSIONS, "Normalize", "Identity"), Reader.pointwise),
 }
 
@@ -364,34 +391,3 @@ def unknown(transform: object) -> Refusal:
     known = ", ".join(_HANDLERS)
     remedy = f"torchvision's {known}, on their own or in a Compose"
     return Refusal(name, "the native core does not know it", remedy)
-
-
-def _channels(mode: str) -> int:
-    return 3 if mode == "RGB" else 1
-
-
-def _ramp(mode: str) -> Image.Image:
-    """Return the picture of 1 x 256 pixels whose every channel counts 0 .. 255."""
-    values: NDArray[np.uint8] = np.arange(256, dtype=np.uint8)[None, :]
-    return Image.fromarray(np.repeat(values[..., None], 3, axis=2) if mode == "RGB" else values)
-
-
-def _shape(picture: Any) -> tuple[int, ...]:
-    if isinstance(picture, Image.Image):
-        return (_channels(picture.mode), picture.height, picture.width)
-    return tuple(picture.shape)
-
-
-def _bytes(picture: Any) -> bytes:
-    """Return the elements of a picture, channel by channel."""
-    if isinstance(picture, Image.Image):
-        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
-    return _plain(picture).reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _plain(picture: torch.Tensor) -> torch.Tensor:
-    return picture.detach().as_subclass(torch.Tensor).contiguous()
-
-
-def _means_itself(ramp: torch.Tensor) -> bool:
-    return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())

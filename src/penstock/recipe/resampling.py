@@ -18,16 +18,22 @@ from penstock.recipe.torchvision import is_v1, names_interpolations, refuse
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
-def sampling_of(transform: Any, *, pil: bool, raw: bool) -> dict[str, Any]:
-    """Return how a transform of known class resizes, as the native core takes it. Raises Refused.
-
-    pil: the picture is a PIL image. raw: its values are still pixels.
-    """
+def interpolation_of(transform: Any) -> str:
+    """Return the name of a transform's interpolation, as torchvision has it. Raises Refused."""
     given = transform.interpolation
     name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
     named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
     if named or name not in {*FILTERS.values(), "nearest-exact"}:
         refuse(transform, f"interpolation={given!r}", "an InterpolationMode")
+    return str(name)
+
+
+def sampling_of(transform: Any, *, pil: bool, raw: bool) -> dict[str, Any]:
+    """Return how a transform of known class resizes, as the native core takes it. Raises Refused.
+
+    pil: the picture is a PIL image. raw: its values are still pixels.
+    """
+    name = interpolation_of(transform)
     antialias = bool(transform.antialias) and name in ("bilinear", "bicubic")
     if pil:
         # Pillow has one nearest; torchvision gives it for both names. Its passes' order depends on its version.

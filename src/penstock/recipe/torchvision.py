@@ -18,9 +18,16 @@ from penstock.recipe.originals import replaced_in_class
 from penstock.recipe.steps import Refusal
 
 V1 = "torchvision.transforms.transforms"
+AUTOMATIC = "torchvision.transforms.autoaugment"
+PRESETS = "torchvision.transforms._presets"
 V2 = "torchvision.transforms.v2"
+#: The modules of the first generation.
+FIRST = (V1, AUTOMATIC, PRESETS)
 # Methods that a transform object may carry as attributes of its own, over those of its class.
-_OVERRIDES = {"forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"}
+_OVERRIDES = {
+    *("forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"),
+    *("_augmentation_space", "_apply_image_or_video_transform", "_get_random_item", "_needs_transform_list"),
+}
 
 
 class Refused(Exception):
@@ -74,14 +81,20 @@ def names_interpolations() -> bool:
 
 def classes(name: str, *modules: str) -> list[type]:
     """Return torchvision's classes of this name in these modules (both generations), as far as they are imported."""
-    found = (vars(module).get(name) for where in modules or (V1, V2) if (module := sys.modules.get(where)) is not None)
+    imported = [sys.modules[where] for where in modules or (*FIRST, V2) if where in sys.modules]
+    found = (vars(module).get(name) for module in imported)
     # A program may have put a class of its own there.
     return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith("torchvision.")]
 
 
+def shown(transform: object) -> str:
+    """Return the representation of a transform in one line."""
+    return " ".join(repr(transform).split())
+
+
 def is_v1(transform: object) -> bool:
     """Return whether a transform is one of the first generation."""
-    return type(transform).__module__ == V1
+    return type(transform).__module__ in FIRST
 
 
 def refuse(transform: object, why: str, remedy: str) -> NoReturn:

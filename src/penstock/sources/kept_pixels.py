@@ -89,7 +89,7 @@ def _edges(shorter: int, longest: int) -> tuple[float, float]:
 def _ends(recipe: Recipe) -> str:
     """Return what ends the operations that could be done before pixels are kept."""
     rest = recipe.operations[recipe.leading :]
-    drawing = next((one["op"] for one in rest if one["op"] in DRAWING), None)
+    drawing = next((one.get("name", one["op"]) for one in rest if one["op"] in DRAWING), None)
     if drawing is None:
         return "no step before the conversion sets the size of the images"
     named = {"RandomFlip": "a random flip"}.get(drawing, drawing)

@@ -1,0 +1,73 @@
+"""GaussianBlur where Python draws: torch computes the weights of each sample, and the native core the sums.
+
+The native core adds the products as torch's convolution does. Whether it does is found out by comparing, once in a
+process for each size of pictures and of weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import penstock._native as _native
+from penstock.recipe.effects import recipe_of
+
+_MOST_SIZES = 64
+#: By what the sums may depend on: whether the native core's are torch's.
+_alike: dict[Any, bool] = {}
+
+
+def describe_blur(sigma: tuple[float, float], height: int, width: int, *, second: bool) -> dict[str, Any]:
+    """Return a blur by height x width weights as the native core takes it. second: the weights are transforms.v2's."""
+    return {"kind": "blur", "sigma": sigma, "height": height, "width": width, "second": second}
+
+
+def give_weights(drawn: _native.Effects, channels: int, height: int, width: int) -> None:
+    """Give the blurs among effects on a picture their weights.
+
+    Raises:
+        ValueError: the native core does not blur pictures of this size as torch does.
+    """
+    for number, rows, columns, sigma, second in drawn.blurs():
+        key = (rows, columns, second, channels, height, width, *_settings())
+        if key not in _alike:
+            _alike[key] = len(_alike) < _MOST_SIZES and _blurs_alike(rows, columns, second, channels, height, width)
+        if not _alike[key]:
+            raise ValueError("torch blurs pictures of this size in another way")
+        drawn.give_weights(number, _weights(rows, columns, sigma, second))
+
+
+def _settings() -> tuple[Any, ...]:
+    """Return what of torch's settings decides how a convolution is computed."""
+    precision = getattr(getattr(torch.backends.mkldnn, "conv", None), "fp32_precision", None)
+    mkldnn = torch._C._get_mkldnn_enabled()
+    autocast = torch.is_autocast_enabled("cpu")
+    return mkldnn, autocast, torch.get_float32_matmul_precision(), precision, torch.get_num_threads()
+
+
+def _weights(rows: int, columns: int, sigma: float, second: bool) -> Any:
+    module = "torchvision.transforms.v2.functional._misc" if second else "torchvision.transforms._functional_tensor"
+    make: Any = sys.modules[module]._get_gaussian_kernel2d
+    weights = make([columns, rows], [sigma, sigma], dtype=torch.float32, device=torch.device("cpu"))
+    return weights.contiguous().numpy()
+
+
+def _blurs_alike(rows: int, columns: int, second: bool, channels: int, height: int, width: int) -> bool:
+    counter = np.arange(height * width * channels, dtype=np.uint64)
+    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
+    image = Image.fromarray(noise if channels == 3 else noise[..., 0])
+    functional: Any = sys.modules[f"torchvision.transforms.{'v2.' if second else ''}functional"]
+    native = recipe_of(describe_blur((1.5, 1.5), rows, columns, second=second), channels)
+    drawn = _native.draw_effects(native, height, width, torch.Generator(device="cpu").manual_seed(0))
+    ((number, _, _, sigma, _),) = drawn.blurs()
+    drawn.give_weights(number, _weights(rows, columns, sigma, second))
+    out = torch.empty((height, width, channels), dtype=torch.uint8, device="cpu")
+    image.load()
+    if isinstance(_native.transform_image(native, *image.__arrow_c_array__(), width, height, [drawn], out), str):
+        return False
+    expected = functional.gaussian_blur(image, [columns, rows], [sigma, sigma])
+    return bool(np.array_equal(np.asarray(expected).reshape(height, width, channels), out.numpy()))

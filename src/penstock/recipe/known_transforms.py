@@ -1,0 +1,207 @@
+"""What is known of a list of torchvision's transforms, and the native runs of those of them that are known."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from PIL import Image
+
+from penstock import call_counts
+from penstock.recipe.attributes import AttributeState
+from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.originals import hooked, snapshot
+from penstock.recipe.reader import handlers
+from penstock.recipe.torchvision import changed, classes
+
+#: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
+TRANSFORMS = "torchvision transforms"
+
+
+class Debt:
+    """What readings of transforms have cost, and images that were done natively since have not yet paid back."""
+
+    images = 0
+
+
+def parts_of(compose: Any) -> Any:
+    """Return the list of a Compose's transforms. Raises KeyError where it has none of its own."""
+    return vars(compose)["transforms"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A transform that is no Compose, in a list of transforms or in a Compose within it."""
+
+    transform: weakref.ref[Any]
+    trail: tuple[tuple[int, int], ...]
+    """(number of the list, position in it), from the outermost list to the transform's own."""
+    foreign: bool
+    """Whether a program's own code may run in the transform."""
+
+
+class KnownTransforms:
+    """What is known of a list of transforms, which it does not keep alive.
+
+    Any number of threads may use it at once.
+
+    Raises:
+        TypeError: a transform cannot be referred to weakly.
+    """
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        self._lists: list[tuple[weakref.ref[Any], ...]] = []
+        self._composes: list[weakref.ref[Any]] = []
+        """The Compose of each list but the first."""
+        self._states: list[tuple[weakref.ref[Any], AttributeState]] = []
+        self._held: list[tuple[weakref.ref[Any], tuple[weakref.ref[Any], ...]]] = []
+        """Known transforms that hold others, RandomApply for one, with these."""
+        self._parts: list[_Part] = []
+        self._runs: dict[tuple[int, str, torch.dtype], Run | None] = {}
+        kinds = [*classes("Compose")]
+        self._add(transforms, (), kinds)
+        replaced, self._functions_as_they_were = snapshot(kinds)
+        self.native = replaced is None and all(state.fixed and not state.objects for _, state in self._states)
+        """Whether any of the transforms may be run natively."""
+        if not self.native:
+            self._states = []  # they may hold objects of any kind
+
+    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...], kinds: list[type]) -> None:
+        number = len(self._lists)
+        self._lists.append(tuple(map(weakref.ref, transforms)))
+        known = handlers()
+        for position, part in enumerate(transforms):
+            inner_trail = (*trail, (number, position))
+            reference = self._lists[number][position]
+            if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
+                self._states.append((reference, AttributeState(part, without="transforms")))
+                self._composes.append(reference)
+                self._add(parts_of(part), inner_trail, kinds)
+                continue
+            own = _is_known(part, known)
+            if own:
+                self._note(part, reference, kinds)
+            self._parts.append(_Part(reference, inner_trail, not own))
+
+    def _note(self, part: Any, reference: weakref.ref[Any], kinds: list[type]) -> None:
+        """Note what a known transform is, and the transforms that it holds."""
+        kinds.append(type(part))
+        holds = "transforms" in vars(part)
+        self._states.append((reference, AttributeState(part, without="transforms" if holds else None)))
+        if holds:
+            held = tuple(map(weakref.ref, parts_of(part)))
+            self._held.append((reference, held))
+            for one, inner in zip(parts_of(part), held, strict=True):
+                self._note(one, inner, kinds)
+
+    def _hold_the_same(self) -> bool:
+        for reference, before in self._held:
+            now = parts_of(reference())
+            if len(now) != len(before) or not all(map(operator.is_, [one() for one in before], now)):
+                return False
+        return True
+
+    def still(self, transforms: Sequence[Any]) -> bool:
+        """Return whether these are the transforms, and both they and the functions they come to are as they were."""
+        if hooked() or not self._functions_as_they_were():
+            return False
+        try:
+            lists = self._all_lists(transforms)
+            if not self._hold_the_same():
+                return False
+        except (KeyError, TypeError):
+            return False
+        for now, before in zip(lists, self._lists, strict=True):
+            if len(now) != len(before) or not all(map(operator.is_, [reference() for reference in before], now)):
+                return False
+        return all([state.same(reference()) for reference, state in self._states])  # noqa: C419  quicker than one by one
+
+    def _all_lists(self, transforms: Sequence[Any]) -> list[Sequence[Any]]:
+        return [transforms, *(parts_of(reference()) for reference in self._composes)]
+
+    def run(self, transforms: Sequence[Any], value: Any) -> Any:
+        """Return what calling them in turn returns, where they are still as they were."""
+        lists = self._all_lists(transforms)
+        parts: list[Any] = [part.transform() for part in self._parts]
+        if any(part is None for part in parts):  # another thread has just taken a transform out of a list
+            return called(transforms, 0, value)
+        begin, natively_run, image = 0, False, value
+        left: _Part | None = None
+        while begin < len(parts):
+            run = self._run_from(begin, parts, value)
+            if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
+                value, begin = done, begin + run.length
+                Debt.images = max(0, Debt.images - 1)
+                if not natively_run:
+                    natively_run = True
+                    call_counts.answered(TRANSFORMS)
+                continue
+            part = self._parts[begin]
+            if left is None and (part.foreign or not natively_run):
+                left = part
+                call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
+            value, begin = parts[begin](value), begin + 1
+            if part.foreign and begin < len(parts) and not self.still(transforms):
+                for number, position in reversed(part.trail):
+                    value = called(lists[number], position + 1, value)
+                return value
+        return value
+
+    def run_first(self, transforms: Sequence[Any], value: Any) -> Any:
+        """Return what the known transforms at the start of the list make of a value; or REFUSED."""
+        run = self._run_from(0, transforms, value)
+        return REFUSED if run is None else run(value, transforms[: run.length])
+
+    def run_whole(self, value: Any) -> Any:
+        """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
+        parts: list[Any] = [part.transform() for part in self._parts]
+        run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
+        if run is None or run.length != len(parts) or run.mode is not None:
+            return REFUSED
+        done = run(value, parts)
+        if done is not REFUSED:
+            Debt.images = max(0, Debt.images - 1)
+        return done
+
+    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
+        if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):
+            return None
+        if value.mode not in ("RGB", "L"):
+            return None
+        key = (begin, value.mode, torch.get_default_dtype())
+        if key not in self._runs:
+            try:
+                self._runs[key] = read_run(parts[begin:], value.mode)
+            except Exception:  # torchvision itself has the last word
+                self._runs[key] = None
+        return self._runs[key]
+
+
+def _why_left(transform: Any, part: _Part, run: Run | None, image: Any) -> str:
+    """Return why a transform of an image is called as it is."""
+    name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
+    if part.foreign:
+        return f"{name} has no native form"
+    if not isinstance(image, Image.Image):
+        return f"the image is a {type(image).__qualname__}"
+    if image.mode not in ("RGB", "L"):
+        return f"the image is of mode {image.mode}"
+    return f"{name} alone gains nothing" if run is None else "the native core refuses images of this size"
+
+
+def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:
+    """Return whether the class of a transform is known, and of all that it holds."""
+    if type(transform) not in known and type(transform) not in classes("Compose"):
+        return False
+    held = vars(transform).get("transforms", getattr(transform, "transforms", ()))
+    return type(held) in (list, tuple) and all(_is_known(one, known) for one in held)
+
+
+def _has_parts(compose: Any) -> bool:
+    parts = vars(compose).get("transforms")
+    return type(parts) in (list, tuple) and len(parts) > 0

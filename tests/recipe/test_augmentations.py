@@ -1,0 +1,323 @@
+"""Augmentations against torchvision: the same pixels after the same draws, and the same generator afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.models import EfficientNet_V2_S_Weights, ResNet50_Weights
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
+from torchvision.models.segmentation import FCN_ResNet50_Weights
+from torchvision.transforms import v2
+
+import penstock._native as _native
+from penstock.recipe import compose_hook, drawing
+from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
+from penstock.recipe.known_transforms import Debt
+from penstock.recipe.prefix import read_prefix
+from penstock.recipe.reader import Recipe, read
+from penstock.recipe.steps import Refusal
+from tests.same import assert_same
+
+pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
+
+GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
+MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
+SIZES = [(37, 50), (32, 32), (2, 3), (1, 1), (5, 70)]
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+MODE = v2.InterpolationMode
+
+AUGMENTATIONS = {
+    "jitter": lambda t: t.ColorJitter(0.4, 0.5, 0.6, 0.2),
+    "jitter of one": lambda t: t.ColorJitter(contrast=(0.1, 3.0)),
+    "jitter beyond": lambda t: t.ColorJitter(brightness=3.0, saturation=(0.0, 4.0), hue=0.5),
+    "no jitter": lambda t: t.ColorJitter(),
+    "grey": lambda t: t.RandomGrayscale(0.6),
+    "invert": lambda t: t.RandomInvert(0.5),
+    "posterize": lambda t: t.RandomPosterize(3, 0.7),
+    "solarize": lambda t: t.RandomSolarize(100.5, 0.7),
+    "sharper": lambda t: t.RandomAdjustSharpness(2.5, 0.7),
+    "softer": lambda t: t.RandomAdjustSharpness(0.3, 1.0),
+    "autocontrast": lambda t: t.RandomAutocontrast(0.7),
+    "equalize": lambda t: t.RandomEqualize(0.7),
+    "rotation": lambda t: t.RandomRotation(40),
+    "rotation about": lambda t: t.RandomRotation((-200, 200), MODE.BILINEAR, center=(3, 4.5), fill=9),
+    "right angles": lambda t: t.RandomRotation((90, 90)),
+    "half a turn": lambda t: t.RandomRotation((-180, -180), MODE.BICUBIC),
+    "no turn": lambda t: t.RandomRotation((0, 0)),
+    "affine": lambda t: t.RandomAffine(30, (0.2, 0.3), (0.7, 1.4), (-10, 10, -5, 20)),
+    "affine, bilinear": lambda t: t.RandomAffine(
+        15, scale=(0.9, 1.1), shear=8, interpolation=MODE.BILINEAR, fill=(200,)
+    ),
+    "affine, bicubic": lambda t: t.RandomAffine(0, (0.1, 0.1), interpolation=MODE.BICUBIC, center=(0, 0)),
+    "shift": lambda t: t.RandomAffine(0, translate=(0.4, 0.4), fill=300),
+    "trivial": lambda t: t.TrivialAugmentWide(),
+    "trivial, bilinear": lambda t: t.TrivialAugmentWide(11, MODE.BILINEAR, fill=[7]),
+    "rand": lambda t: t.RandAugment(),
+    "rand of many": lambda t: t.RandAugment(5, 30, 31, MODE.BICUBIC, 100),
+    "imagenet": lambda t: t.AutoAugment(),
+    "cifar": lambda t: t.AutoAugment(t.AutoAugmentPolicy.CIFAR10, MODE.BILINEAR),
+    "svhn": lambda t: t.AutoAugment(t.AutoAugmentPolicy.SVHN, fill=128),
+    "blur": lambda t: t.GaussianBlur((5, 3), (0.3, 2.0)),
+    "simclr": lambda t: t.RandomApply([t.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+    "blurred": lambda t: t.RandomApply([t.ColorJitter(0.5), t.GaussianBlur(7)], 0.8),
+    "applied": lambda t: t.RandomApply([t.RandomInvert(0.5), t.Compose([t.RandAugment(1)])], 0.7),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Debt, "images", 0)
+
+
+def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """Return an image of waves and noise, with an info."""
+    channels = 3 if mode == "RGB" else 1
+    random = np.random.default_rng([height, width, channels, seed])
+    waves = 90 + 80 * np.sin(np.arange(width)[None, :, None] / 7 + np.arange(channels))
+    pixels = (waves + random.integers(-60, 60, (height, width, channels))).clip(0, 255).astype(np.uint8)
+    image = Image.fromarray(pixels if mode == "RGB" else pixels[..., 0])
+    image.info = {"comment": b"of the file"}
+    return image
+
+
+def outcome(transform: Any, image: Any, seed: int) -> Any:
+    """Return what a transform gives or raises, and torch's generator after it."""
+    torch.manual_seed(seed)
+    try:
+        value = transform(image)
+    except Exception as error:
+        value = (type(error), str(error))
+    return value, torch.get_rng_state()
+
+
+def assert_as_torchvision(transform: Any, image: Any, seeds: range) -> None:
+    """Compare results and torch's generator after them: as in a dataset of the user's, and by torchvision."""
+    for seed in seeds:
+        with compose_hook.natively():
+            found, after = outcome(transform, image.copy(), seed)
+        wanted, wanted_after = outcome(transform, image.copy(), seed)
+        assert_same(found, wanted)
+        assert torch.equal(after, wanted_after), f"the generator after seed {seed}"
+
+
+def native_runs(compose: Any) -> int:
+    """Return how many of the first transforms of a Compose were run together, natively."""
+    known = compose_hook._entries[id(compose)].known
+    runs = {} if known is None else known._runs
+    return max((run.length for (begin, *_), run in runs.items() if run is not None and begin == 0), default=0)
+
+
+def test_the_installed_pillow_and_torch_are_reproduced() -> None:
+    effects = "brightness contrast saturation sharpness hue posterize solarize invert autocontrast equalize grayscale"
+    for effect in (*effects.split(), "affine nearest", "affine bilinear", "affine bicubic"):
+        assert reproduced(effect), effect
+    assert draws_alike()
+    assert magnitudes_alike(150.0 / 331.0, 31)
+
+
+@GENERATIONS
+@MODES
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_dataset_of_the_users_gets_torchvisions_pixels_and_draws(t: Any, mode: str, name: str) -> None:
+    compose = t.Compose([AUGMENTATIONS[name](t), t.PILToTensor()])
+    for size in SIZES:
+        assert_as_torchvision(compose, picture(*size, mode), range(4))
+    assert native_runs(compose) == 2
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", ["trivial", "rand", "imagenet", "cifar", "svhn", "jitter", "affine"])
+def test_every_choice_of_a_class_is_exact(t: Any, name: str) -> None:
+    compose = t.Compose([AUGMENTATIONS[name](t), t.PILToTensor()])
+    assert_as_torchvision(compose, picture(48, 48), range(100, 190))
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", ["jitter", "grey", "trivial", "rotation", "simclr"])
+def test_a_picture_has_the_info_and_the_class_of_torchvisions(t: Any, name: str) -> None:
+    compose = t.Compose([t.RandomResizedCrop(30), AUGMENTATIONS[name](t)])
+    for mode in ("RGB", "L"):
+        assert_as_torchvision(compose, picture(60, 50, mode), range(12))
+
+
+def reference(t: Any) -> Any:
+    """Return the recipe of torchvision's reference training script."""
+    return t.Compose(
+        [
+            t.RandomResizedCrop(30, antialias=True),
+            t.RandomHorizontalFlip(),
+            t.TrivialAugmentWide(),
+            t.PILToTensor(),
+            t.ConvertImageDtype(torch.float32),
+            t.Normalize(MEAN, STD),
+            t.RandomErasing(0.5),
+        ]
+    )
+
+
+@GENERATIONS
+def test_the_reference_recipe_is_native_from_end_to_end(t: Any) -> None:
+    compose = reference(t)
+    assert_as_torchvision(compose, picture(70, 90), range(40))
+    assert native_runs(compose) == 7
+    recipe = read(compose, mode="RGB")
+    assert isinstance(recipe, Recipe)
+    assert recipe.shape == (3, 30, 30)
+
+
+@GENERATIONS
+@pytest.mark.parametrize("value", [0, 1.5, (0.1, 0.2, 0.3)])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_random_erasing_gives_its_value(t: Any, value: Any, scaled: bool) -> None:
+    conversion = [t.ToTensor()] if scaled else [t.PILToTensor()]
+    erasing = t.RandomErasing(0.8, (0.02, 0.9), (0.2, 5.0), value)
+    compose = t.Compose([t.Resize(20), *conversion, erasing, t.ConvertImageDtype(torch.float64)])
+    assert_as_torchvision(compose, picture(40, 30), range(20))
+    assert native_runs(compose) == len(compose.transforms)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [ResNet50_Weights.IMAGENET1K_V2, EfficientNet_V2_S_Weights.DEFAULT, FCN_ResNet50_Weights.DEFAULT],
+    ids=str,
+)
+def test_the_preprocessing_of_weights_is_native(weights: Any) -> None:
+    preset = weights.transforms()
+    for mode in ("RGB", "L") if "FCN" not in str(weights) else ("RGB",):
+        recipe = read(preset, mode=mode)
+        if mode == "L":
+            assert isinstance(recipe, Refusal)  # three means for one channel
+            continue
+        assert isinstance(recipe, Recipe), recipe
+        image = picture(300, 401, mode)
+        expected = preset(image)
+        content, shape = _native.run_recipe(recipe.native, np.array(image), 0, 0, 0, 0)
+        assert torch.equal(torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape), expected)
+        assert_as_torchvision(v1.Compose([preset]), image, range(1))
+
+
+def test_the_preprocessing_of_detectors_is_native() -> None:
+    preset = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.transforms()
+    assert isinstance(read(preset, mode="RGB"), Recipe)
+    assert_as_torchvision(v1.Compose([preset]), picture(30, 41), range(1))
+
+
+# ---- the native core's own draws, for a known dataset ----
+
+
+def of_sample(transform: Any, image: Any, sample: int) -> torch.Tensor:
+    """Return what the native core makes of the image as that sample."""
+    recipe = read(transform, mode=image.mode)
+    assert isinstance(recipe, Recipe), recipe
+    content, shape = _native.run_recipe(recipe.native, np.array(image), 3, 1, sample, sample)
+    return torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape)
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any, name: str) -> None:
+    compose = t.Compose(
+        [
+            t.RandomResizedCrop(24),
+            AUGMENTATIONS[name](t),
+            t.RandomHorizontalFlip(),
+            t.ToTensor(),
+            t.RandomErasing(0.5),
+        ]
+    )
+    image = picture(50, 40)
+    for sample in range(12):
+        before = torch.get_rng_state()
+        with drawing.of_sample(3, 1, sample, sample):
+            wanted = compose(image)
+        with drawing.of_sample(3, 1, sample, sample), compose_hook.natively():
+            found = compose(image)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(found, wanted)
+        if "blur" not in name:
+            assert torch.equal(of_sample(compose, image, sample), wanted)
+
+
+@GENERATIONS
+def test_samples_draw_apart(t: Any) -> None:
+    image = picture(40, 40)
+    transform = t.Compose([t.ColorJitter(0.5, 0.5, 0.5, 0.5), t.ToTensor()])
+    assert len({of_sample(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
+
+
+# ---- what stays Python's ----
+
+
+def refusal_of(transform: Any, mode: str = "RGB") -> str:
+    found = read(transform, mode=mode)
+    assert isinstance(found, Refusal), found
+    return f"{found.what}: {found.why}"
+
+
+@GENERATIONS
+def test_what_is_not_reproduced_is_left_to_torchvision(t: Any) -> None:
+    class Mine(t.ColorJitter):
+        pass
+
+    for step, why in (
+        (t.RandomRotation(10, expand=True), "expand=True"),
+        (Mine(0.1), "a subclass of ColorJitter"),
+        (t.RandomApply([Mine(0.1)]), "Mine in it"),
+        (t.RandomApply(torch.nn.ModuleList([t.ColorJitter(0.1)])), "ModuleList"),
+        (t.RandomAffine(10, interpolation=MODE.LANCZOS), "lanczos"),
+        (t.GaussianBlur(3), "torch computes its weights"),
+        (t.RandomPerspective(), "does not know"),
+        (t.AugMix(), "does not know"),
+    ):
+        compose = t.Compose([t.Resize(20), step, t.ToTensor()])
+        assert why in refusal_of(compose)
+    assert "PIL images alone" in refusal_of(t.Compose([t.PILToTensor(), t.ColorJitter(0.1)]))
+    assert "a number for each pixel" in refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(value="random")]))
+    assert "after RandomErasing" in refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(), t.CenterCrop(8)]))
+
+
+def test_a_replaced_method_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = v1.Compose([v1.TrivialAugmentWide(), v1.ToTensor()])
+    assert isinstance(read(transform, mode="RGB"), Recipe)
+    with monkeypatch.context() as patched:
+        patched.setattr("torchvision.transforms.autoaugment._apply_op", lambda image, *_, **__: image)
+        assert "_apply_op" in refusal_of(transform)
+        assert_as_torchvision(transform, picture(20, 20), range(4))
+    with monkeypatch.context() as patched:
+        patched.setattr("PIL.ImageOps.equalize", lambda image: image)
+        assert "equalize" in refusal_of(transform)
+
+
+@GENERATIONS
+def test_changes_between_two_images_are_noticed(t: Any) -> None:
+    jitter, inner = t.ColorJitter(0.5), t.RandomApply([t.RandomInvert(1.0)], 1.0)
+    compose = t.Compose([jitter, inner, t.PILToTensor()])
+    image = picture(20, 30)
+    assert_as_torchvision(compose, image, range(3))
+    jitter.brightness = (2.0, 2.0)
+    assert_as_torchvision(compose, image, range(3))
+    inner.transforms[0].p = 0.0
+    assert_as_torchvision(compose, image, range(3))
+    inner.transforms.append(t.RandomPosterize(1, 1.0))
+    assert_as_torchvision(compose, image, range(3))
+    inner.transforms = [t.Grayscale(3)]
+    assert_as_torchvision(compose, image, range(3))
+
+
+def test_a_prefix_ends_at_the_first_step_that_is_pythons() -> None:
+    found = read_prefix(v1.Compose([v1.Resize(20), v1.ColorJitter(0.3), v1.GaussianBlur(3), v1.ToTensor()]), mode="RGB")
+    assert [step.what.split()[0] for step in found.steps] == ["resize", "augment"]
+    assert (found.drawing, len(found.rest)) == (1, 2)
+
+
+def test_order_of_the_second_generation() -> None:
+    parts = [v2.RandomInvert(0.5), v2.RandomSolarize(90, 0.5), v2.ColorJitter(0.5)]
+    compose = v2.Compose([v2.RandomOrder(parts), v2.PILToTensor()])
+    assert_as_torchvision(compose, picture(20, 30), range(12))
+    assert native_runs(compose) == 2
+    assert "Python's random" in refusal_of(v1.Compose([v1.RandomOrder([v1.RandomInvert()]), v1.ToTensor()]))
