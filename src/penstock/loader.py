@@ -150,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
-        feed_of(device)  # refuses what makes no sense
+        feed = feed_of(device)  # refuses what makes no sense
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
@@ -172,6 +172,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
         refuse_for_fillers(cluster, dataset, num_workers)
+        if cluster is not None and feed is not None and (feed.cache is not None or feed.decode != "cpu"):
+            raise InvalidOption("worker_method='ray' fills batches elsewhere: Feed(cache=) and Feed(decode=) read here")
         self.share_dataset = shares(share_dataset, method)
         self._given = Given(
             own_order=sampler is None and batch_sampler is None,

@@ -226,7 +226,6 @@ def test_packing_when_a_packer_is_killed(tmp_path: Path, gate: Path) -> None:
     assert made.shards > 4
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "threads")
     assert (told[-1].samples, told[-1].of) == (40, 40)
-    assert [now.samples for now in told] == sorted(now.samples for now in told)
 
 
 def test_packing_photos_stopped_and_run_again(nodes: Nodes, tmp_path: Path, photos: Path) -> None:

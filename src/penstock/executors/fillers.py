@@ -6,7 +6,7 @@ import os
 from collections import deque
 from typing import Any
 
-from penstock.cluster.connection import files_of
+from penstock.cluster.connection import connected, files_of
 from penstock.cluster.pickles import pickled
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Handed, Pass, PassInput, PassResources, pinned
@@ -165,6 +165,7 @@ class FillerExecutor:
                 "has a copy of the dataset, and what a lost one did is done again elsewhere"
             )
         assert resources.fillers is not None
+        connected(settings.cluster)  # what is missing here is said before the dataset is pickled
         crew = FillerCrew(
             settings.cluster,
             pickled(_fill_job(job), type(settings.dataset).__qualname__, settings.dataset),

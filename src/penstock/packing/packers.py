@@ -130,9 +130,11 @@ class PackerEngine:
         try:
             for shard, record in packers.write(shards):
                 records[shard] = record
-                progress.add(record.shard.samples, record.shard.bytes)
+                progress.samples += record.shard.samples
+                progress.bytes += record.shard.bytes
         finally:
             packers.close()
+        progress.in_work(0, 0)
         return records
 
 

@@ -80,6 +80,7 @@ class FillerCrew:
         self._error: Exception | None = None
         self._none_since: float | None = time.monotonic()  # no filler is at work
         self._closed = False
+        self._key = 0, 0  # seed and epoch of the pass
         self.ended = threading.Event()
         self._left: list[tuple[Any, ...]] = []  # stages of fillers that are gone
         self._left_calls: list[Any] = []
@@ -213,7 +214,7 @@ class FillerCrew:
             except (EOFError, OSError) as error:
                 failures += filler is None
                 last: Exception = error
-            except self._ray.exceptions.RayActorError as error:
+            except self._ray.exceptions.RayError as error:
                 failures += 1
                 last = error
             except Exception as error:
@@ -250,6 +251,8 @@ class FillerCrew:
     def _look_for_any(self) -> None:
         """Raise ClusterError, or WorkerDied, where no filler has been at work for too long."""
         with self._lock:
+            if self._closed:
+                raise ClusterError("the fillers were ended")
             since, begun = self._none_since, self._report.lost > 0
         if since is None or time.monotonic() - since < self._cluster.start_timeout:
             return
