@@ -34,9 +34,16 @@ def test_what_a_lost_filler_had_goes_first() -> None:
     assert list(dispatcher.assign()) == []
     assert not dispatcher.done("a", 0), "its answer comes too late"
     assert dispatcher.done("b", 3)
+    assert list(dispatcher.assign()) == [], "it is made alone: one of them may have ended the filler"
+    assert dispatcher.done("b", 1)
     assert list(dispatcher.assign()) == [("b", 0)]
     dispatcher.join("c")
-    assert list(dispatcher.assign()) == [("c", 2), ("c", 4)]
+    assert list(dispatcher.assign()) == [("c", 2)]
+    assert dispatcher.leave("c") == [2]
+    assert dispatcher.done("b", 0)
+    assert list(dispatcher.assign()) == [("b", 2)]
+    assert dispatcher.done("b", 2)
+    assert list(dispatcher.assign()) == [("b", 4), ("b", 5)], "of others it gets several again"
 
 
 def test_what_is_forgotten_is_not_asked_again() -> None:

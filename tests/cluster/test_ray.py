@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import Dataset, get_worker_info
 
 import penstock
 from penstock.packing.engines import Packing
 from tests.cluster.conftest import Nodes, wait_until
+from tests.cluster.datasets import Ending, Signals, Slow, as_is
 from tests.same import assert_same
 from tests.sample_datasets import smooth_photos, tensor_files
 
@@ -47,25 +44,6 @@ def fillers(batches: Any) -> list[Any]:
     return [link.facts for link in batches._crew._live.values()]
 
 
-class Signals(Dataset[Any]):
-    """A dataset of a user's own: samples of several fields, draws from the global generators, some bad ones."""
-
-    def __init__(self, size: int, bad: tuple[int, ...] = ()) -> None:
-        self.size, self.bad = size, bad
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        if index in self.bad:
-            raise KeyError(f"signal {index} is off")
-        info = get_worker_info()
-        assert info is not None
-        assert info.num_workers == 2
-        noise = torch.rand(3) + random.random() + float(np.random.rand())
-        return {"x": torch.full((3, 4), float(index)), "noise": noise, "name": f"n{index}", "label": index % 3}
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
@@ -74,29 +52,30 @@ def test_native_batches_when_a_node_is_killed(nodes: Nodes, photos: Path) -> Non
     crop = transforms.Compose(
         [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     )
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
     dataset = penstock.ImageFolder(photos, crop)
     ours: Any = penstock.DataLoader(dataset, num_workers=2, worker_method=SPREAD, **options)
     theirs: Any = penstock.DataLoader(dataset, num_workers=2, **options)
     batches = iter(ours)
-    found = list(islice(batches, 3))
+    found = list(islice(batches, 10))
     assert "2 fillers at work: 1 on node" in ours.explain()
     places = fillers(batches)
     assert len({facts.node for facts in places}) == 2
     state = ours.state_dict()
     nodes.kill("two")
+    assert wait_until(lambda: sum(Path(f"/proc/{facts.pid}").exists() for facts in places) == 1)
     found += list(batches)
     assert_same(found, list(theirs))
     explained = ours.explain()
-    assert "plan     2 fillers of a Ray cluster fill batches of 4" in explained
+    assert "plan     2 fillers of a Ray cluster fill batches of 1" in explained
     assert "1 filler lost; " in explained
     stats = ours.stats()
-    assert (stats.batches, stats.samples) == (15, 60)
+    assert (stats.batches, stats.samples) == (60, 60)
     assert stats.stages["decode"].samples >= 60
     assert wait_until(lambda: not any(Path(f"/proc/{facts.pid}").exists() for facts in places))
     resumed: Any = penstock.DataLoader(dataset, num_workers=2, **options)
     resumed.load_state_dict(state)
-    assert_same(found[3:], list(resumed))
+    assert_same(found[10:], list(resumed))
 
 
 def test_a_dataset_of_the_users_own() -> None:
@@ -147,18 +126,6 @@ def test_bad_samples_are_replaced_by_the_same_ones(tmp_path: Path) -> None:
     assert "1 bad sample" in ours.explain()
 
 
-class Ending(Dataset[int]):
-    """One sample ends its process."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
 def test_a_sample_that_ends_its_filler() -> None:
     loader: Any = penstock.DataLoader(Ending(), 2, num_workers=2, worker_method=SPREAD)
     batches = iter(loader)
@@ -177,28 +144,8 @@ def test_a_cluster_without_space() -> None:
 # --- packing ----------------------------------------------------------------------------------------------------------
 
 
-class Slow(Dataset[bytes]):
-    """Samples of bytes, each of which waits until the test lets it go on."""
-
-    def __init__(self, gate: Path) -> None:
-        self.gate = gate
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> bytes:
-        if index == 30 and not self.gate.exists():
-            (self.gate.parent / "waits").write_text(str(os.getpid()))
-            wait_until(self.gate.exists)
-        return b"%d" % index * 100
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def as_is(sample: bytes) -> bytes:
-    return sample
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Which filler makes which batch, and how many batches are in flight: decisions without a clock, a thread or a network.
 
 A filler has a few requests at a time, so that it never waits for the next one; the filler with the fewest gets the
-oldest request. What a lost filler had is asked for again, before all else. Each method takes a time that does not grow
-with the number of fillers.
+oldest request. What a lost filler had is asked for again, before all else, and each request of it alone: a filler that
+is lost then was lost by that request. Each method takes a time that does not grow with the number of fillers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class _Load:
     """What one filler has been asked for, oldest first."""
 
     numbers: dict[int, None] = field(default_factory=dict)
+    alone: bool = False
+    """It gets nothing else until it has answered."""
 
 
 class Dispatcher:
@@ -33,6 +35,7 @@ class Dispatcher:
         self._most = requests
         self._waiting: list[int] = []  # a heap: the oldest first
         self._owner: dict[int, Hashable | None] = {}  # of each request; None: it waits
+        self._suspects: set[int] = set()  # requests whose filler was lost
         self._loads: dict[Hashable, _Load] = {}
         self._by_load: list[dict[Hashable, None]] = [{} for _ in range(requests + 1)]
 
@@ -46,11 +49,12 @@ class Dispatcher:
         load = self._loads.pop(filler, None)
         if load is None:
             return []
-        self._by_load[len(load.numbers)].pop(filler)
+        self._by_load[self._level(load)].pop(filler)
         wanted = [number for number in load.numbers if number in self._owner]
         for number in wanted:
             self._owner[number] = None
             heapq.heappush(self._waiting, number)
+        self._suspects.update(wanted)
         return wanted
 
     def ask(self, number: int) -> None:
@@ -63,13 +67,17 @@ class Dispatcher:
         load = self._loads.get(filler)
         if load is None or number not in load.numbers:
             return False
-        self._shift(filler, load, -1)
+        self._by_load[self._level(load)].pop(filler)
         del load.numbers[number]
+        load.alone = False
+        self._by_load[self._level(load)][filler] = None
+        self._suspects.discard(number)
         return self._owner.pop(number, self) == filler
 
     def forget(self, number: int) -> None:
         """Drop a request: nobody waits for its answer. Its filler counts as at work until it has answered."""
         self._owner.pop(number, None)
+        self._suspects.discard(number)
 
     def assign(self) -> Iterator[tuple[Hashable, int]]:
         """Yield fillers and the requests that they are to be sent, until all have enough or nothing waits."""
@@ -78,21 +86,22 @@ class Dispatcher:
             if self._owner.get(number, self) is not None:  # it was forgotten
                 heapq.heappop(self._waiting)
                 continue
-            level = next((level for level in self._by_load[: self._most] if level), None)
+            alone = number in self._suspects
+            level = next((level for level in self._by_load[: 1 if alone else self._most] if level), None)
             if level is None:
                 return
             filler = next(iter(level))
             heapq.heappop(self._waiting)
             load = self._loads[filler]
-            self._shift(filler, load, 1)
-            load.numbers[number] = None
+            self._by_load[self._level(load)].pop(filler)
+            load.numbers[number], load.alone = None, alone
+            self._by_load[self._level(load)][filler] = None
             self._owner[number] = filler
             yield filler, number
 
-    def _shift(self, filler: Hashable, load: _Load, by: int) -> None:
-        before = len(load.numbers)
-        self._by_load[before].pop(filler)
-        self._by_load[before + by][filler] = None
+    def _level(self, load: _Load) -> int:
+        """Return under which number of requests a filler counts: as one that has all it may where it works alone."""
+        return self._most if load.alone else len(load.numbers)
 
     @property
     def fillers(self) -> int:

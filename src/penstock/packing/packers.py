@@ -24,6 +24,7 @@ from penstock.packing.engines import Progress
 from penstock.packing.finishing import ShardRecord
 from penstock.packing.plan import FILE, Plan, digest_of_shard
 from penstock.packing.shard_work import ShardWork
+from penstock.sample_notes import add_note
 from penstock.sources.naming import names_of
 from penstock.system.words import counted
 
@@ -212,7 +213,9 @@ class Packers:
         try:
             found = self._ray.get(packer.asked)
         except self._ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, Exception) else error) from error
+            raised = error.cause if isinstance(error.cause, Exception) else error
+            add_note(raised, "in a packer" if packer.facts is None else f"in a packer on {packer.facts.place}")
+            raise raised from error
         except self._ray.exceptions.RayError as error:
             self._lost(packer, error)
             return None

@@ -217,6 +217,8 @@ class FillerCrew:
             except self._ray.exceptions.RayError as error:
                 failures += 1
                 last = error
+            except SystemExit:  # by Ray, where the program has ended its connection
+                return
             except Exception as error:
                 self._fail(error)
                 return
@@ -272,10 +274,9 @@ class FillerCrew:
 
     def _leave(self, filler: Link) -> None:
         """Have what a filler was to make made by others."""
-        if self._closed:
-            return
-        why = self._cause(filler)
         with self._lock:
+            if self._closed:
+                return
             self._live.pop(filler.name, None)
             self._report.places.pop(filler.slot, None)
             again = self._dispatcher.leave(filler.name)
@@ -285,23 +286,35 @@ class FillerCrew:
             self._report.again += len(again)
             if not self._live:
                 self._none_since = time.monotonic()
-            if again:
-                self._blame(self._batches[again[0]], why)
+            ending = self._blamed(again)
             self._changed.notify_all()
         self._flow()
+        if ending is not None:
+            self._give_up(ending, self._cause(filler))
 
-    def _blame(self, batch: FillerBatch, why: str) -> None:
-        """Count the loss of a filler against the batch that it worked on; the lock is held."""
-        batch.losses += 1
-        if batch.losses < _LOSSES:
-            return
+    def _blamed(self, again: list[int]) -> FillerBatch | None:
+        """Count a loss against the batches that a filler had; return the one that is not asked for again, if any.
+
+        After the first loss each of them is made alone: what two more fillers are lost by is one batch.
+        """
+        for number in again:
+            batch = self._batches[number]
+            batch.losses += 1
+            if batch.losses >= _LOSSES:
+                self._dispatcher.forget(number)
+                return batch
+        return None
+
+    def _give_up(self, batch: FillerBatch, why: str) -> None:
         given = repr(batch.given[0] if batch.given else None)
-        self._dispatcher.forget(batch.number)
-        self._window.came(batch.number, 0)
-        batch.error = WorkerDied(
+        error = WorkerDied(
             f"{_LOSSES} fillers ended one after the other while they made the same batch, of samples {given[:200]}: "
             f"one of these may end its process. The last one: {why}"
         )
+        with self._lock:
+            self._window.came(batch.number, 0)
+            batch.error = error
+            self._changed.notify_all()
 
     def _cause(self, filler: Link) -> str:
         """Return what Ray says of the end of a filler."""
