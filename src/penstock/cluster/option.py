@@ -35,16 +35,17 @@ class Ray:
     start_timeout: float = 60
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cpus, int | float) or isinstance(self.cpus, bool) or not self.cpus > 0:
+        if not _above_zero(self.cpus):
             raise InvalidOption(f"Ray(cpus={self.cpus!r}): it is a number above 0")
-        if not isinstance(self.start_timeout, int | float) or not self.start_timeout > 0:
+        if not _above_zero(self.start_timeout):
             raise InvalidOption(f"Ray(start_timeout={self.start_timeout!r}): it is a number of seconds above 0")
-        if self.address is not None and (not isinstance(self.address, str) or "://" in self.address):
+        address: Any = self.address
+        if address is not None and (type(address) is not str or "://" in address):
             raise InvalidOption(
                 f"Ray(address={self.address!r}): it is 'HOST:PORT' of a cluster that this machine is a node of"
             )
         for name, amount in (self.resources or {}).items():
-            if not isinstance(name, str) or not isinstance(amount, int | float) or not amount > 0:
+            if type(name) is not str or not _above_zero(amount):
                 raise InvalidOption(f"Ray(resources={self.resources!r}): it is a dict from names to numbers above 0")
         if self.limit < 1:
             raise InvalidOption(f"Ray(bytes_in_flight={self.bytes_in_flight!r}): it is 1 byte or more")
@@ -74,6 +75,10 @@ class Ray:
     def demand(self) -> str:
         """Return the same in words: "CPU 1, filler 1"."""
         return ", ".join(f"{name} {amount:g}" for name, amount in {"CPU": self.cpus, **(self.resources or {})}.items())
+
+
+def _above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def ray_of(value: object) -> Ray | None:

@@ -77,7 +77,7 @@ def new_secret() -> bytes:
 def _pickler() -> Any:
     from ray import cloudpickle  # noqa: PLC0415
 
-    class BatchPickler(cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+    class BatchPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         """Pickles by value what no module holds; leaves the memory of tensors and arrays out."""
 
         def __init__(self, file: Any, buffers: list[tuple[Any, bool]]) -> None:

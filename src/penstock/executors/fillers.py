@@ -12,7 +12,8 @@ from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Handed, Pass, PassInput, PassResources, pinned
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler import FillJob
-from penstock.executors.workers.filler_crew import FillerBatch, FillerCrew
+from penstock.executors.workers.filler_crew import FillerCrew
+from penstock.executors.workers.filler_link import FillerBatch
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan

@@ -119,8 +119,8 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        anew = ("counters", "autotune", "observers", "buffers", "shared", "fillers", "_base_seed", "_workers", "_files")
-        anew = (*anew, "_logs")
+        anew = {"counters", "autotune", "observers", "buffers", "shared", "fillers"}
+        anew |= {"_base_seed", "_workers", "_files", "_logs"}
         return {name: value for name, value in vars(self).items() if name not in anew}
 
     # --- making a pass ----------------------------------------------------------------------------------------------

@@ -345,6 +345,7 @@ class FillerCrew:
             for filler, number in self._dispatcher.assign():
                 batch = self._batches[number]
                 assert batch.given is not None
+                assert isinstance(filler, int)
                 asked.append((self._live[filler], number, Request(self._key, *batch.given)))
         for link, number, request in asked:
             link.request(number, request)
