@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torchvision
 
 import penstock
 import penstock._native as _native
@@ -59,16 +60,18 @@ def be_rank(rank: int, photos: Path, folder: Path, start: Any) -> None:
         XDG_CACHE_HOME=str(folder / f"node-{node}"),
     )  # fmt: skip
     start.wait()
-    dataset = penstock.ImageFolder(photos)
-    cache = str(folder / f"bytes-{node}")
-    loader: Any = penstock.DataLoader(dataset, 3, shuffle=True, seed=4, shard="auto", num_workers=0, cache=cache)
+    dataset = penstock.ImageFolder(photos, torchvision.transforms.ToTensor())
+    options: dict[str, Any] = {"shuffle": True, "seed": 4, "num_workers": 0, "cache": str(folder / f"bytes-{node}")}
+    loader: Any = penstock.DataLoader(dataset, 3, shard="auto", **options)
     ids = [loader.ids(0, step) for step in range(len(loader))]
+    list(loader)
     start.wait()
-    for _ in range(2):
-        for _ in loader:
-            pass
-        loader.set_epoch(0)
-        start.wait()
+    neighbour: Any = penstock.DataLoader(dataset, 3, shard=(rank ^ 1, WORLD), **options)
+    list(neighbour)
+    (tier,) = neighbour.stats().cache.values()
+    read = neighbour.stats().samples
+    assert tier.samples == read * RANKS, "the cache holds what both ranks have read, each once"
+    assert tier.hits >= read, "and none of it was read again; the first batch comes from it twice, to learn its shape"
     (folder / f"rank-{rank}.json").write_text(json.dumps(ids))
 
 

@@ -78,7 +78,9 @@ def alone(path: Path) -> Iterator[None]:
             lock_file(file.fileno(), file.name, fcntl.LOCK_EX, _PATIENCE_S, required=True)
         try:
             yield
-        finally:
+        finally:  # who has waited finds the entry; who comes later finds it without waiting
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
             unlock_file(file.fileno())
 
 
