@@ -15,7 +15,7 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "cifar", "startup",
-    "python_datasets", "own_classes", "state", "tuning",
+    "python_datasets", "own_classes", "state", "tuning", "ray",
 )  # fmt: skip
 
 

@@ -141,10 +141,7 @@ class _Run:
 
     def hand_out(self) -> None:
         """Have the loop take the next batch in order, once it has done its step."""
-        if self.handed not in self.came:
-            return
-        if self.loop_free > self.now:
-            self.later(self.loop_free, "loop")
+        if self.handed not in self.came or self.loop_free > self.now:
             return
         began = time.perf_counter()
         self.window.gone(self.handed)

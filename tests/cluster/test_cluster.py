@@ -6,6 +6,7 @@ import importlib.util
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import penstock
 from penstock.cluster.connection import Facts, check, connected, files_of, unseen, versions
 from penstock.cluster.option import Ray, ray_of
 from penstock.cluster.pickles import pickled
-from penstock.cluster.wire import Memory, accept, connect, in_new_memory, new_secret, pieces_of, receive, send
+from penstock.cluster.wire import Listener, Memory, connect, in_new_memory, new_secret, pieces_of, receive, send
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream, rows
 from tests.samples import SAMPLES
@@ -232,28 +233,47 @@ def test_tensors_are_received_where_the_receiver_says() -> None:
     value["y"][0] = 5  # it can be written to
 
 
-@needs_ray
-def test_the_two_ends_of_a_connection_know_one_secret() -> None:
-    for same in (True, False):
-        secret, errors = new_secret(), list[type]()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+@pytest.mark.parametrize("local", ["", "\0", "\0nowhere"], ids=["tcp", "unix", "no unix"])
+@pytest.mark.parametrize("same", [True, False])
+def test_the_two_ends_of_a_connection_know_one_secret(*, same: bool, local: str) -> None:
+    secret, found = new_secret(), list[Any]()
+    listener = Listener("127.0.0.1")
 
-            def listen(listener: socket.socket, secret: bytes, errors: list[type]) -> None:
-                try:
-                    accept(listener, secret, 10).close()
-                except Exception as error:
-                    errors.append(type(error))
+    def listen() -> None:
+        try:
+            found.append(listener.accept(secret, 10))
+        except Exception as error:
+            found.append(error)
 
-            other = threading.Thread(target=listen, args=(listener, secret, errors))
-            other.start()
-            port = listener.getsockname()[1]
-            if same:
-                connect("127.0.0.1", port, secret).close()
-            else:
-                with pytest.raises(penstock.ClusterError, match="does not know the secret"):
-                    connect("127.0.0.1", port, new_secret())
+    other = threading.Thread(target=listen)
+    other.start()
+    name = listener.local if local == "\0" else local
+    if same:
+        with connect("127.0.0.1", listener.port, name, secret) as ours:
             other.join()
-        assert bool(errors) is not same
+            with found[0] as theirs:
+                theirs.sendall(b"x")
+                assert ours.recv(1) == b"x"
+                assert (ours.family == socket.AF_UNIX) == (local == "\0")
+    else:
+        with pytest.raises(penstock.ClusterError, match="does not know the secret"):
+            connect("127.0.0.1", listener.port, name, new_secret())
+        other.join()
+        assert isinstance(found[0], penstock.ClusterError | EOFError)
+
+
+def test_a_filler_does_not_wait_for_ever() -> None:
+    with pytest.raises(TimeoutError, match="did not connect"):
+        Listener("127.0.0.1").accept(new_secret(), 0.001)
+
+
+@needs_ray
+def test_what_was_sent_is_not_kept() -> None:
+    tensor = torch.zeros(1000)
+    alive = weakref.ref(tensor)
+    pieces = pieces_of(0, [tensor])
+    del tensor, pieces
+    assert alive() is None, "batch memory would not be used again before the garbage is collected"
 
 
 @needs_ray

@@ -36,6 +36,8 @@ class Facts:
     """Files that the node does not see as the trainer does, each with what it sees."""
     port: int = 0
     """That it listens at, where it does."""
+    local: str = ""
+    """The name of the Unix socket that it listens at too."""
 
     @property
     def place(self) -> str:
@@ -87,12 +89,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def here(*, missing: tuple[str, ...] = (), port: int = 0) -> Facts:
+def here(*, missing: tuple[str, ...] = (), port: int = 0, local: str = "") -> Facts:
     """Return what an actor says of itself."""
     import ray  # noqa: PLC0415
 
     node = ray.get_runtime_context().get_node_id()[:8]
-    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), missing, port)
+    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), missing, port, local)
 
 
 def check(found: Facts, who: str) -> None:

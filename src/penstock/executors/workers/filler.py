@@ -24,7 +24,7 @@ import torch
 from penstock.call_counts import CallRow
 from penstock.cluster.connection import Facts, here, unseen
 from penstock.cluster.dispatch import REQUESTS
-from penstock.cluster.wire import accept, hang_up, in_new_memory, pieces_of, receive, send, whole
+from penstock.cluster.wire import Listener, hang_up, in_new_memory, pieces_of, receive, send, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
@@ -111,16 +111,13 @@ class Filler:
     def open(self, job: bytes, secret: bytes, files: Sequence[tuple[str, int]]) -> Facts:
         """Return what the trainer must know before it connects. files: with their sizes as the trainer sees them."""
         facts = here()
-        family = socket.AF_INET6 if ":" in facts.host else socket.AF_INET
-        self._listener = socket.create_server((facts.host, 0), family=family)
+        self._listener = Listener(facts.host)
         self._job, self._secret, self._place = job, secret, facts.place
-        return here(missing=unseen(files), port=self._listener.getsockname()[1])
+        return here(missing=unseen(files), port=self._listener.port, local=self._listener.local)
 
     def serve(self) -> None:
         """Fill batches until the trainer hangs up."""
-        with self._listener:
-            connection = accept(self._listener, self._secret, _PATIENCE)
-        with connection:
+        with self._listener.accept(self._secret, _PATIENCE) as connection:
             _Service(connection, self._number, f"filler {self._number} on {self._place}").run(self._job)
 
 

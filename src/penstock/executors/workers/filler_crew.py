@@ -248,7 +248,8 @@ class FillerCrew:
                 raise ClusterError(f"filler {slot} cannot work on its node: {error.cause}") from error
         check(facts, f"filler {slot}")
         serving = actor.serve.remote()
-        return Link(slot, serving, facts, connect(facts.host, facts.port, self._secret))
+        local = facts.local if facts.host == self._ray.util.get_node_ip_address() else ""
+        return Link(slot, serving, facts, connect(facts.host, facts.port, local, self._secret))
 
     def _look_for_any(self) -> None:
         """Raise ClusterError, or WorkerDied, where no filler has been at work for too long."""
