@@ -70,19 +70,29 @@ def connected(cluster: Ray) -> Any:
         ) from error
     if ray.is_initialized():
         return ray
-    address = cluster.address or os.environ.get("RAY_ADDRESS") or "auto"
-    host, _, port = address.rpartition(":")
+    address, what = cluster.address or os.environ.get("RAY_ADDRESS") or "auto", "no Ray cluster runs on this machine"
     try:
-        if host and port.isdecimal():  # Ray itself tries for a minute
+        address = _of_this_machine() if address == "auto" else address
+        what = f"the Ray cluster {address} is not there"
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal():  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), _ANSWER).close()
         ray.init(address=address, configure_logging=False)
-    except (OSError, RuntimeError, ValueError) as error:
-        what = "no Ray cluster runs on this machine" if address == "auto" else f"the Ray cluster {address} is not there"
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # SystemExit by Ray
         raise ClusterUnreachable(
             f"{what} ({_first_line(error)}): start one by `ray start --head` here, and by `ray start "
             "--address=HOST:6379` on the other nodes, or give Ray(address=)"
         ) from error
     return ray
+
+
+def _of_this_machine() -> str:
+    """Return the address that Ray would take for "auto", which may be of a cluster that is gone; else "auto"."""
+    try:
+        from ray._private.services import get_ray_address_from_environment  # noqa: PLC0415
+    except ImportError:  # of another version of Ray
+        return "auto"
+    return str(get_ray_address_from_environment("auto", None))
 
 
 def _first_line(error: BaseException) -> str:
