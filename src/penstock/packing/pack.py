@@ -101,22 +101,26 @@ def pack(
     encoding = _encoding(max_side, quality, decoded)
     size = _shard_size(shard_size)
     check_split(split)
-    if workers is not None and workers < 1:
-        raise InvalidOption(f"workers must be at least 1, not {workers}")
-    cluster = ray_of(engine)
-    if cluster is None and engine is not None:
-        raise InvalidOption(f"engine={engine!r}: it is 'ray', a penstock.Ray, or None for threads of this process")
+    writes = _engine(engine, dataset, to_bytes, workers)
     contents = contents_of(dataset, to_bytes)
     if encoding.changes and contents.first.kind != "images":
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
     folder = os.path.abspath(out)
     os.makedirs(folder, exist_ok=True)
     with alone(folder):
-        writes: Engine = ThreadEngine(workers)
-        if cluster is not None:
-            writes = PackerEngine(cluster, dataset, to_bytes, workers)
         job = _Job(folder, split, contents, encoding, restart)
         return job.run(size, writes, on_measured, Progress(contents.size, on_progress))
+
+
+def _engine(engine: object, dataset: Any, to_bytes: Callable[[Any], Any] | None, workers: int | None) -> Engine:
+    if workers is not None and workers < 1:
+        raise InvalidOption(f"workers must be at least 1, not {workers}")
+    cluster = ray_of(engine)
+    if cluster is not None:
+        return PackerEngine(cluster, dataset, to_bytes, workers)
+    if engine is not None:
+        raise InvalidOption(f"engine={engine!r}: it is 'ray', a penstock.Ray, or None for threads of this process")
+    return ThreadEngine(workers)
 
 
 def _encoding(max_side: int | None, quality: int | None, decoded: bool) -> Encoding:
