@@ -6,6 +6,7 @@ The loader wires these together.
 """
 
 import penstock.data  # noqa: F401  an attribute of the package
+from penstock.cluster.option import Ray
 from penstock.device.feed import Feed
 from penstock.device.feeding import prefetch
 from penstock.device.memory import find_batch_size, run_within_memory
@@ -13,6 +14,8 @@ from penstock.errors import (
     AccessRefused,
     ChangedObject,
     ChecksumMismatch,
+    ClusterError,
+    ClusterUnreachable,
     CorruptDownload,
     CorruptSample,
     CorruptShards,
@@ -59,6 +62,8 @@ __all__ = [
     "Arrays",
     "ChangedObject",
     "ChecksumMismatch",
+    "ClusterError",
+    "ClusterUnreachable",
     "CorruptDownload",
     "CorruptSample",
     "CorruptShards",
@@ -80,6 +85,7 @@ __all__ = [
     "OutOfSpace",
     "OutsideRoot",
     "PenstockError",
+    "Ray",
     "Replace",
     "SampleError",
     "ShapeMismatch",

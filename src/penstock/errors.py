@@ -17,6 +17,8 @@ PenstockError
 │   ├── ChangedObject                         an object is not what it was when the dataset was opened
 │   ├── CorruptDownload                       the bytes of an object are not those that its checksum is of
 │   └── UnsafeCache (PermissionError)         others could write into the cache folder, or it is not Penstock's
+├── ClusterError (RuntimeError)               a Ray cluster, or a node of it, cannot do its part
+│   └── ClusterUnreachable (ConnectionError)  no Ray cluster is there, or it does not answer
 ├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
 ├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
 └── SampleError                               one sample could not become a row; raised at its batch
@@ -142,6 +144,14 @@ class CorruptDownload(StorageError):
 
 class UnsafeCache(StorageError, PermissionError):
     """Others could write into a cache folder, or it holds what Penstock did not write."""
+
+
+class ClusterError(PenstockError, RuntimeError):
+    """A Ray cluster, or a node of it, cannot do its part."""
+
+
+class ClusterUnreachable(ClusterError, ConnectionError):
+    """No Ray cluster is there, or it does not answer."""
 
 
 class WorkerDied(PenstockError, RuntimeError):

@@ -53,6 +53,7 @@ class Explained:
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
+        yield from self._fillers()
         for step in _steps(plan):
             yield f"{step.who:<8} {step.what}"
         if plan.filled is not None:
@@ -78,9 +79,12 @@ class Explained:
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
         who = counted(settings.num_workers, "native thread") if settings.num_workers else "the caller's thread"
+        if self._fillers():
+            who = f"{counted(settings.num_workers, 'filler')} of a Ray cluster"
         fill = "fill" if settings.num_workers > 1 else "fills"
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
         yield f"plan     {who} {fill} {size} in place, in order"
+        yield from self._fillers()
         yield f"order    {self._order_name()}{self._rest_name()}{self._share_name()}"
         yield from self._shuffle_quality()
         for number, leaf in enumerate(plan.leaves):
@@ -109,6 +113,13 @@ class Explained:
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
         yield from self._bad_samples_and_device()
+
+    def _fillers(self) -> list[str]:
+        """Return where the fillers of a Ray cluster are; nothing where none are asked for."""
+        settings = self.settings
+        if settings.cluster is None or not settings.num_workers:
+            return []
+        return self.executors.fillers.lines(settings.cluster, settings.num_workers)
 
     def _of_python(self, plan: PythonPlan, *, threads: bool) -> Iterator[str]:
         settings, executors = self.settings, self.executors
@@ -304,6 +315,8 @@ def _readers(settings: Settings, *, in_threads: bool) -> str:
     if not settings.num_workers:
         how = ", each sample into its row" if in_threads else " by torch's own iterator"
         return f"Python reads the dataset in the caller's thread{how}"
+    if settings.cluster is not None:
+        return f"Python reads the dataset in {counted(settings.num_workers, 'filler')} of a Ray cluster"
     if in_threads:
         threads = counted(settings.num_workers, "thread")
         return f"Python reads the dataset in {threads} of this process, each sample into its row"

@@ -12,6 +12,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
+from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.device.target import DeviceFeed
 from penstock.errors import InvalidOption
@@ -29,7 +30,7 @@ from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
 from penstock.recipe.reach import SeedWarnings
-from penstock.settings import Given, Method, Settings, method_of, settings_of, shares
+from penstock.settings import Given, Method, Settings, method_of, refuse_for_fillers, settings_of, shares
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
@@ -73,7 +74,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "thread": threads of this process, which write each sample into its row of the batch. Each has a copy of the
             dataset's Python objects and of its transforms, made when a pass begins; tensors, arrays and other data are
             shared. "auto": both fetch a few batches for a moment, and the faster method is taken; threads where they
-            are as fast. explain() says what was chosen and why.
+            are as fast. explain() says what was chosen and why. "ray", or a penstock.Ray: `num_workers` fillers, actors
+            of a Ray cluster, make all batches, native ones too, of the dataset as it was when the pass began.
         share_dataset: True: all threads of worker_method="thread" or "auto" use the one dataset object, not a copy
             each. Its code must be safe to call from several threads at once.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
@@ -138,7 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        worker_method: Literal["process", "thread", "auto", "multiprocessing"] | None = None,
+        worker_method: Literal["process", "thread", "auto", "ray", "multiprocessing"] | Ray | None = None,
         share_dataset: bool = False,
         on_error: Literal["raise", "replace"] | Replace = "raise",
         device: Device | Feed | None = None,
@@ -149,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
-        feed_of(device)  # refuses what makes no sense
+        feed = feed_of(device)  # refuses what makes no sense
         if seed is not None:
             if generator is not None:
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
@@ -162,13 +164,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise InvalidOption(
                 f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
             )
-        method = method_of(worker_method)
+        cluster = ray_of(worker_method)
+        method = method_of(worker_method) if cluster is None else Method.RAY
         self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.cache, self.cache_decoded = cache, cache_decoded
         register = register_of(on_error, dataset)
         if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
+        refuse_for_fillers(cluster, dataset, num_workers)
+        if cluster is not None and feed is not None and (feed.cache is not None or feed.decode != "cpu"):
+            raise InvalidOption("worker_method='ray' fills batches elsewhere: Feed(cache=) and Feed(decode=) read here")
         self.share_dataset = shares(share_dataset, method)
         self._given = Given(
             own_order=sampler is None and batch_sampler is None,
@@ -177,6 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
             caches=caches_of(cache, cache_decoded),
             indexes=JpegIndexes(),
+            cluster=cluster,
         )
         self._executors = Executors(register, SeedWarnings(), self._given.caches, self._given.indexes)
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
@@ -298,6 +305,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
         native = isinstance(self._plan, NativePlan)
+        if self._given.cluster is not None:
+            return
         if not native and self._given.method is not Method.THREAD:
             super().check_worker_number_rationality()
         elif self.num_workers > 4 * (cpus := usable_cpus()):

@@ -40,6 +40,7 @@ class Workers(enum.StrEnum):
     NATIVE = "native threads"
     THREADS = "threads"
     PROCESSES = "worker processes"
+    FILLERS = "fillers of a cluster"
 
 
 class Cause(enum.StrEnum):

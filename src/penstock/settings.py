@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, MapDataPipe
 
 from penstock.errors import InvalidOption
 
@@ -20,6 +20,7 @@ class Method(Enum):
     PROCESS = "process"
     THREAD = "thread"
     AUTO = "auto"
+    RAY = "ray"
 
 
 def method_of(value: object) -> Method | None:
@@ -33,7 +34,8 @@ def method_of(value: object) -> Method | None:
         return Method("process" if value == "multiprocessing" else value)
     except ValueError:
         raise InvalidOption(
-            f"worker_method={value!r}: it is 'process', 'thread', 'auto', or None for torch's processes"
+            f"worker_method={value!r}: it is 'process', 'thread', 'auto', 'ray' or a penstock.Ray, or None for torch's "
+            "processes"
         ) from None
 
 
@@ -46,6 +48,22 @@ def shares(value: object, method: Method | None) -> bool:
             "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
         )
     return value
+
+
+def refuse_for_fillers(cluster: object, dataset: object, num_workers: int | None) -> None:
+    """Raise InvalidOption for a loader that fillers of a cluster cannot work for. cluster: None where there is none."""
+    if cluster is None:
+        return
+    if isinstance(dataset, IterableDataset | MapDataPipe):
+        raise InvalidOption(
+            f"worker_method='ray' needs a map-style dataset: a {type(dataset).__name__} makes its own order, and what "
+            "a lost filler had read of it nobody could read again"
+        )
+    if not num_workers:
+        raise InvalidOption(
+            f"worker_method='ray' needs num_workers=, the number of fillers, at least 1, not {num_workers!r}: each "
+            "takes what penstock.Ray(cpus=, resources=) says of the cluster"
+        )
 
 
 @dataclass(eq=False)
@@ -64,6 +82,8 @@ class Given:
     """Of cache=: storage.tiers.Caches, or None."""
     indexes: Any = None
     """Of the loader's photos: storage.jpeg_index.JpegIndexes."""
+    cluster: Any = None
+    """cluster.option.Ray, where worker_method= names a cluster."""
     workers: int | None = None
     """The number of workers that was chosen because num_workers was None; a program that sets it otherwise has the last
     word."""
@@ -106,6 +126,8 @@ class Settings:
     seeded: torch.Generator | None
     caches: Any
     indexes: Any
+    cluster: Any
+    """The cluster.option.Ray whose nodes fill batches; None: this machine does."""
     workers_chosen: bool
     """num_workers= was not given, and no program has set it since."""
     blocks: Any = None
@@ -145,6 +167,7 @@ def settings_of(loader: Any, given: Given, blocks: Any = None) -> Settings:
         seeded=given.seeded,
         caches=given.caches,
         indexes=given.indexes,
+        cluster=given.cluster,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
         blocks=blocks,
     )

@@ -44,7 +44,7 @@ def test_augmentations_draw_the_same_on_every_route(root: Path, t: Any, name: st
 
 @GENERATIONS
 def test_a_loader_that_goes_on_draws_what_it_would_have_drawn(root: Path, t: Any) -> None:
-    options = {"batch_size": 2, "shuffle": True, "seed": 3, "num_workers": 2}
+    options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 3, "num_workers": 2}
     whole = list(PL(augmented(root, t), **options))
     loader = PL(augmented(root, t), **options)
     batches = iter(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -71,3 +72,32 @@ def test_a_pass_before_the_others_were_known_is_told_of(monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match="an earlier pass of this loader read the whole dataset"):
         list(loader)
+
+
+class Train:
+    """What ray.train is to those who ask for the rank of a worker."""
+
+    def __init__(self, rank: object, world: object) -> None:
+        self.rank, self.world = rank, world
+
+    def get_context(self) -> Train:
+        if self.rank is None:
+            raise RuntimeError("this is no worker of Ray Train")
+        return self
+
+    def get_world_rank(self) -> object:
+        return self.rank
+
+    def get_world_size(self) -> object:
+        return self.world
+
+
+def test_a_worker_of_ray_train_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader: Any = penstock.DataLoader(DATASET, 2, shard="auto")
+    monkeypatch.setitem(sys.modules, "ray.train", Train(4, 5))
+    assert [batch[0].tolist() for batch in loader] == [[8, 9]]
+    for outside in (Train(None, None), Train("4", "5")):
+        monkeypatch.setitem(sys.modules, "ray.train", outside)
+        assert len(loader) == 3

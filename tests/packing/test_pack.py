@@ -23,6 +23,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 import penstock
 import penstock._native as _native
 from penstock.packing import pack as packing
+from penstock.packing import shard_work
+from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
 from tests.packing.packed import contents, plain, write_photos, write_tensors
 from tests.same import assert_same
@@ -307,7 +309,7 @@ def test_native_copies_are_those_of_python(tmp_path: Path, monkeypatch: pytest.M
     (root / "cat" / "large.bmp").write_bytes(b"BM" + bytes(3 << 20))
     (root / "cat" / "odd.jpg").write_bytes(b"\xff\xd8\xff\xe0\xff\xff" + bytes(70))
     penstock.pack(penstock.ImageFolder(root), tmp_path / "native", shard_size="8KiB")
-    monkeypatch.setattr(packing, "copies", lambda _: False)
+    monkeypatch.setattr(shard_work, "copies", lambda _: False)
     penstock.pack(penstock.ImageFolder(root), tmp_path / "python", shard_size="8KiB")
     assert contents(tmp_path / "native") == contents(tmp_path / "python")
 
@@ -316,7 +318,7 @@ def test_native_copies_are_those_of_python(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_that_changes_while_it_is_packed(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
 
-    def change(now: packing.Packing) -> None:
+    def change(now: Packing) -> None:
         if now.samples == 1:
             with (root / "dog" / "9.jpg").open("ab") as file:
                 file.write(b"more")
@@ -329,7 +331,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
     seen: list[int] = []
 
-    def stop(now: packing.Packing) -> None:
+    def stop(now: Packing) -> None:
         seen.append(now.samples)
         if now.samples == 20:
             raise KeyboardInterrupt
@@ -345,7 +347,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
 
 
 def _unfinished(folder: Any, out: Path) -> None:
-    def stop(now: packing.Packing) -> None:
+    def stop(now: Packing) -> None:
         if now.samples == 20:
             raise KeyboardInterrupt
 
@@ -447,7 +449,7 @@ def test_an_empty_dataset_and_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_two_packings_at_once(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
 
-    def other(now: packing.Packing) -> None:
+    def other(now: Packing) -> None:
         with pytest.raises(penstock.InvalidOption, match="another process packs"):
             penstock.pack(folder, tmp_path / "out", split="other")
 

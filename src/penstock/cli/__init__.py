@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import penstock
-from penstock.cli import doctor, ledger, quarantine, run, shards, view, watch
+from penstock.cli import capacity, doctor, ledger, quarantine, run, shards, view, watch
 from penstock.cli.terminal import say, shown
 from penstock.errors import PenstockError
 
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_parser(verbs)
     shards.add_parsers(verbs)
     doctor.add_parser(verbs)
+    capacity.add_parser(verbs)
     view.add_parser(verbs)
     watch.add_parser(verbs)
     return top

@@ -9,10 +9,12 @@ from typing import Any
 
 from penstock.cli.progress import Bar
 from penstock.cli.terminal import say, shown, write_lines
+from penstock.cluster.option import Ray
 from penstock.insight.targets import folder_dataset
 from penstock.packing.encoding import QUALITY, Measured
+from penstock.packing.engines import Packing
 from penstock.packing.foreign import index
-from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, Packing, pack
+from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, pack
 from penstock.packing.unpack import unpack, verify
 from penstock.storage import description
 from penstock.system.words import counted, size_of
@@ -29,7 +31,11 @@ def add_parsers(verbs: Any) -> None:
     packing.add_argument("--quality", type=int, metavar="Q", help=f"of these JPEGs, 1 to 100 (default: {QUALITY})")
     packing.add_argument("--decoded", action="store_true", help="store pixels: more bytes, and no decoding")
     packing.add_argument("--states", action="store_true", help="keep JPEG decoder states, which speed up crops")
-    packing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
+    packing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core), or packers")
+    packing.add_argument(
+        "--engine", choices=["ray"], help="actors of a Ray cluster write the shards to a shared folder"
+    )
+    packing.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one of this machine)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
     indexing = _verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
     indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
@@ -84,6 +90,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             states=given.states,
             workers=given.workers,
             restart=given.restart,
+            engine=Ray(given.address) if given.engine or given.address else None,
             on_measured=measured,
             on_progress=lambda now: _update(bar, now),
         )

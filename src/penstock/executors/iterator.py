@@ -21,6 +21,7 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.cursor import SamplerCursor
 from penstock.executors.tuning import Knobs
 from penstock.executors.tuning_trial import Setting
+from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.native import ThreadWorker
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
@@ -58,6 +59,8 @@ class PassInput:
     """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
     samples: int = 0
     """Of the pass on all ranks, where they are known."""
+    ready: Callable[[], bool] = lambda: True
+    """Returns whether `batches` gives the next one at once: while others are in flight, it is not waited for."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class PassResources:
     """All indices of the pass are settled when the first is taken: it cannot be seen how far ahead they are taken."""
     persistent: bool = False
     """The iterator is used for the next pass too."""
+    fillers: FillerReport | None = None
+    """Is told where the fillers of a Ray cluster are."""
 
 
 #: What was in flight and its delivery, once it is to be handed out; empty before.
@@ -231,6 +236,8 @@ class Pass(_BaseDataLoaderIter):
             for batch in queue:
                 self._settle(batch)
         while not self._exhausted and len(queue) < self._depth(queue) + done:
+            if queue and not self._input.ready():
+                return
             if not self._ask(queue, self._new_batch()):
                 return
 

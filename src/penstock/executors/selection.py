@@ -14,6 +14,7 @@ from penstock.executors.autotune import Autotune
 from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
+from penstock.executors.fillers import FillerExecutor
 from penstock.executors.inline import InlineExecutor
 from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
 from penstock.executors.job import Executor, Job, fetch_of
@@ -22,6 +23,7 @@ from penstock.executors.method import Choice, draws_in_threads, not_copied, try_
 from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.threads import ThreadExecutor, ThreadPass
+from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
@@ -45,7 +47,13 @@ from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
 #: In the order in which they are tried.
-EXECUTORS: tuple[Executor, ...] = (NativeExecutor(), ProcessExecutor(), ThreadExecutor(), InlineExecutor())
+EXECUTORS: tuple[Executor, ...] = (
+    FillerExecutor(),
+    NativeExecutor(),
+    ProcessExecutor(),
+    ThreadExecutor(),
+    InlineExecutor(),
+)
 
 
 class Executors:
@@ -75,6 +83,7 @@ class Executors:
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
         self.shared = SharedBuffers()
+        self.fillers = FillerReport()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
@@ -102,6 +111,8 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
+        if kind is Workers.FILLERS:
+            return None  # the CPUs that they work on are not this machine's
         counters = self.counters
         return measured(
             counters.loop.times(),
@@ -116,7 +127,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        made = ("counters", "autotune", "observers", "buffers", "shared")
+        made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
         of_passes = ("_base_seed", "_workers", "_cpus", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
@@ -129,6 +140,7 @@ class Executors:
         native = isinstance(chosen, NativePlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
+        kind = kind if settings.cluster is None else Workers.FILLERS
         self._workers = settings.num_workers, kind
         self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
@@ -218,6 +230,7 @@ class Executors:
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
             shared=self.shared,
+            fillers=self.fillers,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
             settled=_settled(settings),

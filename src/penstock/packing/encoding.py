@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,11 @@ class Encoding:
     def changes(self) -> bool:
         """Whether any byte changes."""
         return self.max_side is not None or self.decoded
+
+    def encoded(self, contents: Contents, index: int) -> Encoded:
+        """Return the files of a sample as they are packed. Raises SampleError."""
+        files = contents.read(index)
+        return self(files, os.fsdecode(contents.ids[index])) if self.changes else files
 
     def __call__(self, files: Encoded, name: str) -> Encoded:
         """Return what is packed of an image. Raises CorruptSample for one that cannot be decoded."""
@@ -118,13 +123,13 @@ class Measured:
         return lines
 
 
-def measure(contents: Contents, encode: Callable[[int], Encoded], encoding: Encoding) -> Measured:
+def measure(contents: Contents, encoding: Encoding) -> Measured:
     """Encode some samples, evenly spread, and return what came of it. Raises SampleError."""
     chosen = sorted({index * contents.size // MEASURED for index in range(MEASURED)})
     before, after, pixels, smaller, ratios = 0, 0, 0, 0, []
     for index in chosen:
         old = contents.read(index) if contents.first.kind != "files" else ()
-        new = encode(index)
+        new = encoding.encoded(contents, index)
         before += sum(len(data) for _, data in old)
         after += sum(len(data) for _, data in new)
         if not old or not encoding.changes:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing.encoding import image_size
+from penstock.packing.engines import Packing
 from penstock.packing.file_rows import LABEL, FileRows, by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
 from penstock.packing.folder import alone, check_split
-from penstock.packing.pack import SPLIT, Packed, Packing
+from penstock.packing.pack import SPLIT, Packed
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import PIL
 
+from penstock.cluster.option import Ray, ray_of
 from penstock.errors import InvalidOption
 from penstock.packing import plan as planning
-from penstock.packing.contents import Contents, Encoded, contents_of
-from penstock.packing.copying import ShardCopier, copies
+from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
+from penstock.packing.engines import Engine, Packing, Progress, ThreadEngine
 from penstock.packing.file_rows import by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
 from penstock.packing.folder import alone, check_out, check_split, names, shard_name
+from penstock.packing.packers import PackerEngine
 from penstock.packing.plan import Plan
-from penstock.packing.shard_writer import label_file, write_shard
+from penstock.packing.shard_work import ShardWork
+from penstock.packing.shard_writer import label_file
 from penstock.packing.states import write_states
 from penstock.storage.description import Column, Part, Split
 from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
@@ -36,16 +37,6 @@ from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"
 SPLIT = "data"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How far a packing is."""
-
-    samples: int
-    of: int
-    bytes: int
-    """Of the shards that are written, whole and in part."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +66,7 @@ def pack(
     to_bytes: Callable[[Any], Any] | None = None,
     workers: int | None = None,
     restart: bool = False,
+    engine: Literal["ray"] | Ray | None = None,
     on_measured: Callable[[Measured], None] | None = None,
     on_progress: Callable[[Packing], None] | None = None,
 ) -> Packed:
@@ -95,13 +87,19 @@ def pack(
         states: the decoder states of JPEGs are kept beside the index, so that crops need not decode the rows above them
             from the first epoch on. Each JPEG is decoded for it once, but for its pixels.
         to_bytes: called with a sample; returns bytes, or a dict from the suffix of a file ("jpg") to its bytes.
-        workers: threads; None: one a core, or a single one where the dataset is not Penstock's.
+        workers: threads; None: one a core, or a single one where the dataset is not Penstock's. With engine= packers,
+            None: as many as the cluster has free.
         restart: remove the files of an unfinished packing of this split first.
+        engine: "ray", or a penstock.Ray: packers, actors of a Ray cluster, write the shards, the same bytes, to a
+            folder that all nodes share. None: threads of this process do.
         on_measured: called before the first shard with what max_side and decoded cost and save.
-        on_progress: called after each sample, by any thread, one at a time.
+        on_progress: called after each sample, by any thread, one at a time; with engine= twice a second.
 
     Raises:
-        InvalidOption: an option out of range; a dataset of an unknown class; a folder that holds something else.
+        InvalidOption: an option out of range; a dataset of an unknown class; a folder that holds something else; Ray is
+            not installed.
+        ClusterUnreachable, ClusterError: the Ray cluster, or a node of it, cannot do its part.
+        WorkerDied: packers end again and again at the same shard.
         DatasetChanged: the source changed since an unfinished packing of it began, or while it is read.
         OutOfSpace: the disk is full; finished shards are kept.
         SampleError: a file of the source cannot be read.
@@ -109,8 +107,7 @@ def pack(
     encoding = _encoding(max_side, quality, decoded)
     size = _shard_size(shard_size)
     check_split(split)
-    if workers is not None and workers < 1:
-        raise InvalidOption(f"workers must be at least 1, not {workers}")
+    writes = _engine(engine, dataset, to_bytes, workers)
     contents = contents_of(dataset, to_bytes)
     if encoding.changes and contents.first.kind != "images":
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
@@ -120,7 +117,18 @@ def pack(
     os.makedirs(folder, exist_ok=True)
     with alone(folder):
         job = _Job(folder, split, contents, encoding, restart, states=states)
-        return job.run(size, workers, on_measured, on_progress)
+        return job.run(size, writes, on_measured, Progress(contents.size, on_progress))
+
+
+def _engine(engine: object, dataset: Any, to_bytes: Callable[[Any], Any] | None, workers: int | None) -> Engine:
+    if workers is not None and workers < 1:
+        raise InvalidOption(f"workers must be at least 1, not {workers}")
+    cluster = ray_of(engine)
+    if cluster is not None:
+        return PackerEngine(cluster, dataset, to_bytes, workers)
+    if engine is not None:
+        raise InvalidOption(f"engine={engine!r}: it is 'ray', a penstock.Ray, or None for threads of this process")
+    return ThreadEngine(workers)
 
 
 def _encoding(max_side: int | None, quality: int | None, decoded: bool) -> Encoding:
@@ -149,16 +157,9 @@ class _Job:
         self._states = states
         self._folder = os.path.join(out, planning.FOLDER.format(split))
         self._restart = restart
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._samples = self._bytes = 0
 
     def run(
-        self,
-        size: int,
-        workers: int | None,
-        on_measured: Callable[[Measured], None] | None,
-        on_progress: Callable[[Packing], None] | None,
+        self, size: int, engine: Engine, on_measured: Callable[[Measured], None] | None, progress: Progress
     ) -> Packed:
         """Pack what is not packed yet."""
         stored = planning.load(Path(self._folder, planning.FILE))
@@ -170,7 +171,7 @@ class _Job:
         if self._split in splits:
             return self._finished(splits[self._split], plan)
         if stored is None:
-            self._check_space(plan)
+            self._check_space(plan, 0)
             os.makedirs(self._folder, exist_ok=True)
             self._put(planning.FILE, lambda file: file.write(plan.as_json()))
         else:
@@ -182,7 +183,7 @@ class _Job:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        return self._write_all(plan, workers, on_progress)
+        return self._write_all(plan, engine, progress)
 
     # --- before the first shard
 
@@ -192,7 +193,7 @@ class _Job:
         stamps = np.array([contents.stamp(index) for index in range(contents.size)], np.int64).reshape(-1, 2)
         self._stamps = stamps
         if encoding.changes or contents.first.kind == "files":
-            measured = measure(contents, self._encode, encoding)
+            measured = measure(contents, encoding)
             share = measured.share
             if contents.first.kind == "files":
                 stamps[:, 0] = measured.bytes[1] // measured.samples
@@ -236,48 +237,24 @@ class _Job:
 
     # --- shards
 
-    def _encode(self, index: int) -> Encoded:
-        files = self._contents.read(index)
-        return self._encoding(files, os.fsdecode(self._contents.ids[index])) if self._encoding.changes else files
+    def _write_all(self, plan: Plan, engine: Engine, progress: Progress) -> Packed:
+        records = {shard: record for shard in range(len(plan.ends)) if (record := self._kept(shard, plan)) is not None}
+        kept = len(records)
+        progress.samples = sum(record.shard.samples for record in records.values())
+        progress.bytes = sum(record.shard.bytes for record in records.values())
+        self._check_space(plan, progress.bytes)
+        missing = [shard for shard in range(len(plan.ends)) if shard not in records]
+        work = ShardWork(self._out, self._split, self._folder, self._contents, self._encoding, plan, self._stamps)
+        try:
+            records |= engine.write(work, missing, progress)
+        except OSError as error:
+            if error.errno in FULL:
+                raise self._full(plan, progress) from error
+            raise
+        return self._finish(plan, [records[shard] for shard in range(len(plan.ends))], kept)
 
-    def _write_all(self, plan: Plan, workers: int | None, on_progress: Callable[[Packing], None] | None) -> Packed:
-        contents = self._contents
-        count = len(plan.ends)
-        records = [self._kept(shard, plan) for shard in range(count)]
-        kept = sum(record is not None for record in records)
-        for record in records:
-            self._samples += 0 if record is None else record.shard.samples
-            self._bytes += 0 if record is None else record.shard.bytes
-        self._check_space(plan)
-        lengths = np.fromiter(map(len, contents.ids), np.int64, contents.size) + 1
-        id_offsets = np.concatenate([[0], np.cumsum(lengths)])
-
-        def write(shard: int) -> ShardRecord:
-            return self._write(shard, plan, int(id_offsets[plan.begins[shard]]), on_progress)
-
-        threads = workers or (usable_cpus() if all(leaf.safe for leaf in contents.leaves) else 1)
-        missing = [shard for shard in range(count) if records[shard] is None]
-        with ThreadPoolExecutor(min(threads, max(1, len(missing))), "penstock-pack") as pool:
-            running = {shard: pool.submit(write, shard) for shard in missing}
-            try:
-                wait(running.values(), return_when=FIRST_EXCEPTION)
-                self._raise_first(list(running.values()))
-                done = [running[n].result() if record is None else record for n, record in enumerate(records)]
-            finally:
-                self._stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-        return self._finish(plan, done, kept, threads)
-
-    @staticmethod
-    def _raise_first(futures: list[Future[ShardRecord]]) -> None:
-        """Raise the error that made the others stop."""
-        for future in futures:
-            error = future.exception() if future.done() and not future.cancelled() else None
-            if error is not None and not isinstance(error, _Stopped):
-                raise error
-
-    def _check_space(self, plan: Plan) -> None:
-        if plan.total is not None and (needed := plan.total - self._bytes) > free_bytes(self._out):
+    def _check_space(self, plan: Plan, written: int) -> None:
+        if plan.total is not None and (needed := plan.total - written) > free_bytes(self._out):
             raise out_of_space(self._out, needed)
 
     def _kept(self, shard: int, plan: Plan) -> ShardRecord | None:
@@ -291,62 +268,19 @@ class _Job:
         whole = record is not None and record.shard.bytes == size and not os.path.islink(path)
         return record if whole and record and record.shard.samples == plan.ends[shard] - plan.begins[shard] else None
 
-    def _write(
-        self, shard: int, plan: Plan, id_offset: int, on_progress: Callable[[Packing], None] | None
-    ) -> ShardRecord:
-        """Write a shard and its rows; the rows get their final name first."""
-        name = shard_name(self._split, shard)
-        temporary = self._part(f"{shard:06d}.tar.partial")
-        samples = range(plan.begins[shard], plan.ends[shard])
-
-        def after(added: int) -> None:
-            if self._stop.is_set():
-                raise _Stopped
-            with self._lock:
-                self._samples += 1
-                self._bytes += added
-                if on_progress is not None:
-                    on_progress(Packing(self._samples, self._contents.size, self._bytes))
-
-        try:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            try:
-                if copies(self._contents) and not self._encoding.changes:
-                    copier = ShardCopier(descriptor, self._contents, self._stamps, labelled=plan.labelled, after=after)
-                    record = copier.write(name, samples, shard, id_offset=id_offset)
-                else:
-                    record = write_shard(
-                        descriptor, name, self._contents, self._encode, samples, shard, id_offset=id_offset,
-                        labelled=plan.labelled, after=after,
-                    )  # fmt: skip
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            self._put(f"{shard:06d}.rows", record.write)
-            os.rename(temporary, os.path.join(self._out, name))
-            sync_folder(self._out)
-        except BaseException as error:
-            self._stop.set()
-            with suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise self._full(plan) from error
-            raise
-        return record
-
-    def _full(self, plan: Plan) -> Exception:
+    def _full(self, plan: Plan, progress: Progress) -> Exception:
         """Return the error of a full disk, with what is yet to be written."""
         finished = [shard for shard in range(len(plan.ends)) if self._kept(shard, plan) is not None]
         done = sum(os.stat(os.path.join(self._out, shard_name(self._split, shard))).st_size for shard in finished)
         if plan.total is not None:
             return out_of_space(self._out, plan.total - done)
-        share = self._bytes / max(1, self._samples)
+        share = progress.bytes / max(1, progress.samples)
         rest = self._contents.size - sum(plan.ends[shard] - plan.begins[shard] for shard in finished)
         return out_of_space(self._out, int(share * rest), about="by the samples so far about ")
 
     # --- after the last shard
 
-    def _finish(self, plan: Plan, records: list[ShardRecord], kept: int, threads: int) -> Packed:
+    def _finish(self, plan: Plan, records: list[ShardRecord], kept: int) -> Packed:
         contents, first = self._contents, self._contents.first
         kind, label = first.kind, first.label
         if kind == "files":
@@ -372,7 +306,7 @@ class _Job:
                 source=plan.source, options=plan.options,
             )  # fmt: skip
             if self._states:
-                split = replace(split, states=self._write_states(split, partial, threads))
+                split = replace(split, states=self._write_states(split, partial))
             write_description(self._out, partial, self._split, split)
         except OSError as error:
             if error.errno in FULL:
@@ -381,17 +315,15 @@ class _Job:
         self._remove_folder()
         return Packed(self._out, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 
-    def _write_states(self, split: Split, partial: str, threads: int) -> Column | None:
+    def _write_states(self, split: Split, partial: str) -> Column | None:
         shards = [(os.path.join(self._out, shard.name), shard.bytes) for shard in split.shards]
         table = Index(self._out, split).table(shards, verify=False)
-        return write_states(os.path.join(self._out, f"{self._split}.states"), partial, table, split.shards, threads)
+        return write_states(
+            os.path.join(self._out, f"{self._split}.states"), partial, table, split.shards, usable_cpus()
+        )
 
     def _put(self, name: str, write: Callable[[Any], object]) -> None:
         write_durably(self._part(name), self._part(f"{name}.partial"), write)
 
     def _part(self, name: str) -> str:
         return os.path.join(self._folder, name)
-
-
-class _Stopped(Exception):
-    """Another thread failed: this one stops."""

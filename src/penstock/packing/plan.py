@@ -88,9 +88,9 @@ def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share:
         held += size
     ends.append(len(sizes))
     texts = None if contents.labels is None else contents.labels
-    digests = []
-    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-        digests.append(_digest(contents.ids[begin:end], stamps[begin:end], None if texts is None else texts[begin:end]))
+    digests = [
+        digest_of_shard(contents, range(begin, end), stamps) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+    ]
     source = _digest(contents.ids, stamps[:, :1], texts)
     exact = share == 1 and contents.first.kind in ("images", "tensors") and bool(stamps[:, 1].all())
     total = sum(sizes) + 1024 * len(ends) if exact else None
@@ -102,6 +102,13 @@ def _tar_bytes(contents: Contents, sizes: NDArray[Any], share: float, suffixes: 
     others = 1024 * labelled + 512 * (len(suffixes) - 1)
     names = (name.decode("utf-8", "surrogateescape") + suffixes[0] for name in contents.ids)
     return [others + member_bytes(name, int(size * share)) for name, size in zip(names, sizes.tolist(), strict=True)]
+
+
+def digest_of_shard(contents: Contents, samples: range, stamps: NDArray[Any]) -> str:
+    """Return the digest of the samples of a shard. stamps: of all samples, as `make` takes them."""
+    chosen = slice(samples.start, samples.stop)
+    labels = None if contents.labels is None else contents.labels[chosen]
+    return _digest(contents.ids[chosen], stamps[chosen], labels)
 
 
 def _digest(ids: list[bytes], stamps: NDArray[Any], labels: NDArray[Any] | None) -> str:

@@ -51,8 +51,16 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     raw_root = os.fsencode(root)
     key = _key(root, extensions)
     entry = cache_folder.entry(KIND, key)
-    if entry is not None and (known := _load(entry, key, raw_root)) is not None:
+    if entry is None:
+        return _listed(raw_root, key, extensions, None)
+    if (known := _load(entry, key, raw_root)) is not None:
         return known
+    with cache_folder.alone(entry):  # of the ranks of a node one lists the tree, and the others read what it found
+        return _load(entry, key, raw_root) or _listed(raw_root, key, extensions, entry)
+
+
+def _listed(raw_root: bytes, key: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
+    """Return the files of a tree by listing it, and keep them in an entry."""
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
         raw_root, list(extensions), _THREADS
     )

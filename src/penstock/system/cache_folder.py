@@ -7,22 +7,26 @@ as good as none.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.system.file_lock import lock_file, unlock_file
+
 #: The most files and bytes that one folder keeps; the oldest used go first.
 MAX_FILES = 64
 MAX_BYTES = 1 << 30
 
-_STALE_TEMPORARY_S = 3600  # a writer that died left it
+_STALE_TEMPORARY_S = 3600  # a writer that died left it, or a lock that nobody has waited for since
+_PATIENCE_S = 300.0
 
 
 def folder_of(kind: str) -> Path | None:
@@ -57,6 +61,29 @@ def used(path: Path) -> None:
         os.utime(path)
 
 
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock of an entry, so that of several processes one makes what the others then find.
+
+    Who waits for longer than a few minutes, or finds no locks, goes on without.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_suffix(".lock").open("wb")
+    except OSError:
+        yield
+        return
+    with file:
+        with contextlib.suppress(OSError):
+            lock_file(file.fileno(), file.name, fcntl.LOCK_EX, _PATIENCE_S, required=True)
+        try:
+            yield
+        finally:  # who has waited finds the entry; who comes later finds it without waiting
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            unlock_file(file.fileno())
+
+
 def store(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write an entry in one step, so that a reader sees all of it or none, and drop the oldest ones."""
     try:
@@ -81,7 +108,7 @@ def _prune(keep: Path) -> None:
             status = path.stat()
         except FileNotFoundError:  # another process prunes too
             continue
-        if path.suffix == ".tmp" and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
+        if path.suffix in (".tmp", ".lock") and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
             path.unlink(missing_ok=True)
         elif path.suffix == ".npz":
             files.append((path != keep, -status.st_mtime_ns, status.st_size, path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 from penstock.errors import InvalidOption
 
@@ -17,12 +19,16 @@ _WAY_OUT = (
 
 
 def launched_as() -> tuple[int, int] | None:
-    """Return (rank, ranks) of RANK and WORLD_SIZE, as torchrun sets them; None: nothing says that there are others.
+    """Return (rank, ranks) of Ray Train's worker, or of RANK and WORLD_SIZE, as torchrun sets them.
+
+    None: nothing says that there are other ranks.
 
     Raises:
         InvalidOption: one of the two is missing or no number, they contradict each other or LOCAL_RANK and
             LOCAL_WORLD_SIZE, or another launcher has started several processes.
     """
+    if (in_train := _in_ray_train()) is not None:
+        return in_train
     rank, world = (os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
     if rank and world:
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
@@ -48,6 +54,19 @@ def launched_as() -> tuple[int, int] | None:
             f"set to say which; {_WAY_OUT}"
         )
     return None
+
+
+def _in_ray_train() -> tuple[int, int] | None:
+    """Return (rank, ranks) where this process is a worker of Ray Train, which has imported ray.train then."""
+    train: Any = sys.modules.get("ray.train")
+    if train is None:
+        return None
+    try:
+        context = train.get_context()
+        found = context.get_world_rank(), context.get_world_size()
+    except Exception:  # of whatever kind: this is no worker
+        return None
+    return found if all(type(number) is int for number in found) else None
 
 
 def rank_here(variable: str = "RANK") -> int:

@@ -44,6 +44,11 @@ def seed_globals(seed: int, epoch: int, sample: int, position: int) -> None:
     torch.default_generator.manual_seed(torch_seed(key))
 
 
+def seed_process(base: int) -> None:
+    """Set the global generators of a process that is a worker of its own, from one number."""
+    seed_globals(base, 0, 0, 0)
+
+
 def torch_seed(key: bytes) -> int:
     """Return the seed that a digest gives torch: 63 bits, for datasets that return it, in tensors of int64."""
     return int.from_bytes(key[24:], "little") >> 1

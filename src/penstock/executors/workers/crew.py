@@ -25,7 +25,7 @@ from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
 from penstock.executors.workers.readers import ThreadReaders
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
-from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, set_for_this_thread
+from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, generators_here, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
 from penstock.hooks.calls import natively
 from penstock.observe import Instant, Meter
@@ -129,7 +129,7 @@ class ThreadCrew:
     def wait(self, batches: list[FetchedBatch], timeout: float) -> FetchedBatch | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._workers:
-            self._work_as_caller(batches[0], self._fetch)
+            self._work_as_caller(batches[0], self._fetch, generators_here())
         elif not timeout and self._caller_should_work(batches):
             fetch = self._workers[0].take_fetch(self._fetch)
             info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
@@ -21,9 +21,8 @@ from penstock.system.randomness import Generators
 class ThreadWorkerInfo:
     """What get_worker_info() returns in a worker thread: torch's WorkerInfo, with generators of the thread's own."""
 
-    worker_method: Final = "thread"
-
-    def __init__(self, id: int, num_workers: int, seed: int, dataset: Any) -> None:
+    def __init__(self, id: int, num_workers: int, seed: int, dataset: Any, worker_method: str = "thread") -> None:
+        self.worker_method = worker_method
         self.id = id
         self.num_workers = num_workers
         self.seed = seed
@@ -51,6 +50,12 @@ def as_worker(info: ThreadWorkerInfo) -> Iterator[None]:
         yield
     finally:
         set_for_this_thread(None)
+
+
+def generators_here() -> Generators | None:
+    """Return the generators of the calling thread, where it is a worker by `set_for_this_thread`."""
+    info = getattr(_of_thread, "info", None)
+    return None if info is None else info.rng
 
 
 def _answer(torchs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Machines beyond this one: a Ray cluster, who of it works on what, and the connections to them."""

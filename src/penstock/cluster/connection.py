@@ -1,0 +1,159 @@
+"""The connection to a Ray cluster, and whether its nodes are fit for what they are to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import PIL
+import torch
+
+import penstock
+from penstock.cluster.option import Ray
+from penstock.errors import ClusterError, ClusterUnreachable, InvalidOption
+from penstock.system.words import size_of
+
+#: Seconds in which the port of a cluster must answer.
+_ANSWER = 5.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an actor says of itself when it starts."""
+
+    versions: Mapping[str, str]
+    """Of what both ends must have alike."""
+    node: str
+    """The ID of its Ray node, the beginning of it."""
+    host: str
+    """The IP address of the node."""
+    pid: int
+    missing: tuple[str, ...] = ()
+    """Files that the node does not see as the trainer does, each with what it sees."""
+    port: int = 0
+    """That it listens at, where it does."""
+    local: str = ""
+    """The name of the Unix socket that it listens at too."""
+
+    @property
+    def place(self) -> str:
+        """Return the node as messages name it."""
+        return f"node {self.node} ({self.host})"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be alike on all nodes: they exchange pickles, and make the same bytes."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": str(torch.__version__),
+        "Pillow": PIL.__version__,
+        "penstock": penstock.__version__,
+    }
+
+
+def connected(cluster: Ray) -> Any:
+    """Return Ray's module, connected to a cluster.
+
+    Raises:
+        InvalidOption: Ray is not installed.
+        ClusterUnreachable: the cluster is not there, or does not answer.
+    """
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError as error:
+        raise InvalidOption(
+            "this needs Ray, which is not installed: pip install 'penstock[ray]', on every node of the cluster"
+        ) from error
+    if ray.is_initialized():
+        return ray
+    address, what = cluster.address or os.environ.get("RAY_ADDRESS") or "auto", "no Ray cluster runs on this machine"
+    try:
+        address = _of_this_machine() if address == "auto" else address
+        what = f"the Ray cluster {address} is not there"
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal():  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), _ANSWER).close()
+        ray.init(address=address, configure_logging=False)
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # SystemExit by Ray
+        raise ClusterUnreachable(
+            f"{what} ({_first_line(error)}): start one by `ray start --head` here, and by `ray start "
+            "--address=HOST:6379` on the other nodes, or give Ray(address=)"
+        ) from error
+    return ray
+
+
+def _of_this_machine() -> str:
+    """Return the address that Ray would take for "auto", which may be of a cluster that is gone; else "auto"."""
+    try:
+        from ray._private.services import get_ray_address_from_environment  # noqa: PLC0415
+    except ImportError:  # of another version of Ray
+        return "auto"
+    return str(get_ray_address_from_environment("auto", None))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def here(*, missing: tuple[str, ...] = (), port: int = 0, local: str = "") -> Facts:
+    """Return what an actor says of itself."""
+    import ray  # noqa: PLC0415
+
+    node = ray.get_runtime_context().get_node_id()[:8]
+    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), missing, port, local)
+
+
+def check(found: Facts, who: str) -> None:
+    """Raise ClusterError where an actor cannot do its part: other versions, or files that its node does not see."""
+    wanted = versions()
+    differing = [name for name in wanted if found.versions.get(name) != wanted[name]]
+    if differing:
+        said = "; ".join(f"{name} {found.versions.get(name, 'none')}, and here {wanted[name]}" for name in differing)
+        raise ClusterError(
+            f"{who} on {found.place} has other versions than this process: {said}. Install the same on every node"
+        )
+    if found.missing:
+        more = f", and {len(found.missing) - 1} more of those that were looked at" if len(found.missing) > 1 else ""
+        raise ClusterError(
+            f"{who} on {found.place} does not see the files of this process: {found.missing[0]}{more}. Give a dataset "
+            "on a file system that all nodes share, under one path, or shards in an object store"
+        )
+
+
+def files_of(paths: Iterable[str | None]) -> list[tuple[str, int]]:
+    """Return the absolute paths of files, and their sizes here, of those that are there."""
+    found = []
+    for path in dict.fromkeys(path for path in paths if path is not None):
+        try:
+            found.append((os.path.abspath(path), os.stat(path).st_size))
+        except (OSError, ValueError):  # the error of its sample says so
+            continue
+    return found
+
+
+def unseen(files: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Return those of these files that this machine does not see so, each with what it sees."""
+    found = []
+    for path, size in files:
+        try:
+            seen = os.stat(path).st_size
+        except OSError as error:
+            found.append(f"{path} ({error.strerror})")
+            continue
+        if seen != size:
+            found.append(f"{path} (of {size_of(seen)}, not {size_of(size)})")
+    return tuple(found)
+
+
+def no_place(ray: Any, cluster: Ray, what: str) -> ClusterError:
+    """Return the error of actors that the cluster did not start in time."""
+    has = {name: amount for name, amount in ray.available_resources().items() if not name.startswith("node:")}
+    free = ", ".join(f"{name} {amount:g}" for name, amount in sorted(has.items()) if "memory" not in name)
+    return ClusterError(
+        f"no {what} could start in {cluster.start_timeout:g} s: each needs {cluster.demand()}, and the cluster has "
+        f"{free or 'nothing'} free. Ask for less by Ray(cpus=, resources=), or add nodes"
+    )

@@ -1,0 +1,64 @@
+"""A filler that is at work for this process, and the batches that fillers make."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cluster.connection import Facts
+from penstock.cluster.wire import pieces_of, send
+from penstock.executors.batch import Batch
+from penstock.executors.workers.filler import Filled, Request
+
+
+@dataclass(slots=True, eq=False)
+class FillerBatch(Batch):
+    """A batch that a filler makes."""
+
+    number: int = -1
+    """Of its request; -1: it was not asked for."""
+    place: int = 0
+    """In the sampler's order, from the beginning of the pass."""
+    filled: Filled | None = None
+    losses: int = 0
+    """How many fillers were lost while they worked on it."""
+    reported: bool = False
+    """Those who follow the pass know that the batch came."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the batch is here, or its error."""
+        return self.filled is not None or self.error is not None
+
+    def let_go(self) -> None:
+        self.filled = None
+
+
+_names = itertools.count()  # no two fillers of this process have the same
+
+
+class Link:
+    """A filler that is at work."""
+
+    def __init__(self, slot: int, serving: Any, facts: Facts, connection: socket.socket) -> None:
+        self.slot, self.serving, self.facts, self.connection = slot, serving, facts, connection
+        self.name = next(_names)
+        self.stages: list[tuple[Any, ...]] = []
+        self.calls: list[Any] = []
+        self._sending = threading.Lock()
+
+    def request(self, number: int, request: Request) -> None:
+        """Send a request. A filler that is lost is noticed by who receives."""
+        with suppress(OSError), self._sending:
+            send(self.connection, pieces_of(number, request))
+
+
+class FillerTraceback(Exception):
+    """Where in a filler an error was raised: the cause of the error that the trainer raises."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"

@@ -1,0 +1,82 @@
+"""A Ray cluster of this machine: a head without CPUs, where the trainer is, and nodes that tests add and kill."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Bytes of each node's object store.
+STORE = 100 << 20
+
+
+def ray_processes() -> set[int]:
+    """Return the processes of Ray on this machine that belong to this process."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                mine = f"PENSTOCK_TEST_CLUSTER={os.getpid()}".encode() in (entry / "environ").read_bytes()
+            except OSError:  # it is gone, or another user's
+                continue
+            if mine and (b"ray" in command.split(b"\0")[0] or b"ray::" in command or b"/ray/" in command):
+                found.add(int(entry.name))
+    return found
+
+
+def wait_until(holds: Any, seconds: float = 30.0) -> bool:
+    """Return whether something holds within some time; what happens in other processes gives no event."""
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(held)
+
+
+class Nodes:
+    """A cluster to whose nodes tests send their actors by a resource of the node's name."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._nodes: dict[str, Any] = {}
+
+    def add(self, name: str, cpus: int = 8) -> None:
+        """Add a node, where it is not there."""
+        if name not in self._nodes:
+            self._nodes[name] = self._cluster.add_node(
+                num_cpus=cpus, resources={name: 8, "filler": 8}, object_store_memory=STORE, include_dashboard=False
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill the processes of a node."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """Return a cluster with the nodes "one" and "two"; none of its processes outlives the tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_TEST_CLUSTER", str(os.getpid()))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
+        cluster = pytest.importorskip("ray.cluster_utils").Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False},
+        )
+        try:
+            ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+            found = Nodes(cluster)
+            found.add("one")
+            found.add("two")
+            yield found
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+        assert wait_until(lambda: not ray_processes()), ray_processes()

@@ -1,0 +1,296 @@
+"""What a cluster is told and sent: options, versions, files, pickles, messages; none of this needs a running one."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.cluster.connection import Facts, check, connected, files_of, unseen, versions
+from penstock.cluster.option import Ray, ray_of
+from penstock.cluster.pickles import pickled
+from penstock.cluster.wire import Listener, Memory, connect, in_new_memory, new_secret, pieces_of, receive, send
+from tests.same import assert_same
+from tests.sample_datasets import Made, Stream, rows
+from tests.samples import SAMPLES
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'penstock[ray]'"
+)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cpus": 0}, "cpus=0"),
+        ({"cpus": True}, "cpus=True"),
+        ({"address": "ray://head:10001"}, "HOST:PORT"),
+        ({"resources": {"filler": -1}}, "resources="),
+        ({"resources": {1: 1}}, "resources="),
+        ({"bytes_in_flight": "much"}, "a number with a unit"),
+        ({"bytes_in_flight": 0}, "1 byte or more"),
+        ({"start_timeout": 0}, "start_timeout=0"),
+    ],
+)
+def test_wrong_options_of_a_cluster(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match=says):
+        Ray(**options)
+
+
+def test_what_ray_is_asked_for() -> None:
+    cluster = Ray(cpus=2.5, resources={"filler": 1}, bytes_in_flight="1MiB")
+    assert (cluster.threads, cluster.limit, cluster.demand()) == (2, 1 << 20, "CPU 2.5, filler 1")
+    assert cluster.placement()["max_restarts"] == 0
+    assert ray_of("ray") == Ray()
+    assert ray_of(cluster) is cluster
+    assert ray_of("thread") is None
+
+
+@pytest.mark.parametrize("method", ["ray", Ray()])
+@pytest.mark.parametrize(
+    ("dataset", "workers", "says"),
+    [(rows(), None, "num_workers="), (rows(), 0, "num_workers="), (Stream(), 2, "map-style dataset: a Stream")],
+)
+def test_loaders_that_no_filler_can_work_for(dataset: Any, workers: int | None, says: str, method: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match=says):
+        penstock.DataLoader(dataset, num_workers=workers, worker_method=method)
+
+
+def test_explain_says_what_will_be_asked_of_ray() -> None:
+    native: Any = penstock.DataLoader(rows(), 4, num_workers=3, worker_method=Ray(cpus=2))
+    lines = native.explain().splitlines()
+    assert lines[0] == "plan     3 fillers of a Ray cluster fill batches of 4 in place, in order"
+    assert lines[1] == (
+        "ray      3 fillers will be asked of Ray when a pass begins; each takes CPU 2; at most 512 MiB of batches in "
+        "flight"
+    )
+    own: Any = penstock.DataLoader(Made(), 4, num_workers=1, worker_method="ray")
+    assert own.explain().startswith("plan     Python reads the dataset in 1 filler of a Ray cluster\nray      1 filler")
+
+
+def test_an_engine_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidOption, match="engine='spark': it is 'ray'"):
+        penstock.pack(rows(), tmp_path / "out", engine="spark")  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+# --- a cluster that is not there --------------------------------------------------------------------------------------
+
+
+def begin(work: str, folder: Path) -> None:
+    """Ask a cluster to load, or to pack."""
+    if work == "pack":
+        penstock.pack(rows(), folder / "out", engine="ray")
+    else:
+        iter(penstock.DataLoader(rows(), num_workers=1, worker_method="ray"))
+
+
+@pytest.mark.parametrize("work", ["load", "pack"])
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(penstock.InvalidOption, match=r"pip install 'penstock\[ray\]'"):
+        begin(work, tmp_path)
+
+
+@needs_ray
+@pytest.mark.parametrize("work", ["load", "pack"])
+def test_no_cluster_answers(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)  # nobody listens there any more
+    with pytest.raises(penstock.ClusterUnreachable, match=f"the Ray cluster {address} is not there") as caught:
+        begin(work, tmp_path)
+    assert isinstance(caught.value, ConnectionError)
+    with pytest.raises(penstock.ClusterUnreachable):
+        connected(Ray(address))
+
+
+# --- nodes that are not fit -------------------------------------------------------------------------------------------
+
+
+def test_versions_that_differ_are_named() -> None:
+    facts = Facts({**versions(), "torch": "1.0", "Python": "3.9"}, "abc", "10.0.0.9", 1)
+    with pytest.raises(penstock.ClusterError) as caught:
+        check(facts, "filler 3")
+    assert str(caught.value).startswith(
+        "filler 3 on node abc (10.0.0.9) has other versions than this process: Python 3"
+    )
+    assert f"torch 1.0, and here {torch.__version__}" in str(caught.value)
+    check(Facts(versions(), "abc", "10.0.0.9", 1), "filler 3")
+
+
+def test_files_that_a_node_does_not_see_are_named(tmp_path: Path) -> None:
+    for name in ("gone", "cut", "whole"):
+        (tmp_path / name).write_bytes(b"content")
+    files = files_of([str(tmp_path / name) for name in ("gone", "cut", "whole", "never", "gone")] + [None])
+    assert len(files) == 3
+    (tmp_path / "gone").unlink()
+    (tmp_path / "cut").write_bytes(b"c")
+    missing = unseen(files)
+    assert len(missing) == 2
+    with pytest.raises(penstock.ClusterError) as caught:
+        check(Facts(versions(), "abc", "10.0.0.9", 1, missing), "filler 3")
+    assert f"filler 3 on node abc (10.0.0.9) does not see the files of this process: {tmp_path}/gone (No such file" in (
+        str(caught.value)
+    )
+    assert "and 1 more" in str(caught.value)
+
+
+class Held:
+    """A dataset's part that holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.names = {"a": 1, "lock": threading.Lock()}
+
+
+@needs_ray
+def test_what_cannot_be_pickled_is_named_with_its_attribute() -> None:
+    dataset: Any = Made()
+    dataset.parts = [1, Held()]
+    with pytest.raises(penstock.ClusterError, match=r"^Made\.parts\[1\]\.names\['lock'\], of type _thread\.lock, "):
+        pickled((dataset, 1), "Made", dataset)
+    held = threading.Lock()
+    dataset.parts, dataset.make = None, lambda index: (held, index)
+    with pytest.raises(penstock.ClusterError, match=r"^Made\.make's held, of type _thread\.lock, cannot be pickled"):
+        pickled((dataset, 1), "Made", dataset)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def sent(value: Any) -> Any:
+    """Return a value that went over a connection."""
+    here, there = socket.socketpair()
+    with here, there:
+        sending = threading.Thread(target=send, args=(here, pieces_of(7, value)))
+        sending.start()
+        message = receive(there, in_new_memory)
+        sending.join()
+    assert (message.number, message.error) == (7, None)
+    return message.value
+
+
+@needs_ray
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in SAMPLES.items()])
+def test_samples_arrive_as_they_were(make: Callable[[int], Any]) -> None:
+    values = [make(i) for i in range(2)]
+    assert_same(sent(values), values)
+
+
+STRIDED = torch.arange(120.0).view(2, 3, 4, 5)
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        STRIDED.to(memory_format=torch.channels_last),
+        STRIDED.expand(7, 2, 3, 4, 5),
+        STRIDED[:, 1:, ::2],
+        torch.zeros(1000)[::100],
+        torch.zeros(0, 3),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.tensor(3),
+        torch.zeros(3).to_sparse(),
+    ],
+    ids=["channels last", "expanded", "a part", "a thin part", "empty", "bfloat16", "0-d", "sparse"],
+)
+def test_tensors_keep_their_strides(tensor: torch.Tensor) -> None:
+    found = sent(tensor)
+    assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(found.to_dense(), tensor.to_dense())
+    if tensor.layout is torch.strided:
+        assert found.stride() == tensor.stride()
+
+
+@needs_ray
+def test_tensors_are_received_where_the_receiver_says() -> None:
+    mine: list[Memory] = []
+
+    def allocate(size: int) -> Memory:
+        mine.append(in_new_memory(size))
+        return mine[-1]
+
+    here, there = socket.socketpair()
+    with here, there:
+        send(here, pieces_of(0, {"x": torch.arange(6.0), "y": np.arange(3)}))
+        value = receive(there, allocate).value
+    assert [len(memory.tensor) for memory in mine] == [24]
+    assert value["x"].data_ptr() == mine[0].tensor.data_ptr()
+    value["y"][0] = 5  # it can be written to
+
+
+@pytest.mark.parametrize("local", ["", "\0", "\0nowhere"], ids=["tcp", "unix", "no unix"])
+@pytest.mark.parametrize("same", [True, False])
+def test_the_two_ends_of_a_connection_know_one_secret(*, same: bool, local: str) -> None:
+    secret, found = new_secret(), list[Any]()
+    listener = Listener("127.0.0.1")
+
+    def listen() -> None:
+        try:
+            found.append(listener.accept(secret, 10))
+        except Exception as error:
+            found.append(error)
+
+    other = threading.Thread(target=listen)
+    other.start()
+    name = listener.local if local == "\0" else local
+    if same:
+        with connect("127.0.0.1", listener.port, name, secret) as ours:
+            other.join()
+            with found[0] as theirs:
+                theirs.sendall(b"x")
+                assert ours.recv(1) == b"x"
+                assert (ours.family == socket.AF_UNIX) == (local == "\0")
+    else:
+        with pytest.raises(penstock.ClusterError, match="does not know the secret"):
+            connect("127.0.0.1", listener.port, name, new_secret())
+        other.join()
+        assert isinstance(found[0], penstock.ClusterError | EOFError)
+
+
+def test_a_filler_does_not_wait_for_ever() -> None:
+    with pytest.raises(TimeoutError, match="did not connect"):
+        Listener("127.0.0.1").accept(new_secret(), 0.001)
+
+
+@needs_ray
+def test_what_was_sent_is_not_kept() -> None:
+    tensor = torch.zeros(1000)
+    alive = weakref.ref(tensor)
+    pieces = pieces_of(0, [tensor])
+    del tensor, pieces
+    assert alive() is None, "batch memory would not be used again before the garbage is collected"
+
+
+@needs_ray
+def test_a_filler_that_is_gone_is_noticed() -> None:
+    here, there = socket.socketpair()
+    with there:
+        whole = b"".join(bytes(piece) for piece in pieces_of(0, torch.zeros(1000)))
+        here.sendall(whole[:-1])
+        here.close()
+        with pytest.raises(EOFError):
+            receive(there, in_new_memory)
+
+
+@pytest.mark.parametrize("head", [b"\xff" * 20, b"\0" * 16 + b"\xff" * 4, b"\0" * 19 + b"\1" + b"\x7f" * 8])
+def test_what_is_no_message_is_refused(head: bytes) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(head)
+        with pytest.raises(penstock.ClusterError, match="no message of Penstock's"):
+            receive(there, in_new_memory)

@@ -1,0 +1,109 @@
+"""penstock plan-capacity: each need is its formula, and the weakest link is the one of which least is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.insight.capacity import Capacity, Job, Machines, capacity, measured_costs
+
+JOB = Job(gpus=8, rate=1000, cpu_seconds=0.0017, stored_bytes=100e3, batch_bytes=600e3, dataset_bytes=1e12)
+
+
+def needed(found: Capacity) -> dict[str, float]:
+    return {need.name: need.needed for need in found.needs}
+
+
+def test_each_need_is_its_formula() -> None:
+    found = needed(capacity(JOB, Machines(nodes=2, cores=4, storage=1e9, network=1e9, cache=250e9)))
+    assert found["CPU cores"] == pytest.approx(8 * 1000 * 0.0017 / 0.85)
+    assert found["cache"] == 2e12
+    assert found["storage bandwidth"] == pytest.approx(8 * 1000 * 100e3 * 0.75)
+    assert found["network for fillers"] == pytest.approx(8 * 1000 * 600e3 * 0.5), "half of the cores are missing"
+
+
+def test_the_weakest_link_says_what_is_reached() -> None:
+    found = capacity(JOB, Machines(nodes=2, cores=4, storage=1e9))
+    assert found.weakest is not None
+    assert found.weakest.name == "CPU cores"
+    assert found.reached == pytest.approx(500)
+    assert "each GPU gets 500 of 1,000 samples/s. 8 cores more are needed, such as 8 fillers" in found.sentence()
+    found = capacity(JOB, Machines(nodes=2, cores=8, storage=0.1e9))
+    assert found.sentence().startswith("weakest link: storage bandwidth; each GPU gets 250 of 1,000 samples/s")
+
+
+def test_enough_of_all() -> None:
+    found = capacity(JOB, Machines(nodes=2, cores=16, storage=4e9, cache=1.0))
+    assert found.reached == 1000
+    assert found.sentence() == "enough of all; the nearest to its limit is CPU cores, of which 50% is taken"
+
+
+def test_nothing_is_known_of_the_machines() -> None:
+    found = capacity(JOB, Machines())
+    assert (found.weakest, found.reached) == (None, None)
+    assert "unknown" in found.sentence()
+    assert needed(found)["network for fillers"] == pytest.approx(8 * 1000 * 600e3)
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"rate": 0.0}, {"cpu_seconds": float("nan")}, {"stored_bytes": -1.0}])
+def test_jobs_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(penstock.InvalidOption):
+        capacity(Job(**{"gpus": 1, "rate": 1.0, "cpu_seconds": 1.0, **wrong}), Machines())
+
+
+STAGES = {
+    "read": {"seconds": 2.0, "samples": 100, "cpu_seconds": 0.05, "bytes": 1_000_000},
+    "decode": {"seconds": 1.0, "samples": 50, "cpu_seconds": 0.2, "bytes": 0},
+}
+
+
+def test_costs_are_those_of_the_doctor() -> None:
+    cpu, stored = measured_costs(json.dumps({"loop": {"stages": STAGES}}))
+    assert cpu == pytest.approx(0.0005 + 0.004)
+    assert stored == pytest.approx(10_000)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"loop": {"stages": {"read": 1}}}', '{"loop": {"stages": {}}}'], ids=range(5)
+)
+def test_what_the_doctor_did_not_print(text: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match="doctor"):
+        measured_costs(text)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "doctor.json").write_text(json.dumps({"loop": {"stages": STAGES}}))
+    command = ["plan-capacity", "--gpus", "8", "--rate", "1000", "--measured", str(tmp_path / "doctor.json")]
+    assert main([*command, "--nodes", "2", "--cores", "32"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["need", "needed", "there", "is", "formula"]
+    assert out[1].split()[:6] == ["CPU", "cores", "42.4", "cores", "64", "cores"]
+    assert out[1].endswith("8 GPUs x 1,000 samples/s x 4.5 ms / 85% of a core's time")
+    assert main([*command, "--cpu-ms", "45", "--cores", "32", "--json"]) == 1
+    held = json.loads(capsys.readouterr().out)
+    assert held["weakest"] == "CPU cores"
+    assert held["needs"][0]["share"] == pytest.approx(32 / (8 * 45 / 0.85))
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ([], "give --measured or --cpu-ms"),
+        (["--measured", "nowhere.json"], "nowhere.json: No such file"),
+        (["--cpu-ms", "-1"], "no number above 0"),
+        (["--cpu-ms", "1", "--cache", "big"], "a size in bytes"),
+    ],
+)
+def test_wrong_arguments(rest: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["plan-capacity", "--gpus", "8", "--rate", "1000", *rest])
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        code = end.code
+    assert code == 2
+    assert says in capsys.readouterr().err
