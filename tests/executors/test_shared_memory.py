@@ -314,7 +314,9 @@ def in_a_dict(samples: list[torch.Tensor]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}], ids=str
+    "options",
+    [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}],
+    ids=lambda given: next(iter(given)),
 )
 def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)
