@@ -13,8 +13,8 @@ import pytest
 
 import penstock
 from penstock.packing.engines import Packing
-from tests.cluster.conftest import Nodes, wait_until
 from tests.cluster.cluster_samples import Ending, Signals, Slow, as_is
+from tests.cluster.conftest import Nodes, wait_until
 from tests.same import assert_same
 from tests.sample_datasets import smooth_photos, tensor_files
 

@@ -280,7 +280,7 @@ def test_resuming(folder):
 def test_a_cache(folder, tmp_path, collate):
     dataset = images(folder)
     theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=2, collate_fn=collate)
-    for cache in (tmp_path / "cache", "memory"):
+    for cache in (tmp_path / "cache", "64MiB"):
         torch.manual_seed(5)
         loader = penstock.DataLoader(
             dataset, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate, cache=cache
