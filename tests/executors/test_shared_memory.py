@@ -332,3 +332,22 @@ def test_errors_are_those_of_default_collate() -> None:
         with pytest.raises(Exception) as theirs:
             list(tud.DataLoader(Samples(make), 4, num_workers=2))
         assert type(ours.value) is type(theirs.value)
+
+
+def small(index: int) -> torch.Tensor:
+    return torch.arange(10.0) + index
+
+
+def aliased(samples: list[torch.Tensor]) -> Any:
+    stacked = torch.stack(samples)
+    return {"pair": Pair(stacked, stacked[0]), "again": stacked, "alone": stacked + 1, "column": stacked.T[:1]}
+
+
+def test_small_tensors_that_share_memory_do_so_where_they_arrive() -> None:
+    batches = list(loader(small, 8, collate_fn=aliased))
+    theirs = list(tud.DataLoader(Samples(small, 8), 4, num_workers=1, collate_fn=aliased))
+    assert difference(batches, theirs) is None
+    for one in (*batches, *theirs):
+        one["pair"].first[0, 0] = -5
+        assert one["again"][0, 0] == one["pair"].second[0] == one["column"][0, 0] == -5
+        assert one["alone"][0, 0] > 0

@@ -478,8 +478,8 @@ def test_what_cannot_go_on_by_id() -> None:
 
 
 def test_a_catalogue_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    images(tmp_path, {f"{name}/{side}.png": side for side in range(1, 4) for name in ("cat", "dog")})
-    folder = penstock.ImageFolder(tmp_path)
+    images(tmp_path / "photos", {f"{name}/{side}.png": side for side in range(1, 4) for name in ("cat", "dog")})
+    folder = penstock.ImageFolder(tmp_path / "photos")
     sets: list[Any] = [
         numbered(*BEFORE),
         folder,

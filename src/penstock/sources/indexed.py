@@ -40,15 +40,18 @@ def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> It
             yield known_of(leaf.size, leaf.jpeg_index.counts()[0], "packed with them")
 
 
-def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_bytes: float | None) -> Photos:
-    """Return what tells a dataset's photos from another's.
+def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_bytes: float | None) -> Photos | None:
+    """Return what tells a dataset's photos from another's; None: the dataset's own entries are not as they should be.
 
     Args:
         size: the number of samples.
         name: returns (ID, file) of a sample.
         packed_bytes: of a photo in shards; None: each sample is a file of its own.
     """
-    names = [name(index) for index in range(0, size, max(1, -(-size // _NAMED)))]
+    try:
+        names = [name(index) for index in range(0, size, max(1, -(-size // _NAMED)))]
+    except Exception:  # whoever reads such a sample says what is wrong
+        return None
     texts = tuple(f"{sample}\0{os.path.abspath(path or '')}" for sample, path in names)
     return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
 
@@ -59,5 +62,9 @@ def _chosen(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, Any, Photos |
         filler, recipe = leaf.fields[0].filler, leaf.recipe
         # Other fillers of images read pixels, or keep them.
         if recipe is not None and hasattr(filler, "indexed") and reads_part(recipe.operations):
-            own = leaf.jpeg_index is not None
-            yield number, filler, None if own else photos_of(leaf.size, leaf.identify, leaf.packed_bytes)
+            photos = None
+            if leaf.jpeg_index is None:
+                photos = photos_of(leaf.size, leaf.identify, leaf.packed_bytes)
+                if photos is None:
+                    continue
+            yield number, filler, photos

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -167,6 +167,8 @@ class WorkerBuffers:
         self._used: dict[int, int] = {}  # numbers of blocks that rows lie in, by address
         self._copied: dict[int, int] = {}  # numbers of blocks, by the address of the storage that was copied to each
         self._unreserved: dict[int, Block] = {}  # by address: rows, and copied storages, that lie in no block
+        self._seen: Counter[int] = Counter()  # tensors of the user's batch, by the address of their storage
+        self._of_user = False
         self.large: dict[int, tuple[int, bool]] = {}
         """By address, the bytes of each large storage in the batch, and whether it is sent in a block."""
 
@@ -174,6 +176,7 @@ class WorkerBuffers:
         """Use these blocks for the batch that comes."""
         self._free = list(names)
         self._used, self._copied, self._unreserved, self.large = {}, {}, {}, {}
+        self._seen = Counter()
 
     @property
     def placed(self) -> int:
@@ -226,12 +229,28 @@ class WorkerBuffers:
         self._used[block.address] = name.number
         return block
 
-    def packed(self, batch: Any) -> Any:
+    def packed(self, batch: Any, *, of_user: bool = False) -> Any:
         """Return a batch as it is sent: tensors in blocks by where they lie, small ones by value, large ones copied.
 
-        What is left, as other than plain tensors, torch sends its way.
+        What is left, as other than plain tensors, torch sends its way; of a batch of the user's collate_fn also small
+        ones that share memory with others, or are a part of it: they do so where they arrive.
         """
-        return mapped(self._packed_tensor, batch)
+        self._of_user = of_user
+        if of_user:
+            mapped(self._count, batch, whole=True)
+        return mapped(self._packed_tensor, batch, whole=of_user)
+
+    def _count(self, tensor: Any) -> Any:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_cpu:
+            self._seen[tensor.untyped_storage().data_ptr()] += 1
+        return tensor
+
+    def _alone(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+        """Return whether a tensor is all that lies in its memory, in the usual layout, and the only one of a batch."""
+        if not self._of_user:
+            return tensor.is_contiguous()
+        usual = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride() == tensor.stride()
+        return usual and tensor.nbytes == storage.nbytes() and self._seen[storage.data_ptr()] == 1
 
     def _packed_tensor(self, tensor: Any) -> Any:
         if type(tensor) is not torch.Tensor:
@@ -247,7 +266,7 @@ class WorkerBuffers:
         # A quantised tensor is more than its elements, and torch warns of each empty one of complex halves.
         plain = not tensor.is_quantized and tensor.dtype is not torch.complex32
         if storage.nbytes() < SHARED_BYTES:
-            return _ByValue(tensor) if plain and tensor.is_contiguous() else tensor
+            return _ByValue(tensor) if plain and self._alone(tensor, storage) else tensor
         if address in self._unreserved:
             self.large[address] = storage.nbytes(), False
             return self._unreserved[address].tensor(
@@ -282,7 +301,9 @@ class WorkerBuffers:
         copies = {number: _copy_of(block) for number, block in held.items()}
         for number in held:
             del self._mapped[number]
-        return mapped(lambda part: part.copied(copies) if type(part) is _InBlock else part, packed), tuple(held)
+        return mapped(lambda part: part.copied(copies) if type(part) is _InBlock else part, packed, whole=True), (
+            *held,
+        )
 
 
 class OwnMemory:
@@ -324,15 +345,18 @@ def _copy_of(block: Block) -> Block:
     return Block(storage)
 
 
-def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples."""
+def mapped(function: Callable[[Any], Any], batch: Any, *, whole: bool = False) -> Any:
+    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples.
+
+    whole: a class derived from a named tuple is a leaf: its constructor may look at what it gets.
+    """
     kind = type(batch)
     if kind is dict:
-        return {key: mapped(function, value) for key, value in batch.items()}
+        return {key: mapped(function, value, whole=whole) for key, value in batch.items()}
     if kind in (list, tuple):
-        return kind(mapped(function, value) for value in batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return kind(*(mapped(function, value) for value in batch))
+        return kind(mapped(function, value, whole=whole) for value in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields") and (not whole or kind.__bases__ == (tuple,)):
+        return kind(*(mapped(function, value, whole=whole) for value in batch))
     return function(batch)
 
 

@@ -71,7 +71,7 @@ class WorkerBatches:
     def _sent(self, made: list[Any], samples: int, rows: Iterable[int] = ()) -> Any:
         """Return the only item of a list, a batch of the user's collate_fn, as it is sent. rows: where samples lie."""
         batch = made.pop()
-        packed = self._buffers.packed(batch)
+        packed = self._buffers.packed(batch, of_user=True)
         self._rows_are_sent = not self._buffers.large.keys().isdisjoint(rows)
         del batch
         sizes = tuple(nbytes for nbytes, _ in self._buffers.large.values())
