@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
+
+from tests import crash_reports
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,6 +25,28 @@ def _small_heap() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have the stacks of a worker that crashes reported."""
+    crash_reports.begin(session.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Have the stacks of a test that hangs reported."""
+    crash_reports.begin_test()
+    try:
+        return (yield)
+    finally:
+        crash_reports.end_test()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
+    """Report the stacks of a worker that crashed."""
+    crash_reports.complete(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let Python free at its end what `_small_heap` has kept."""
+    crash_reports.end(session.config)
     gc.unfreeze()

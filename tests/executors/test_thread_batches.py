@@ -12,6 +12,8 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
+from penstock.executors.workers import loading
+from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from tests.sample_datasets import Made
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -51,6 +53,21 @@ def test_threads_keep_channels_last() -> None:
     theirs = list(tud.DataLoader(clips, 2))
     for got, wanted in zip(ours, theirs, strict=True):
         assert torch.equal(got[0], wanted[0]) and got[0].stride() == wanted[0].stride()
+
+
+def test_a_batch_of_other_samples_ends_while_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SampleRows(Buffers(pinned=False, keep=0))
+    other = FetchedBatch(indices=[0, 1])
+    rows.build_for(other, torch.ones(2)).take([torch.ones(2), torch.ones(2).double()], 0)
+
+    def finish_other(nbytes: int) -> None:  # another thread does so
+        assert torch.equal(rows.finish(other, other.build), torch.ones(2, 2).double())  # type: ignore[arg-type]
+
+    rows.finish(other, other.build)  # type: ignore[arg-type]
+    monkeypatch.setattr(loading, "_prepare_heap", finish_other)
+    build = rows.build_for(FetchedBatch(indices=[2]), torch.ones(2))
+    build.take([torch.ones(2)], 0)
+    assert torch.equal(build.finish([2]), torch.ones(1, 2))
 
 
 class Longer(tud.IterableDataset[int]):

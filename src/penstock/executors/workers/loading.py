@@ -61,17 +61,19 @@ class SampleRows:
     @property
     def sample_bytes(self) -> int | None:
         """Bytes of a sample, once one is known."""
-        return None if self._layout is None else self._layout.nbytes
+        layout = self._layout
+        return None if layout is None else layout.nbytes
 
     def build_for(self, batch: FetchedBatch, sample: Any) -> Build:
         """Return what takes in the samples of a batch, of which this is one."""
         with self._lock:
             if batch.build is None:
                 count = len(batch.indices or ())
-                if self._layout is None:
-                    self._layout = layout_of(sample)
-                    _prepare_heap(self._layout.nbytes * count)
-                batch.build = Build(self._layout, count, self._buffers)
+                layout = self._layout  # finish() may forget it meanwhile
+                if layout is None:
+                    layout = self._layout = layout_of(sample)
+                    _prepare_heap(layout.nbytes * count)
+                batch.build = Build(layout, count, self._buffers)
             return batch.build
 
     def finish(self, batch: FetchedBatch, build: Build) -> Any:
