@@ -279,6 +279,7 @@ class PyPool {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
+  m.def("count_stages", &Pool::count_stages, nb::arg("enabled"));
   nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
   nb::class_<Batch>(m, "PreparedBatch");
   nb::class_<PythonJob>(m, "PythonJob")

@@ -153,7 +153,7 @@ void Pool::set_active(unsigned workers) {
 }
 
 void Pool::work(unsigned number) {
-  Scratch scratch(&states_[number].stages);
+  Scratch scratch(counters_of(number));
   while (true) {
     std::shared_ptr<Batch> batch;
     {
@@ -187,7 +187,7 @@ void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
   const std::lock_guard one_at_a_time(own_lock_);
   {
     const std::lock_guard hold(lock_);
-    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>(&states_[thread_count_].stages);
+    if (!own_scratch_) own_scratch_ = std::make_unique<Scratch>(counters_of(thread_count_));
     if (thread_count_ == 0 || one_grain(*batch)) std::erase(open_, batch);  // else workers fill it too
   }
   fill(*batch, *own_scratch_, thread_count_);

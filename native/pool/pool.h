@@ -178,6 +178,9 @@ class Pool {
   // time may call it.
   [[nodiscard]] std::vector<ThreadSpans> take_spans();
 
+  // For benchmarks: whether the threads of pools that are made from now on count what each stage takes.
+  static void count_stages(bool enabled) noexcept { counts_stages_.store(enabled, std::memory_order_relaxed); }
+
   // For tests: starts readers, whether or not reads block.
   void start_readers() { readers_.start(); }
 
@@ -208,6 +211,12 @@ class Pool {
   void fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker);
   void push_python(Batch& batch, const Failure& failure);
   void finish(Batch& batch, std::uint32_t samples);
+
+  [[nodiscard]] StageCounters* counters_of(unsigned number) const noexcept {
+    return counts_stages_.load(std::memory_order_relaxed) ? &states_[number].stages : nullptr;
+  }
+
+  static inline std::atomic<bool> counts_stages_{true};
 
   const std::shared_ptr<const Program> program_;
   const unsigned thread_count_;

@@ -520,6 +520,9 @@ class PythonJob:
 Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
 """(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes", "mismatch" or "moved"."""
 
+def count_stages(enabled: bool) -> None:
+    """Set whether pools that are made from now on count what their stages take: for benchmarks of the count itself."""
+
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 
