@@ -93,12 +93,12 @@ def test_voc_detection(voc: Path) -> None:
 
 def test_coco_detection(coco: tuple[Path, Path]) -> None:
     dataset = datasets.CocoDetection(*coco, transforms=detecting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected, multiprocessing_context="fork")
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
 
 
 def test_coco_detection_as_it_is(coco: tuple[Path, Path]) -> None:
     dataset = datasets.CocoDetection(*coco, transform=RESIZED)
-    assert_conforms(dataset, collate_fn=detected, multiprocessing_context="fork", seed=None)
+    assert_conforms(dataset, collate_fn=detected, seed=None)
 
 
 def test_cityscapes(tmp_path: Path) -> None:

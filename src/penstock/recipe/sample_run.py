@@ -37,6 +37,9 @@ _OF_ALL = (
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
 
 
+_TV = "torchvision.tv_tensors"
+
+
 class _Unlike(Exception):
     """torchvision would not do to the image what the run does."""
 
@@ -120,7 +123,8 @@ class SampleRun:
             transform.check_inputs(leaves)
             if part.name in _OF_COLOURS:
                 own = self.run.draws[part.operations]
-                assert own is not None
+                if own is None or any(map(_has_colours, leaves[:place] + leaves[place + 1 :])):
+                    raise _Unlike
                 draws.append(own(*sizes[part.operations]))
             elif part.name in _FLIPS:
                 draws.append(drawing.flips(transform.p))
@@ -152,6 +156,11 @@ def _called(transforms: Sequence[Any], sample: Any) -> Any:
         # torchvision flattens both alike.
         sample = transform(*sample) if type(sample) is tuple and len(sample) > 1 else transform(sample)
     return sample
+
+
+def _has_colours(value: Any) -> bool:
+    """Return whether a value beside the image is an image, too."""
+    return isinstance(value, Image.Image) or type(value) in classes("Image", _TV) + classes("Video", _TV)
 
 
 def _stand_in(like: Any, height: int, width: int) -> Any:
