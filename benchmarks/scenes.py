@@ -133,7 +133,7 @@ def coco_tools() -> None:
     try:
         import pycocotools.coco  # noqa: F401
     except ImportError:
-        module = types.ModuleType("pycocotools.coco")
+        module: Any = types.ModuleType("pycocotools.coco")
         module.COCO = COCO
         sys.modules["pycocotools"], sys.modules["pycocotools.coco"] = types.ModuleType("pycocotools"), module
 

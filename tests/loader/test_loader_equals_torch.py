@@ -251,9 +251,10 @@ def test_images_in_memory(name: str, tail: Any) -> None:
 
 def test_planar_images_with_draws_and_changes() -> None:
     dataset = in_memory("SVHN", v1.Compose([v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
+    ways: list[tuple[int, Any]] = [(0, None), (2, None), (2, "process")]
     batches = [
-        list(penstock.DataLoader(dataset, batch_size=16, num_workers=workers, seed=3, **options))
-        for workers, options in ((0, {}), (2, {}), (2, {"worker_method": "process"}))
+        list(penstock.DataLoader(dataset, batch_size=16, num_workers=workers, seed=3, worker_method=method))
+        for workers, method in ways
     ]
     assert_same(batches[1], batches[0])
     assert_same(batches[2], batches[0])

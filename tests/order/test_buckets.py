@@ -37,7 +37,7 @@ class Sentences(Dataset[Any]):
 
 
 def numbers(batch: Any) -> list[int]:
-    return batch[1].tolist()  # type: ignore[no-any-return]
+    return batch[1].tolist()
 
 
 def batches_of(**arguments: Any) -> list[list[int]]:
@@ -113,7 +113,7 @@ def test_refused(arguments: Any, message: str) -> None:
 
 def test_lengths_that_are_no_whole_numbers() -> None:
     with pytest.raises(TypeError, match="whole numbers"):
-        penstock.Buckets([1.5], 4)
+        penstock.Buckets(np.array([1.5]), 4)
 
 
 def test_a_length_for_each_sample() -> None:

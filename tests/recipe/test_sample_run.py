@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.native
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE, MASK = tv_tensors.Image, tv_tensors.Mask
-KEYPOINTS = getattr(tv_tensors, "KeyPoints", None)
+KEYPOINTS: Any = getattr(tv_tensors, "KeyPoints", None)
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +168,7 @@ def test_the_same_as_torchvision(name: str, sample: str) -> None:
     random.seed(1)
     compose = v2.Compose(TRANSFORMS[name]())
     for size in [(90, 60), (50, 81), (64, 64), (33, 40), (90, 60)]:
-        assert_as_torchvision(compose, lambda size=size: SAMPLES[sample](*size))
+        assert_as_torchvision(compose, partial(SAMPLES[sample], *size))
 
 
 @pytest.mark.parametrize(

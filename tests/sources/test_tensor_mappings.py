@@ -54,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mappings")
     for number in range(COUNT):
         write_safetensors(root / f"{number}.safetensors", tensors_of(number))
-        np.savez(root / f"{number}.npz", **{name: one.numpy() for name, one in tensors_of(number).items()})
+        arrays: dict[str, Any] = {name: one.numpy() for name, one in tensors_of(number).items()}
+        np.savez(root / f"{number}.npz", **arrays)
         np.savez_compressed(root / f"{number}.packed.npz", a=np.arange(number + 2.0))
     return root
 
@@ -102,7 +103,7 @@ def test_a_transform_takes_the_dictionary(folder: Path) -> None:
 
 def test_compressed_archives(folder: Path) -> None:
     dataset = penstock.TensorFolder(folder, [f"{number}.packed" for number in range(3)], suffix=".npz")
-    assert [len(sample["a"]) for sample in dataset] == [2, 3, 4]
+    assert [len(dataset[number]["a"]) for number in range(3)] == [2, 3, 4]
     batch = next(iter(penstock.DataLoader(dataset, batch_size=3, collate_fn=penstock.Padded())))
     assert batch["a"].lengths.tolist() == [2, 3, 4]
 
@@ -124,7 +125,12 @@ def test_as_load_file_reads_them(tmp_path: Path) -> None:
 
 
 def test_as_numpy_loads_them(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(6).reshape(2, 3).T, "b": np.float32(3), "c": np.arange(4, dtype=">i4"), "d/e": np.ones(2)}
+    arrays: dict[str, Any] = {
+        "a": np.arange(6).reshape(2, 3).T,
+        "b": np.float32(3),
+        "c": np.arange(4, dtype=">i4"),
+        "d/e": np.ones(2),
+    }
     np.savez(tmp_path / "a.npz", **arrays)
     found = penstock.TensorFolder(tmp_path, suffix=".npz")[0]
     assert list(found) == list(arrays)

@@ -200,7 +200,7 @@ def _is_sample(value: Any, several: int) -> bool:
     return not several or (type(value) is tuple and len(value) == several)
 
 
-def _why_left(transform: Any, part: _Part, run: Run | None, image: Any) -> str:
+def _why_left(transform: Any, part: _Part, run: Run | SampleRun | None, image: Any) -> str:
     """Return why a transform of an image is called as it is."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if part.foreign:

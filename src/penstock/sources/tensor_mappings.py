@@ -175,7 +175,7 @@ def _elements(file: BinaryIO, begin: int, behind: int, dtype: torch.dtype, shape
     """Return a tensor of elements, which are read from where the file is."""
     tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if behind > begin:
-        memory = memoryview(tensor.view(-1).view(torch.uint8).numpy()).cast("B")
+        memory: Any = tensor.view(-1).view(torch.uint8).numpy()
         if file.readinto(memory) != behind - begin:  # type: ignore[attr-defined]
             raise ValueError("it ends within its elements: it was cut off")
     return tensor
