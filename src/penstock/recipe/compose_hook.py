@@ -120,6 +120,8 @@ def _call_of_list(joint: bool, original: Any) -> Any:
 
 def _is_sample(inputs: tuple[Any, ...]) -> bool:
     """Return whether what a Compose is called with is an image and what belongs to it."""
+    if isinstance(inputs[0], Image.Image):
+        return True
     return not isinstance(inputs[0], torch.Tensor) and find_picture(inputs) is not None
 
 

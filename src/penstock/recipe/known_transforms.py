@@ -139,10 +139,12 @@ class KnownTransforms:
             return called(transforms, 0, value, several)
         begin, natively_run, image, given = 0, False, value, len(value) if several else 0
         left: _Part | None = None
+        pictures = True  # there may be one
         while begin < len(parts):
-            run = self._run_from(begin, parts, value)
+            run = self._run_from(begin, parts, value) if pictures else None
             if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
                 value, begin = done, begin + run.length
+                pictures = run.mode is not None
                 Debt.images = max(0, Debt.images - 1)
                 if not natively_run:
                     natively_run = True

@@ -88,6 +88,11 @@ class SampleRun:
         """The number of transforms."""
         return self.run.length
 
+    @property
+    def mode(self) -> str | None:
+        """The mode of the image that results; None: it is a tensor."""
+        return self.run.mode
+
     def __call__(self, sample: Any, transforms: Sequence[Any]) -> Any:
         """Return the sample that the transforms make; or REFUSED, and torch's generator is as it was, as of a Run.
 
