@@ -15,7 +15,7 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "augmentations",
-    "cifar", "always_on", "startup", "python_datasets", "own_classes", "recipes", "state", "tuning", "ray",
+    "cifar", "always_on", "startup", "python_datasets", "own_classes", "recipes", "scenes", "state", "tuning", "ray",
 )  # fmt: skip
 
 

@@ -28,9 +28,9 @@ from tests.pages import ROOT, name_of, parts_of, rows_of, text_of
 def signature(function: Any) -> str:
     """Return the parameters of a function, or of a class, without annotations, as the reference shows them."""
     if inspect.isclass(function):
-        function = function.__init__
+        function = function.__new__ if issubclass(function, tuple) else function.__init__
     parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name == "self":
+    if parameters and parameters[0].name in ("self", "_cls"):
         parameters = parameters[1:]
     bare = [one.replace(annotation=inspect.Parameter.empty) for one in parameters]
     return str(inspect.Signature(bare))

@@ -92,10 +92,14 @@ class Owning final : public Filler {
       return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
              (images.ndim() == 3 || images.stride(3) == c);
     };
-    const bool planar = channels > 1 && strides(width, 1, width * height);
-    if (!planar && !strides(width * channels, channels, 1)) throw nb::value_error("the images' layout is not native");
+    auto layout = PixelLayout::interleaved;
+    if (!strides(width * channels, channels, 1)) {
+      layout = strides(width, 1, width * height) ? PixelLayout::planar : PixelLayout::columns;
+      const bool apart = layout == PixelLayout::planar || strides(1, height, width * height);
+      if (channels == 1 || !apart) throw nb::value_error("the images' layout is not native");
+    }
     return {images.data(), images.shape(0), static_cast<int>(height), static_cast<int>(width),
-            static_cast<int>(channels), planar, std::move(recipe)};
+            static_cast<int>(channels), layout, std::move(recipe)};
   }
 
   static ListOffsets offsets_in(nb::handle array) {

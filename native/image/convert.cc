@@ -179,6 +179,9 @@ class Writer {
     const int count = x_.count();
     if (!planar_) {
       T* const dst = place(0, i, x_.before());
+      if constexpr (std::is_same_v<T, float> && C == 3) {
+        if (output_.standard && count >= Standard::kLeastPixels) return output_.standard->pixels(src, count, Reversed, dst);
+      }
       if (!output_.copy) return lookup_pixels<T, C, Reversed>(src, count, table_, dst);
       if constexpr (std::is_same_v<T, std::uint8_t> && !Reversed) {
         std::memcpy(dst, src, static_cast<std::size_t>(count) * C);

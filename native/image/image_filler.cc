@@ -198,8 +198,12 @@ Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const Ten
   } catch (const std::bad_alloc&) {
     return Outcome::to_python("out of memory");
   }
-  const Outcome outcome = planar_ ? fill_as<PlanarSource>(key, want, row, got, all.guard, *scratch)
-                                  : fill_as<ArraySource>(key, want, row, got, all.guard, *scratch);
+  Outcome outcome;
+  switch (layout_) {
+    case PixelLayout::interleaved: outcome = fill_as<ArraySource>(key, want, row, got, all.guard, *scratch); break;
+    case PixelLayout::planar: outcome = fill_as<PlanarSource>(key, want, row, got, all.guard, *scratch); break;
+    case PixelLayout::columns: outcome = fill_turned(key, want, row, got, all.guard, *scratch); break;
+  }
   if (!outcome.ok()) return outcome;
   if (scratch->recipe.only() != nullptr) {
     scratch->clock.defer(Stage::convert);
@@ -229,6 +233,28 @@ Outcome ImageArrayFiller::fill_as(const SampleKey& key, const TensorSpec& want, 
   guard.copy(scratch.copy.data(), image, bytes);
   Source copy(scratch.copy.data(), height_, width_, channels_);
   return execute(*recipe_, copy, row, scratch.recipe);
+}
+
+Outcome ImageArrayFiller::fill_turned(const SampleKey& key, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
+                                      Guard& guard, ImageScratch& scratch) const noexcept {
+  const std::size_t bytes = memory_bytes();
+  try {
+    if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
+    if (scratch.file.size() < bytes) scratch.file.resize(bytes);
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
+    return Outcome::to_python("out of memory");
+  }
+  PlanarSource turned(scratch.copy.data(), height_, width_, channels_);
+  const Outcome laid_out = lay_out(*recipe_, turned, key.draws(), want, got, scratch.recipe);
+  if (!laid_out.ok()) return laid_out;
+  guard.copy(scratch.file.data(), base_ + key.local * bytes, bytes);
+  const auto height = static_cast<std::size_t>(height_), width = static_cast<std::size_t>(width_);
+  const std::uint8_t* from = scratch.file.data();
+  std::uint8_t* to = scratch.copy.data();
+  for (int channel = 0; channel < channels_; ++channel, to += height * width)
+    for (std::size_t x = 0; x < width; ++x)
+      for (std::size_t y = 0; y < height; ++y) to[y * width + x] = *from++;
+  return execute(*recipe_, turned, row, scratch.recipe);
 }
 
 void ImageArrayFiller::prefetch(std::size_t local) const noexcept {

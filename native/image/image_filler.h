@@ -158,18 +158,24 @@ class PixelFileFiller final : public Filler {
   std::shared_ptr<const SampleCache> cache_;
 };
 
-// Decoded images in memory: count images of height x width x channels, uint8, one after the other; in each the
-// channels are interleaved, or (planar) lie apart.
+// How the pixels of an image lie in memory.
+enum class PixelLayout {
+  interleaved,  // the channels of a pixel side by side, row after row
+  planar,       // channel after channel, row after row
+  columns,      // channel after channel, column after column
+};
+
+// Decoded images in memory: count images of height x width x channels, uint8, one after the other.
 class ImageArrayFiller final : public Filler {
  public:
-  ImageArrayFiller(const std::uint8_t* base, std::size_t count, int height, int width, int channels, bool planar,
+  ImageArrayFiller(const std::uint8_t* base, std::size_t count, int height, int width, int channels, PixelLayout layout,
                    std::shared_ptr<const Recipe> recipe)
       : base_(base),
         count_(count),
         height_(height),
         width_(width),
         channels_(channels),
-        planar_(planar),
+        layout_(layout),
         recipe_(std::move(recipe)) {}
   Outcome fill(const SampleKey&, const FileTable*, const TensorSpec&, std::uint8_t*, TensorSpec&,
                Scratch&) const noexcept override;
@@ -179,11 +185,12 @@ class ImageArrayFiller final : public Filler {
  private:
   template <class Source>
   Outcome fill_as(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Guard&, ImageScratch&) const noexcept;
+  Outcome fill_turned(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Guard&, ImageScratch&) const noexcept;
 
   const std::uint8_t* base_;
   std::size_t count_;
   int height_, width_, channels_;
-  bool planar_;
+  PixelLayout layout_;
   std::shared_ptr<const Recipe> recipe_;
 };
 

@@ -141,6 +141,42 @@ __attribute__((target("avx2,fma"), always_inline)) inline __m256 elements(__m128
   return x;
 }
 
+// Eight pixels of three channels at once, to interleaved elements; a rest overlaps the pixels before it. Part k of their
+// 24 elements are lanes of channels 8 k % 3 and so on.
+template <bool Reversed, bool Divides, bool Normalises>
+__attribute__((target("avx2,fma"))) void pixels_avx2(const std::uint8_t* src, int count, float scale,
+                                                     const StandardTerms& given, float* dst) {
+  constexpr int kPixels = Standard::kLeastPixels;
+  // Where part k reads, and which of the 16 bytes from there on its elements are, the last pixel first.
+  constexpr int kFrom[3] = {8, 6, 0};
+  constexpr std::int8_t kOrder[3][8] = {
+      {13, 14, 15, 10, 11, 12, 7, 8}, {11, 6, 7, 8, 3, 4, 5, 0}, {7, 8, 3, 4, 5, 0, 1, 2}};
+  Terms terms[3];
+  __m128i order[3];
+  for (int k = 0; k < 3; ++k) {
+    alignas(32) float mean[8], std[8], inverse[8];
+    for (int lane = 0; lane < 8; ++lane) {
+      const auto c = static_cast<std::size_t>((8 * k + lane) % 3);
+      mean[lane] = given.mean[c];
+      std[lane] = given.std[c];
+      inverse[lane] = given.inverse[c];
+    }
+    terms[k] = {_mm256_set1_ps(scale), _mm256_set1_ps(255.0f), _mm256_load_ps(mean), _mm256_load_ps(std),
+                _mm256_load_ps(inverse)};
+    order[k] = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kOrder[k]));
+  }
+  for (int done = 0; done < count; done += kPixels) {
+    const int at = std::min(done, count - kPixels);
+    const std::uint8_t* const from = src + 3 * std::ptrdiff_t{Reversed ? count - kPixels - at : at};
+    for (int k = 0; k < 3; ++k) {
+      const __m128i bytes =
+          Reversed ? _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + kFrom[k])), order[k])
+                   : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * k));
+      _mm256_storeu_ps(dst + 3 * std::ptrdiff_t{at} + 8 * k, elements<Divides, Normalises>(bytes, terms[k]));
+    }
+  }
+}
+
 // One plane after the other: its constants and shuffles stay in registers.
 template <int C, bool Reversed, bool Divides, bool Normalises>
 __attribute__((target("avx2,fma"))) void standard_avx2(const std::uint8_t* src, int count, float scale,
@@ -231,6 +267,18 @@ void Standard::planes(const std::uint8_t* src, int count, int channels, bool rev
   }
 }
 
+void Standard::pixels(const std::uint8_t* src, int count, bool reversed, float* dst) const {
+  const auto run = [&]<bool Reversed>() {
+    if (divides_) {
+      if (normalises_) return pixels_avx2<Reversed, true, true>(src, count, scale_, terms_, dst);
+      return pixels_avx2<Reversed, true, false>(src, count, scale_, terms_, dst);
+    }
+    if (normalises_) return pixels_avx2<Reversed, false, true>(src, count, scale_, terms_, dst);
+    return pixels_avx2<Reversed, false, false>(src, count, scale_, terms_, dst);
+  };
+  reversed ? run.template operator()<true>() : run.template operator()<false>();
+}
+
 bool Standard::fit(const std::vector<float>& table, int channels) {
   if (!kCpu.avx2_fma) return false;
   constexpr float kStep = 1.0f / 255.0f;
@@ -284,6 +332,7 @@ bool Standard::same(const float* table, int channel) const {
 
 bool Standard::fit(const std::vector<float>&, int) { return false; }
 void Standard::planes(const std::uint8_t*, int, int, bool, const Planes<float>&) const {}
+void Standard::pixels(const std::uint8_t*, int, bool, float*) const {}
 
 #endif
 

@@ -51,6 +51,10 @@ class Standard {
   void planes(const std::uint8_t* src, int count, int channels, bool reversed, const Planes<float>& dst) const;
   static constexpr int kLeast = 16;
 
+  // The same for three channels, to interleaved elements; for count >= kLeastPixels.
+  void pixels(const std::uint8_t* src, int count, bool reversed, float* dst) const;
+  static constexpr int kLeastPixels = 8;
+
   // The arithmetic of one channel alone, as that of a picture of one channel.
   [[nodiscard]] Standard of_channel(int channel) const;
 

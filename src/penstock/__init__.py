@@ -42,10 +42,12 @@ from penstock.errors import (
     WorkerDied,
     WorkerStuck,
 )
+from penstock.executors.padded import Padded, PaddedSequences
 from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
 from penstock.frameworks.installing import install, uninstall
 from penstock.insight import publish as _publish
 from penstock.loader import DataLoader
+from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
 from penstock.packing.pack import pack
@@ -60,6 +62,7 @@ _publish()  # `penstock watch` sees this process
 __all__ = [
     "AccessRefused",
     "Arrays",
+    "Buckets",
     "ChangedObject",
     "ChecksumMismatch",
     "ClusterError",
@@ -84,6 +87,8 @@ __all__ = [
     "OutOfMemory",
     "OutOfSpace",
     "OutsideRoot",
+    "Padded",
+    "PaddedSequences",
     "PenstockError",
     "Ray",
     "Replace",

@@ -23,6 +23,7 @@ from penstock.loop_times import LoopClock
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
+from penstock.order.buckets import Buckets, sampler_of
 from penstock.order.epochs import SetEpoch
 from penstock.order.keyed import checked_seed
 from penstock.order.mix import Mix
@@ -158,8 +159,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed = checked_seed(seed)
         if type(dataset) is Mix and sampler is None and batch_sampler is None:
             sampler, shuffle = dataset.sampler(shuffle=bool(shuffle)), None
-        if isinstance(sampler, Weighted):
-            sampler.check_size(len(dataset))  # type: ignore[arg-type]
+        for sized in (sampler, batch_sampler):
+            if isinstance(sized, Weighted | Buckets):
+                sized.check_size(len(dataset))  # type: ignore[arg-type]
         if snapshot_every_n_steps is not None and not is_count(snapshot_every_n_steps):
             raise InvalidOption(
                 f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
@@ -297,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def _settings(self) -> Settings:
-        return settings_of(self, self._given, blocks_of(self.dataset))
+        return settings_of(self, self._given, sampler_of(self.sampler, self.batch_sampler), blocks_of(self.dataset))
 
     def _order(self) -> BatchOrder:
         return BatchOrder(self._settings())

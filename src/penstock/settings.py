@@ -154,10 +154,14 @@ class Settings:
         return self.generator or self.seeded
 
 
-def settings_of(loader: Any, given: Given, blocks: Any = None) -> Settings:
-    """Return the settings of a loader as they are now. blocks: what its dataset is shuffled in."""
+def settings_of(loader: Any, given: Given, sampler: Any, blocks: Any) -> Settings:
+    """Return the settings of a loader as they are now.
+
+    sampler: says which samples come. blocks: what the dataset is shuffled in.
+    """
+    attributes = {name: getattr(loader, name) for name in _ATTRIBUTES}
     return Settings(
-        **{name: getattr(loader, name) for name in _ATTRIBUTES},
+        **{**attributes, "sampler": sampler},
         index_sampler=loader._index_sampler,
         batched=loader._auto_collation,
         noted_length=getattr(loader, "_IterableDataset_len_called", None),

@@ -358,3 +358,17 @@ def test_a_thread_leaves_the_filters_of_warnings_alone() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(torchvision.run, Filters(), Filters(), None).result() == before
     assert torchvision.run(Filters(), Filters(), None) != before
+
+
+@pytest.mark.parametrize("flips", [0, 1])
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("scale", [False, True])
+def test_elements_side_by_side_for_every_width(flips: float, normalises: bool, scale: bool) -> None:
+    steps = [v2.RandomHorizontalFlip(flips), v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
+    compose = v2.Compose([*steps, v2.Normalize(MEAN, STD)] if normalises else steps)
+    for width in (*range(2, 36), 100, 257):
+        assert_as_torchvision(compose, picture(width, 3, seed=width))
+    assert runs(compose) == [(0, len(compose.transforms))]
+    padded = v2.Compose([v2.RandomCrop(40, padding=3, fill=9, pad_if_needed=True), *compose.transforms])
+    for width in (2, 7, 30, 50):
+        assert_as_torchvision(padded, picture(width, 30, seed=width))

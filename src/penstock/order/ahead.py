@@ -85,6 +85,14 @@ class _OrderOfTheLeft:
         self._ahead = ahead
         self._order = order
 
+    @property
+    def ends(self) -> Indices:
+        """Return where the batches end that are left, of an order that has batches of its own."""
+        ends: Indices = self._order.ends  # type: ignore[attr-defined]
+        for first, behind in reversed(self._ahead.ranges):  # of whole batches
+            ends = np.where(ends >= behind, ends - (behind - first), np.minimum(ends, first))
+        return np.unique(ends[ends > 0])
+
     def take(self, begin: int, count: int) -> Indices:
         parts = [self._order.take(first, behind - first) for first, behind in self._ahead.spans(begin, begin + count)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])

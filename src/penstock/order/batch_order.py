@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
@@ -13,10 +13,11 @@ from penstock.errors import InvalidOption
 from penstock.order.ahead import NONE_AHEAD, Ahead
 from penstock.order.batches import length, order_of
 from penstock.order.blocks import Blocks
+from penstock.order.buckets import BucketSchedule, LengthBuckets
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
 from penstock.order.remainder import Remainder
-from penstock.order.schedule import Schedule, Share, indices_of, positions_of, share_of
+from penstock.order.schedule import Schedule, Share, Steps, indices_of, positions_of, share_of
 from penstock.settings import Settings
 from penstock.system.words import there_are
 
@@ -49,14 +50,23 @@ class BatchOrder:
         return length(self.settings.index_sampler) if self.share() is None else self.schedule().steps
 
     def schedule(
-        self, start: int = 0, share: Share | None = None, rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
-    ) -> Schedule:
+        self,
+        start: int = 0,
+        share: Share | None = None,
+        rest: Remainder | None = None,
+        ahead: Ahead = NONE_AHEAD,
+        order: Callable[[], Order] | None = None,
+    ) -> Steps:
         """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
-        Positions are counted without those that were handed out ahead.
+        Positions are counted without those that were handed out ahead. order: returns the order, the same at each call;
+        None: only the number of batches from the start of an epoch on is asked for.
         """
         settings = self.settings
         size = (self.size() if rest is None else rest.end) - ahead.count
+        if isinstance(settings.sampler, LengthBuckets):
+            batches = None if ahead.ranges else settings.sampler.cut.count
+            return BucketSchedule(size, batches, order or _no_order, share or self.share() or Share(), start)
         drop_last = settings.drop_last and settings.batch_size is not None
         return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
 
@@ -110,7 +120,7 @@ class BatchOrder:
             InvalidOption: the order is not a function of (seed, epoch), or there is no such rank.
         """
         seed = self.settings.seed
-        if seed is None or not (self.cuts_itself() and self.settings.batch_size is not None):
+        if seed is None or not self.cuts_itself():
             raise InvalidOption(
                 "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
             )
@@ -119,8 +129,8 @@ class BatchOrder:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
-        order = self.order(seed, checked_epoch(epoch), {}, rest, ahead)
-        part = self.schedule(start, share, rest, ahead).part(step)
+        order = cache(self.order(seed, checked_epoch(epoch), {}, rest, ahead))
+        part = self.schedule(start, share, rest, ahead, order).part(step)
         return indices_of(order(), part), ahead.numbers(positions_of(part))
 
     # --- whose order it is ------------------------------------------------------------------------------------------
@@ -128,6 +138,8 @@ class BatchOrder:
     def cuts_itself(self) -> bool:
         """Return whether the batch sampler is torch's own, as torch made it, and of an order that Penstock makes."""
         settings, batches = self.settings, self.settings.batch_sampler
+        if isinstance(settings.sampler, LengthBuckets):
+            return batches is settings.index_sampler
         as_made = self.is_cut_by_torch() and (batches.batch_size, batches.drop_last) == (
             settings.batch_size,
             settings.drop_last,
@@ -181,5 +193,10 @@ class BatchOrder:
             raise InvalidOption(
                 "shard= cuts the loader's own order: give shuffle= in place of the sampler, or shard=None"
             )
-        if isinstance(inner, RandomSampler | KeyedSampler) and self.settings.seed is None:
+        drawn = inner.random if isinstance(inner, KeyedSampler) else isinstance(inner, RandomSampler)
+        if drawn and self.settings.seed is None:
             raise InvalidOption("shard= with a random order needs seed=, the same on every rank: all cut one order")
+
+
+def _no_order() -> Order:
+    raise AssertionError("the batches of an order were asked for without it")

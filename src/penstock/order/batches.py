@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from penstock.order.blocks import Blocks
+from penstock.order.buckets import Buckets
 from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order, Positions, TorchShuffle
 from penstock.system.randomness import digest, torch_seed
@@ -97,6 +98,9 @@ def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> 
     The sampler itself is returned where it has a generator other than `own`, or is neither torch's nor keyed.
     """
     if type(batches) is BatchSampler:
+        inner = seeded(batches.sampler, own, seed, epoch)
+        return batches if inner is batches.sampler else _with(batches, sampler=inner)
+    if isinstance(batches, Buckets):
         inner = seeded(batches.sampler, own, seed, epoch)
         return batches if inner is batches.sampler else _with(batches, sampler=inner)
     if _of_accelerate(batches, "BatchSamplerShard"):

@@ -33,6 +33,11 @@ class KeyedSampler(Sampler[int], ABC):
     #: Whether the draws are independent: what was drawn then says nothing of what is left of an epoch.
     independent = False
 
+    @property
+    def random(self) -> bool:
+        """Whether the order depends on the seed."""
+        return True
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash that differs between samplers of one class whose orders differ."""

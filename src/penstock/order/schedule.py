@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch.distributed
@@ -68,6 +68,35 @@ class Part:
     """The first position of the global batch."""
 
 
+class Steps(Protocol):
+    """The batches of one rank in one epoch, from a position on."""
+
+    @property
+    def size(self) -> int:
+        """Samples of the epoch."""
+
+    @property
+    def start(self) -> int:
+        """The position that the steps begin at."""
+
+    @property
+    def regular(self) -> int:
+        """How many of the first steps a Schedule cuts by their numbers alone."""
+
+    @property
+    def steps(self) -> int:
+        """The number of batches, the same on every rank."""
+
+    def step_at(self, position: int) -> int:
+        """Return how many of the epoch's steps lie before a position."""
+
+    def position_after(self, steps: int) -> int:
+        """Return the position behind so many steps, which all ranks have taken."""
+
+    def part(self, step: int) -> Part:
+        """Return this rank's part of a step. Raises IndexError where there is no such step."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The batches of one rank in one epoch, from a position on.
@@ -91,6 +120,15 @@ class Schedule:
     def step_size(self) -> int:
         """Return the number of positions of a full global batch."""
         return self.batch_size * self.share.world
+
+    @property
+    def regular(self) -> int:
+        """Return the number of steps whose global batches are full."""
+        return max(0, self.size - self.start) // self.step_size
+
+    def step_at(self, position: int) -> int:
+        """Return how many of the epoch's steps lie before a position, where they are of one size."""
+        return -(-position // self.step_size)
 
     @property
     def steps(self) -> int:
@@ -132,14 +170,14 @@ def positions_of(part: Part) -> range:
     return range(part.begin, part.begin + part.count)
 
 
-def cut(order: Callable[[], Order], schedule: Schedule) -> Iterator[tuple[Indices, range]]:
+def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, range]]:
     """Yield indices and positions of each batch; the order is drawn with the first batch, as torch does."""
     positions = order()
-    size, step_size = schedule.batch_size, schedule.step_size
-    full = max(0, schedule.size - schedule.start) // step_size
-    first = schedule.start + schedule.share.rank * size
-    for begin in range(first, first + full * step_size, step_size):
-        yield positions.take(begin, size), range(begin, begin + size)
-    for step in range(full, schedule.steps):  # the last one
+    if isinstance(schedule, Schedule):
+        size, step_size = schedule.batch_size, schedule.step_size
+        first = schedule.start + schedule.share.rank * size
+        for begin in range(first, first + schedule.regular * step_size, step_size):
+            yield positions.take(begin, size), range(begin, begin + size)
+    for step in range(schedule.regular, schedule.steps):  # the last one, or each of its own size
         part = schedule.part(step)
         yield indices_of(positions, part), positions_of(part)

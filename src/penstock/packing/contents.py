@@ -23,6 +23,7 @@ from penstock.sources.naming import id_of
 from penstock.sources.reading import open_sample, system_error
 from penstock.sources.source import Source
 from penstock.sources.tensor_folder import TensorFolder
+from penstock.sources.tensor_mappings import holds_mappings
 from penstock.sources.tree import source_of
 from penstock.system.words import counted
 
@@ -182,7 +183,7 @@ def _known(source: Source) -> Leaf:
             return _files(dataset.paths, b"", "images", dataset.labels, "int", tuple(dataset.classes))
         if name == "ImageFolder" and is_original(dataset.loader, "torchvision.datasets.folder", "default_loader"):
             return _listed(dataset)
-        if type(dataset) is TensorFolder:
+        if type(dataset) is TensorFolder and not holds_mappings(dataset.suffix):
             held = dataset.labels
             labels = None if held is None else [dataset.label(position) for position in range(len(dataset))]
             kind = None if labels is None else label_kind(labels)

@@ -17,8 +17,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+import torch
 from PIL import Image
 
 from penstock import call_counts
@@ -29,6 +31,7 @@ from penstock.recipe.exchange import exchange_code
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, parts_of
 from penstock.recipe.originals import hooked, replaced_in_class
 from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
+from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
 from penstock.system.process_lock import ProcessLock
 
@@ -80,7 +83,8 @@ def _exchange_methods() -> None:
     for module, name, method, lists in _METHODS:
         if (module, name) not in _exchanged and module in sys.modules:
             with _exchanging:
-                _exchange_method(module, name, method, _call_of_list if lists else _call_of_one)
+                wrap = partial(_call_of_list, module == V2) if lists else _call_of_one
+                _exchange_method(module, name, method, wrap)
 
 
 def _exchange_method(module: str, name: str, method: str, wrap: Callable[[Any], Any]) -> None:
@@ -91,8 +95,11 @@ def _exchange_method(module: str, name: str, method: str, wrap: Callable[[Any], 
     _exchanged.add((module, name))
 
 
-def _call_of_list(original: Any) -> Any:
-    """Return the method of a Compose that runs its transforms natively, as far as they are known."""
+def _call_of_list(joint: bool, original: Any) -> Any:
+    """Return the method of a Compose that runs its transforms natively, as far as they are known.
+
+    joint: it takes samples of several values.
+    """
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
@@ -101,9 +108,21 @@ def _call_of_list(original: Any) -> Any:
                 known, parts = found
                 return known.run(parts, inputs[0])
             call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
+        elif this_thread.native and joint and inputs and not named and _is_sample(inputs):
+            several, found = len(inputs) > 1, _known_and_parts(self, parts_of)
+            if found is not None and (found[0].takes_several or not several):
+                return found[0].run(found[1], inputs if several else inputs[0], several)
+            call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
         return original(self, *inputs, **named)
 
     return call
+
+
+def _is_sample(inputs: tuple[Any, ...]) -> bool:
+    """Return whether what a Compose is called with is an image and what belongs to it."""
+    if isinstance(inputs[0], Image.Image):
+        return True
+    return not isinstance(inputs[0], torch.Tensor) and find_picture(inputs) is not None
 
 
 def _call_of_one(original: Any) -> Any:

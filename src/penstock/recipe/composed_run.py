@@ -28,10 +28,13 @@ from penstock.recipe.torchvision import Refused, classes, flatten, is_v1, margin
 REFUSED = object()
 
 
-def called(transforms: Sequence[Any], begin: int, value: Any) -> Any:
-    """Return what the transforms from number `begin` on return in turn; they may change the list while they run."""
+def called(transforms: Sequence[Any], begin: int, value: Any, several: bool = False) -> Any:
+    """Return what the transforms from number `begin` on return in turn; they may change the list while they run.
+
+    several: each is called with the items of what the one before it returned.
+    """
     while begin < len(transforms):
-        value = transforms[begin](value)
+        value = transforms[begin](*value) if several else transforms[begin](value)
         begin += 1
     return value
 
@@ -70,15 +73,36 @@ class Run:
 
         transforms: the transforms that the run was read from.
         """
-        width, height = image.size
-        sizes = _native.sizes(next(iter(self.natives.values())), width, height)
-        most = Image.MAX_IMAGE_PIXELS  # Pillow warns of larger ones where it crops, too
-        if not sizes or (most is not None and any(rows * columns > most for rows, columns in sizes)):
+        sizes = self.sizes(image)
+        if not sizes:
             return REFUSED
+
+        def draw() -> list[Any]:
+            return [None if draw is None else draw(*size) for draw, size in zip(self.draws, sizes, strict=False)]
+
+        done, key = self.attempt(image, sizes, draw)
+        if done is REFUSED and key is not None:
+            done = called(transforms, 0, image)
+            self.learn(key, done)
+        return done
+
+    def sizes(self, image: Image.Image) -> Sequence[tuple[int, int]]:
+        """Return (height, width) before each operation on an image, and after the last; empty: torchvision's to do."""
+        sizes = _native.sizes(next(iter(self.natives.values())), *image.size)
+        most = Image.MAX_IMAGE_PIXELS  # Pillow warns of larger ones where it crops, too
+        return () if most is not None and any(rows * columns > most for rows, columns in sizes) else sizes
+
+    def attempt(
+        self, image: Image.Image, sizes: Sequence[tuple[int, int]], draw: Callable[[], Sequence[Any]]
+    ) -> tuple[Any, Any]:
+        """Return the result, or REFUSED and torch's generator as it was; and what learn() is to be told, if anything.
+
+        draw: returns what has been drawn for each operation, as the native core takes it.
+        """
         marked = drawing.mark() if any(self.draws) else None
         key, interleaved = None, None
         try:
-            draws = [None if draw is None else draw(*size) for draw, size in zip(self.draws, sizes, strict=False)]
+            draws = draw()
             key = self._key(sizes, draws)
             interleaved = self._interleaved(key, sizes, draws)
             if interleaved is not None:
@@ -86,11 +110,20 @@ class Run:
                 out = self._room(interleaved, *sizes[-1])
                 padded = _transform(self.natives[interleaved], image, draws, out)
                 if not isinstance(padded, str):
-                    return self._result(image, out, interleaved, padded)
+                    return self._result(image, out, interleaved, padded), None
         except Exception:  # torchvision itself raises the error, if it is one
             key = None
         drawing.rewind(marked)
-        return self._learn(key, image, transforms) if key is not None and interleaved is None else REFUSED
+        return REFUSED, key if interleaved is None and key not in self.learned else None
+
+    def learn(self, key: Any, result: torch.Tensor) -> None:
+        """Note how the channels lie of what the transforms themselves have returned."""
+        channels, height, width = result.shape
+        lies: dict[tuple[int, ...], bool] = {
+            (1, width * channels, channels): True,
+            (height * width, width, 1): False,
+        }
+        self.learned[key] = lies.get(result.stride())
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:
         """Return what the strides of a result depend on that was cropped or resized as a tensor; None: nothing."""
@@ -117,16 +150,6 @@ class Run:
             return self.learned.get(key)
         # The strides of sides of one pixel may be any.
         return _interleaved(self.like) if self.tail == self.moves and min(sizes[-1]) > 1 else None
-
-    def _learn(self, key: Any, image: Image.Image, transforms: Sequence[Any]) -> Any:
-        """Return what the transforms themselves return, and note how its channels lie."""
-        if key in self.learned:
-            return REFUSED
-        result = called(transforms, 0, image)
-        channels, height, width = result.shape
-        lies = {(1, width * channels, channels): True, (height * width, width, 1): False}
-        self.learned[key] = lies.get(result.stride())
-        return result
 
     def _result(self, image: Image.Image, out: torch.Tensor, interleaved: bool, padded: bool) -> Any:
         if self.mode is not None:

@@ -1,9 +1,9 @@
 """PIL images whose pixels are not decoded until something looks at them.
 
 An encoded image is a PIL image in all its attributes but one: the memory of its pixels, which Pillow keeps in the
-attribute `_im` (`im` before Pillow 11), is decoded when that attribute is first read. Pillow itself then decodes it,
-from the bytes that the file held when Pillow would have decoded it. The native core decodes the part that transforms
-need straight from these bytes.
+attribute `_im` (`im` before Pillow 11), is decoded when that attribute is first read: by the native core, or Pillow
+itself, from the bytes that the file held when Pillow would have decoded it. The native core decodes the part that
+transforms need straight from these bytes.
 
 A file is left encoded only where Pillow is sure to decode it without an error (`_native.certify_jpeg`).
 """
@@ -51,6 +51,9 @@ class Encoded:
 
     def decode(self) -> Any:
         """Return the memory of the pixels, as Pillow decodes them."""
+        found = self._natively()
+        if found is not None:
+            return found
         if self.opened is None:
             return getattr(Image.open(_Content(self.data)).convert(self.mode), PIXELS)
         image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
@@ -63,6 +66,15 @@ class Encoded:
         ImageFile.ImageFile.load(image)
         core = getattr(image, PIXELS)
         return core if image.mode == self.mode else core.convert(self.mode, Image.Dither.FLOYDSTEINBERG)
+
+    def _natively(self) -> Any:
+        """Return the same as the native core decodes it; None: Pillow must."""
+        opened = self.opened
+        if opened is None or (self.mode, opened["_mode"]) != ("RGB", "RGB"):
+            return None
+        width, height = opened["_size"]
+        pixels = _native.decode_jpeg(self.data, (0, 0, width, height))
+        return None if isinstance(pixels, str) else getattr(Image.frombytes("RGB", (width, height), pixels), PIXELS)
 
 
 class _Pixels:

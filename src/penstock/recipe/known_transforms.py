@@ -17,7 +17,8 @@ from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.originals import hooked, snapshot
 from penstock.recipe.reader import handlers
-from penstock.recipe.torchvision import changed, classes
+from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
+from penstock.recipe.torchvision import V1, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
 TRANSFORMS = "torchvision transforms"
@@ -62,7 +63,9 @@ class KnownTransforms:
         self._held: list[tuple[weakref.ref[Any], tuple[weakref.ref[Any], ...]]] = []
         """Known transforms that hold others, RandomApply for one, with these."""
         self._parts: list[_Part] = []
-        self._runs: dict[tuple[int, str, torch.dtype], Run | None] = {}
+        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | SampleRun | None] = {}
+        self.takes_several = True
+        """Whether no part is a Compose of the first generation, which takes one value."""
         kinds = [*classes("Compose")]
         self._add(transforms, (), kinds)
         replaced, self._functions_as_they_were = snapshot(kinds)
@@ -81,6 +84,7 @@ class KnownTransforms:
             if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
                 self._states.append((reference, AttributeState(part, without="transforms")))
                 self._composes.append(reference)
+                self.takes_several &= type(part) not in classes("Compose", V1)
                 self._add(parts_of(part), inner_trail, kinds)
                 continue
             own = _is_known(part, known)
@@ -124,18 +128,23 @@ class KnownTransforms:
     def _all_lists(self, transforms: Sequence[Any]) -> list[Sequence[Any]]:
         return [transforms, *(parts_of(reference()) for reference in self._composes)]
 
-    def run(self, transforms: Sequence[Any], value: Any) -> Any:
-        """Return what calling them in turn returns, where they are still as they were."""
+    def run(self, transforms: Sequence[Any], value: Any, several: bool = False) -> Any:
+        """Return what calling them in turn returns, where they are still as they were.
+
+        several: each is called with the items of what the one before it returned, a tuple of more than one value.
+        """
         lists = self._all_lists(transforms)
         parts: list[Any] = [part.transform() for part in self._parts]
         if any(part is None for part in parts):  # another thread has just taken a transform out of a list
-            return called(transforms, 0, value)
-        begin, natively_run, image = 0, False, value
+            return called(transforms, 0, value, several)
+        begin, natively_run, image, given = 0, False, value, len(value) if several else 0
         left: _Part | None = None
+        pictures = True  # there may be one
         while begin < len(parts):
-            run = self._run_from(begin, parts, value)
+            run = self._run_from(begin, parts, value) if pictures else None
             if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
                 value, begin = done, begin + run.length
+                pictures = run.mode is not None
                 Debt.images = max(0, Debt.images - 1)
                 if not natively_run:
                     natively_run = True
@@ -145,10 +154,10 @@ class KnownTransforms:
             if left is None and (part.foreign or not natively_run):
                 left = part
                 call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
-            value, begin = parts[begin](value), begin + 1
-            if part.foreign and begin < len(parts) and not self.still(transforms):
+            value, begin = parts[begin](*value) if several else parts[begin](value), begin + 1
+            if part.foreign and begin < len(parts) and not (self.still(transforms) and _is_sample(value, given)):
                 for number, position in reversed(part.trail):
-                    value = called(lists[number], position + 1, value)
+                    value = called(lists[number], position + 1, value, several)
                 return value
         return value
 
@@ -161,34 +170,48 @@ class KnownTransforms:
         """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
         parts: list[Any] = [part.transform() for part in self._parts]
         run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
-        if run is None or run.length != len(parts) or run.mode is not None:
+        if not isinstance(run, Run) or run.length != len(parts) or run.mode is not None:
             return REFUSED
         done = run(value, parts)
         if done is not REFUSED:
             Debt.images = max(0, Debt.images - 1)
         return done
 
-    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
-        if not isinstance(value, Image.Image) or not type(value).__module__.startswith("PIL."):
+    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
+        alone = isinstance(value, Image.Image)
+        image = value if alone else _picture_in(value)
+        if image is None or not type(image).__module__.startswith("PIL.") or image.mode not in ("RGB", "L"):
             return None
-        if value.mode not in ("RGB", "L"):
-            return None
-        key = (begin, value.mode, torch.get_default_dtype())
+        key = (begin, image.mode, torch.get_default_dtype(), alone)
         if key not in self._runs:
             try:
-                self._runs[key] = read_run(parts[begin:], value.mode)
+                self._runs[key] = (read_run if alone else read_sample_run)(parts[begin:], image.mode)
             except Exception:  # torchvision itself has the last word
                 self._runs[key] = None
         return self._runs[key]
 
 
-def _why_left(transform: Any, part: _Part, run: Run | None, image: Any) -> str:
+def _picture_in(value: Any) -> Any:
+    """Return the image of a sample of several values, or None."""
+    found = None if isinstance(value, torch.Tensor) else find_picture(value)
+    return None if found is None else found[0][found[2]]
+
+
+def _is_sample(value: Any, several: int) -> bool:
+    """Return whether transforms that are called with so many values may go on with a value; 0: with one value."""
+    return not several or (type(value) is tuple and len(value) == several)
+
+
+def _why_left(transform: Any, part: _Part, run: Run | SampleRun | None, image: Any) -> str:
     """Return why a transform of an image is called as it is."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if part.foreign:
         return f"{name} has no native form"
     if not isinstance(image, Image.Image):
-        return f"the image is a {type(image).__qualname__}"
+        inside = _picture_in(image)
+        if inside is None:
+            return f"the image is a {type(image).__qualname__}"
+        image = inside
     if image.mode not in ("RGB", "L"):
         return f"the image is of mode {image.mode}"
     return f"{name} alone gains nothing" if run is None else "the native core refuses images of this size"

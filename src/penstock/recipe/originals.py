@@ -45,7 +45,7 @@ _PICTURES = {
 _OPENING = {
     "builtins": "open",
     "PIL.Image:Image": "convert copy load _new _copy_info __getattr__ __getattribute__",
-    "PIL.Image": "open preinit init _getdecoder _decompression_bomb_check",
+    "PIL.Image": "open preinit init frombytes _getdecoder _decompression_bomb_check",
     "PIL.ImageFile:ImageFile": "__init__ load load_end load_prepare __getattr__ __getattribute__ convert",
     "PIL.JpegImagePlugin:JpegImageFile": "__init__ _open load load_read load_end load_prepare convert __getattr__",
     "PIL.JpegImagePlugin": "APP COM DQT SOF Skip _accept jpeg_factory",

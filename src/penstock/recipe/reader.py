@@ -217,8 +217,8 @@ class Reader:
         statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
         if any(run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
             refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
-        if isinstance(getattr(transform, "dtype", None), dict):
-            refuse(transform, "a dtype for each type of input", "one dtype")
+        if isinstance(getattr(transform, "dtype", None), dict) and self.is_pil():
+            refuse(transform, "a dtype for each type of input, which may be any of Pillow's", "ToImage before it")
         values = [run(transform, transform, value) for value in self.values]
         for before, after in zip(self.values, values, strict=True):
             same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
@@ -335,8 +335,8 @@ class Reader:
 
     def _padded(self, transform: Any) -> Any:
         fill, mode = transform.fill, transform.padding_mode
-        if isinstance(fill, dict):
-            refuse(transform, "a fill for each type of input", "one fill")
+        if isinstance(fill, dict) and any(isinstance(kind, type) and issubclass(kind, Image.Image) for kind in fill):
+            refuse(transform, "a fill for types of PIL images", "a fill for 'others'")
         if not self.is_pil() and mode != "constant" and not (self._raw() or self.values[0].is_floating_point()):
             refuse(transform, f"padding_mode={mode!r} of whole numbers", "the padding before the conversion")
         if is_v1(transform):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,13 +25,30 @@ from penstock.system.words import counted
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+@dataclass(frozen=True)
+class _Images:
+    """How a class holds its images."""
+
+    mode: str
+    """Of the PIL images that it makes."""
+    labels: str = "targets"
+    """The attribute with the labels."""
+    planar: bool = False
+    """Its array is (images, 3, height, width), and has each row, or each column, of a channel in one piece."""
+
+    @property
+    def integers(self) -> bool:
+        """Whether it calls int() on each label."""
+        return self.mode == "L" or self.planar
+
+
 class CifarSource(Source):
     """The adapter of torchvision's CIFAR10 and CIFAR100: an array (images, height, width, 3)."""
 
     torchvisions = ("CIFAR10", "CIFAR100")
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        return _images(self.dataset, raw, "RGB")
+        return _images(self.dataset, raw, _Images("RGB"))
 
 
 class MnistSource(Source):
@@ -39,28 +57,44 @@ class MnistSource(Source):
     torchvisions = ("MNIST", "FashionMNIST", "EMNIST", "KMNIST")
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        return _images(self.dataset, raw, "L")
+        return _images(self.dataset, raw, _Images("L"))
 
 
-def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
-    images = dataset.data
+class PlanarSource(Source):
+    """The adapter of torchvision's SVHN and STL10: an array (images, 3, height, width), often column after column."""
+
+    torchvisions = ("SVHN", "STL10")
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        if self.dataset.labels is None:
+            return Refusal(f"{type(self.dataset).__name__}.labels", "None cannot be collated", "a split with labels")
+        return _images(self.dataset, raw, _Images("RGB", "labels", planar=True))
+
+
+def _images(dataset: Any, raw: bool, made: _Images) -> NativeSource | Refusal:
+    images, mode = dataset.data, made.mode
     name = type(dataset).__name__
     wanted, uint8 = (4, np.uint8) if mode == "RGB" else (3, torch.uint8)
     arrays: tuple[type, ...] = (np.ndarray, np.memmap) if mode == "RGB" else (torch.Tensor,)
     as_made = "the array as the class makes it"
     if type(images) not in arrays or images.dtype != uint8 or images.ndim != wanted:
         return Refusal(f"{name}.data", f"it is no {wanted}-d array of uint8", as_made)
-    if not _laid_out_as_made(images):
+    given = images
+    if made.planar:
+        images = images.transpose(0, 2, 3, 1)
+    if not _laid_out_as_made(images, turned=made.planar):
         return Refusal(f"{name}.data", "its layout is not that which the class makes", as_made)
-    if len(images) != len(dataset.targets):
-        return Refusal(f"{name}.targets", "they are not as many as the images", "a label for each image")
+    targets = getattr(dataset, made.labels)
+    if len(images) != len(targets):
+        return Refusal(f"{name}.{made.labels}", "they are not as many as the images", "a label for each image")
     recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
-    transform, targets = dataset.target_transform, dataset.targets
+    transform = dataset.target_transform
     number = len(targets)
     alias = images.detach() if isinstance(images, torch.Tensor) else images
     what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
+    in_rows = not made.planar or _in_rows(images)
     return NativeSource(
         size=len(images),
         fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
@@ -68,25 +102,34 @@ def _images(dataset: Any, raw: bool, mode: str) -> NativeSource | Refusal:
         identify=numbered,
         rescue=lambda position: dataset[position][0],
         apply=lambda position: dataset[position][0],
-        labels=lambda positions: transformed(_taken(targets, positions, as_integers=mode == "L"), transform),
-        column=_column(targets, as_integers=mode == "L", target_transform=transform),
+        labels=lambda positions: transformed(_taken(targets, positions, as_integers=made.integers), transform),
+        column=_column(targets, as_integers=made.integers, target_transform=transform),
         table=recipe.table,
         recipe=recipe,
-        held=InMemory((_as_images(images),), recipe.native, transform is None),
+        held=InMemory((_as_images(images),), recipe.native, transform is None) if in_rows else None,
         still=all_of(
-            transformed_as_now(dataset, "data", "targets"), same_memory([images]), lambda: len(targets) == number
+            transformed_as_now(dataset, "data", made.labels), same_memory([given]), lambda: len(targets) == number
         ),
-        unmoved=same_memory([alias]),
+        unmoved=same_memory([given if isinstance(given, np.ndarray) else alias]),
     )
 
 
-def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor) -> bool:
-    """Return whether images lie as MNIST and CIFAR10 make them: in C order, or channel after channel."""
+def _in_rows(images: NDArray[np.uint8]) -> bool:
+    """Return whether each row of each channel of some images lies in one piece."""
+    return bool(images.transpose(0, 3, 1, 2).flags.c_contiguous)
+
+
+def _laid_out_as_made(images: NDArray[np.uint8] | torch.Tensor, *, turned: bool) -> bool:
+    """Return whether images lie as MNIST and CIFAR10 make them: in C order, or channel after channel.
+
+    turned: they may lie as SVHN makes them, channel after channel and column after column, and not in C order.
+    """
     if isinstance(images, torch.Tensor):
         plain = images.layout == torch.strided and images.device.type == "cpu"
         return plain and images.is_contiguous() and not images.requires_grad and within_storage(images)
-    planar = images.transpose(0, 3, 1, 2).flags.c_contiguous  # as torchvision's CIFAR10 makes it
-    return bool(images.flags.c_contiguous or planar) and images.shape[3] == 3
+    columns = turned and images.transpose(0, 3, 2, 1).flags.c_contiguous
+    own = columns if turned else images.flags.c_contiguous
+    return bool(own or _in_rows(images)) and images.shape[3] == 3
 
 
 def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One tensor a file, by ID: the layout of ``torch.save(x, f"data/{ID}.pt")``; and its adapter."""
+"""One tensor a file, or several by name, by ID: the layout of ``torch.save(x, f"data/{ID}.pt")``; and its adapter."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step
+from penstock.sources.tensor_mappings import MappingReader, holds_mappings, read_mapping
 from penstock.system.words import counted
 
 
@@ -63,17 +64,19 @@ class IDs(Sequence[str]):
 
 
 class TensorFolder(Dataset[Any]):
-    """A folder that holds each sample as one file, ``root/ID.pt`` or ``root/ID.npy``.
+    """A folder that holds each sample as one file, ``root/ID.pt``, ``.npy``, ``.safetensors`` or ``.npz``.
 
     A sample is the tensor, or the pair (tensor, label) when labels are given. Files hold one dense tensor as
-    torch.save wrote it, or an array as numpy.save wrote it; nothing in them is executed.
+    torch.save wrote it, or an array as numpy.save wrote it; nothing in them is executed. With a suffix that ends in
+    ``.safetensors`` or ``.npz`` a dictionary of tensors by name stands in the tensor's place: what
+    safetensors.torch.load_file gives, or numpy.load. Python reads these.
 
     Args:
         root: the folder.
         ids: names of the samples, relative to root and without the suffix; None lists the folder, sorted.
         labels: label by ID. An ID without one is an error when its sample is loaded.
         suffix: what follows the ID in the file's name.
-        transform: called with the tensor. Python then reads the samples (see ``explain()``).
+        transform: called with the tensor, or the dictionary. Python then reads the samples (see ``explain()``).
         target_transform: called with the label.
 
     Attributes:
@@ -91,7 +94,7 @@ class TensorFolder(Dataset[Any]):
         labels: Mapping[str, Any] | None = None,
         *,
         suffix: str = ".pt",
-        transform: Callable[[torch.Tensor], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.root = os.fspath(root)
@@ -129,8 +132,8 @@ class TensorFolder(Dataset[Any]):
         position = range(len(self))[index]  # as a list: negative counts from the end, IndexError past it
         return self._sample(position, self.read(position))
 
-    def _sample(self, position: int, tensor: torch.Tensor) -> Any:
-        """Return the sample at a position from the tensor in its file. Raises MissingLabel."""
+    def _sample(self, position: int, tensor: Any) -> Any:
+        """Return the sample at a position from the tensor, or tensors, in its file. Raises MissingLabel."""
         value = tensor if self.transform is None else self.transform(tensor)
         if self.labels is None:
             return value
@@ -158,12 +161,13 @@ class TensorFolder(Dataset[Any]):
         """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
-    def read(self, position: int) -> torch.Tensor:
-        """Return the tensor at a position, read by torch.load or numpy. Raises SampleError."""
+    def read(self, position: int) -> Any:
+        """Return the tensor, or dictionary of tensors, at a position, read in Python. Raises SampleError."""
         return self._read(open_sample(self.paths, position, self.ids[position]), position)
 
-    def _read(self, file: BinaryIO, position: int) -> torch.Tensor:
-        return read_tensor(file, self.ids[position], self.path(position))
+    def _read(self, file: BinaryIO, position: int) -> Any:
+        read = read_mapping if holds_mappings(self.suffix) else read_tensor
+        return read(file, self.ids[position], self.path(position))
 
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
@@ -216,6 +220,12 @@ class TensorFolderSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
+        if holds_mappings(dataset.suffix):
+            return Refusal(
+                f"TensorFolder(suffix={dataset.suffix!r})",
+                "files of several tensors by name are read by Python",
+                "one tensor a file, as .pt or .npy",
+            )
         if dataset.transform is not None:
             return Refusal(
                 "TensorFolder.transform",
@@ -248,6 +258,9 @@ class TensorFolderSource(Source):
         )
 
     def sample_reader(self) -> SampleReader:
+        if holds_mappings(self.dataset.suffix):
+            self.dataset.paths.refresh()
+            return MappingReader(self.dataset)
         if replaced_tensor_reading() is not None:
             return SampleReader(self.dataset)
         self.dataset.paths.refresh()

@@ -23,7 +23,7 @@ from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.image_arrays import CifarSource, MnistSource
+from penstock.sources.image_arrays import CifarSource, MnistSource, PlanarSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.images import ImagesSource
 from penstock.sources.listing import Listing, as_array, concatenated
@@ -241,6 +241,7 @@ SOURCES: tuple[type[Source], ...] = (
     TorchvisionFolderSource,
     CifarSource,
     MnistSource,
+    PlanarSource,
     HuggingFaceSource,
 )
 

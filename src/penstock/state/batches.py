@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -61,8 +62,8 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
-        order = self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead)
+        order = cache(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
+        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=order)
         return (indices for indices, _ in cut(order, schedule))
 
     def samples_left(self) -> int:
@@ -114,8 +115,9 @@ class PassBatches:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress, order = self.progress, self.order
-        progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
-        batches = cut(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead), progress.schedule)
+        made = cache(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
+        progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=made)
+        batches = cut(made, progress.schedule)
         if not progress.ahead.ranges:
             return batches
         return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)

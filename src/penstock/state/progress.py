@@ -10,7 +10,7 @@ from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
 from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
 from penstock.order.remainder import Remainder
-from penstock.order.schedule import Schedule
+from penstock.order.schedule import Steps
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
@@ -45,7 +45,7 @@ class Progress(Observer):
     """Which batches came; None: they come in order."""
     rest: Remainder | None = None
     """None: the dataset is what it was when the epoch began."""
-    schedule: Schedule | None = None
+    schedule: Steps | None = None
     """None: a user's sampler gives the batches."""
     taken: int = 0
     """Batches that came, or failed."""

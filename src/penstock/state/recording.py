@@ -45,7 +45,7 @@ class Recorder(Observer):
         schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        first = -(-self.start // schedule.step_size)  # of the epoch's steps, where they are of one size
+        first = schedule.step_at(self.start)
         if self.order is None:
             order = self.make_order()
             self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)

@@ -1,0 +1,301 @@
+"""Batches of samples of like length, with a budget of tokens, keyed by (seed, epoch).
+
+Samples are put into buckets by their lengths. A bucket's samples are shuffled and cut into batches of as many as the
+budget allows for its longest sample, and the batches of all buckets are shuffled. An epoch's order is its batches one
+behind the other, the same for any number of ranks, and global batch g is the next batch of each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+import penstock._native as _native
+from penstock.errors import InvalidOption
+from penstock.order.keyed import KeyedSampler, check_positions, checked_count, draw_seed
+from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order
+from penstock.order.schedule import Part, Share
+from penstock.system.randomness import digest
+from penstock.system.words import counted
+
+#: The longest length of a bucket is at most this times its shortest: padding is less than a ninth of a batch.
+_GROWTH = 9, 8
+#: Sets the key of the batches' permutation apart from that of the samples.
+_BATCHES = int.from_bytes(b"buckets", "little")
+
+
+class Buckets(Sampler[list[int]]):
+    """A batch sampler that puts samples of like length together, in batches that hold a budget of tokens when padded.
+
+    With a loader's ``seed=`` the batches are a function of (seed, epoch), ``shard=`` gives each rank other batches of
+    one order, and a state goes on with any number of ranks. Where the batches do not go round among the ranks, the last
+    ones repeat: ``padded`` says how many samples. An epoch's first batch takes O(N) time, and about 20 bytes a sample.
+
+    Args:
+        lengths: of each sample, shape (N,), whole numbers of 0 or more.
+        max_tokens: the most that a batch may hold when padded: its samples times the longest of its bucket. None: no
+            budget.
+        batch_size: the most samples of a batch; None: as many as the budget allows.
+        boundaries: the shortest length of each bucket but the first, ascending; None: lengths of a bucket differ by an
+            eighth at most.
+        shuffle: False: buckets come from short to long, and their samples in the dataset's order.
+        generator: where the seeds of passes without ``seed=`` come from; None: torch's global generator.
+
+    Raises:
+        InvalidOption: neither max_tokens nor batch_size; a sample that is longer than max_tokens, or of a negative
+            length; lengths of more than one dimension, or none; boundaries that do not ascend.
+        TypeError: lengths that are no whole numbers.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | NDArray[Any] | torch.Tensor,
+        max_tokens: int | None = None,
+        *,
+        batch_size: int | None = None,
+        boundaries: Sequence[int] | None = None,
+        shuffle: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if max_tokens is None and batch_size is None:
+            raise InvalidOption("Buckets needs max_tokens=, batch_size= or both: they say how large a batch is")
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
+        budget = None if max_tokens is None else checked_count("max_tokens", max_tokens)
+        most = None if batch_size is None else checked_count("batch_size", batch_size)
+        self.sampler = LengthBuckets(_Cut.of(_checked(lengths, budget), budget, most, boundaries), shuffle, generator)
+        """The samples in the order of the batches."""
+
+    def __len__(self) -> int:
+        return self.sampler.cut.count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.sampler.order(draw_seed(self.sampler.generator), self.sampler.epoch)
+        begin = 0
+        for end in order.ends.tolist():
+            yield order.take(begin, end - begin).tolist()
+            begin = end
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""
+        self.sampler.set_epoch(epoch)
+
+    def check_size(self, size: int) -> None:
+        """Raise InvalidOption where there are not as many lengths as a dataset has samples."""
+        if len(self.sampler) != size:
+            raise InvalidOption(
+                f"Buckets has {counted(len(self.sampler), 'length')}, but the dataset has {counted(size, 'sample')}: "
+                "give one length for each"
+            )
+
+    def __repr__(self) -> str:
+        return f"Buckets({counted(len(self.sampler), 'sample')} in {counted(len(self), 'batch', 'batches')})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """How many samples of which bucket each batch holds; the same in each epoch, but for the order of the batches."""
+
+    bucket: NDArray[np.uint16]
+    """The bucket of each sample."""
+    begins: Indices
+    """Where each batch begins among all samples in the order of their buckets."""
+    sizes: Indices
+    """How many samples each batch has."""
+    facts: str
+    """The arguments that it was made of, hashed."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of batches."""
+        return len(self.begins)
+
+    @classmethod
+    def of(cls, lengths: Indices, budget: int | None, most: int | None, boundaries: Sequence[int] | None) -> _Cut:
+        """Return how samples of these lengths are cut into batches. Raises InvalidOption."""
+        edges = _edges(int(lengths.max())) if boundaries is None else _checked_boundaries(boundaries)
+        bucket = np.searchsorted(edges, lengths, side="right").astype(np.uint16)
+        counts = np.bincount(bucket, minlength=len(edges) + 1)
+        longest = np.zeros(len(counts), dtype=np.int64)
+        np.maximum.at(longest, bucket, lengths)
+        begins, sizes, first = [], [], 0
+        for count, length in zip(counts.tolist(), longest.tolist(), strict=True):
+            size = count if budget is None else budget // max(length, 1)
+            size = size if most is None else min(size, most)
+            if count:
+                starts = np.arange(0, count, size, dtype=np.int64)
+                begins.append(starts + first)
+                sizes.append(np.minimum(count - starts, size))
+            first += count
+        hashed = hashlib.blake2b(f"{budget} {most} {edges.tolist()}".encode(), digest_size=8)
+        hashed.update(lengths.tobytes())
+        return cls(bucket, np.concatenate(begins), np.concatenate(sizes), hashed.hexdigest())
+
+
+class LengthBuckets(KeyedSampler):
+    """The samples of Buckets in the order of their batches."""
+
+    def __init__(self, cut: _Cut, shuffle: bool, generator: torch.Generator | None) -> None:
+        super().__init__(generator)
+        self.cut, self.shuffle = cut, shuffle
+
+    @property
+    def random(self) -> bool:
+        return self.shuffle
+
+    def fingerprint(self) -> str:
+        return f"{self.cut.facts} {'shuffled' if self.shuffle else 'in sequence'}"
+
+    def drawn_from(self) -> Sequence[int]:
+        return range(len(self))
+
+    def order(self, seed: int, epoch: int) -> BucketOrder:
+        return BucketOrder(self.cut, (seed, epoch) if self.shuffle else None)
+
+    def __len__(self) -> int:
+        return len(self.cut.bucket)
+
+
+class BucketOrder:
+    """The order of an epoch in buckets; several threads may take positions at once.
+
+    Args:
+        cut: how the samples are cut into batches.
+        key: (seed, epoch) of the shuffle, of which only the low 64 bits of the seed count; None: nothing is shuffled.
+    """
+
+    def __init__(self, cut: _Cut, key: tuple[int, int] | None) -> None:
+        size = len(cut.bucket)
+        samples: Order = InSequence() if key is None else KeyedShuffle(size, *key)
+        drawn = samples.take(0, size)
+        by_bucket = drawn[np.argsort(cut.bucket[drawn], kind="stable")]
+        batches = np.arange(cut.count, dtype=np.int64)
+        if key is not None:
+            own = int.from_bytes(digest(key[0], key[1], _BATCHES)[:8], "little")
+            _native.KeyedPermutation(cut.count, own, key[1]).take(0, batches)
+        sizes, begins = cut.sizes[batches], cut.begins[batches]
+        self.ends = np.cumsum(sizes)
+        """The number of positions up to the end of each batch."""
+        self._indices: Indices = by_bucket[np.arange(size) + np.repeat(begins - (self.ends - sizes), sizes)]
+
+    def take(self, begin: int, count: int) -> Indices:
+        check_positions(begin, count, len(self._indices))
+        return self._indices[begin : begin + count].copy()
+
+
+@dataclass(frozen=True)
+class BucketSchedule:
+    """The batches of one rank in one epoch of an order that has batches of its own, from a position on.
+
+    Args:
+        size: samples of the epoch.
+        batches: of the epoch from its start on; None: only the order knows.
+        order: returns the order, the same at each call. It is asked for with the first batch.
+        share: this rank.
+        start: the position to begin at: what comes before it was handed out before.
+    """
+
+    size: int
+    batches: int | None
+    order: Callable[[], Any]
+    share: Share
+    start: int
+
+    #: No step is cut by its number alone.
+    regular = 0
+
+    @cached_property
+    def _ends(self) -> Indices:
+        ends: Indices = self.order().ends
+        return ends
+
+    @cached_property
+    def _first(self) -> int:
+        """The first batch that is left."""
+        return int(np.searchsorted(self._ends, self.start, side="right")) if self.start else 0
+
+    @property
+    def steps(self) -> int:
+        """Return the number of batches, the same on every rank."""
+        known = self.batches if not self.start and self.batches is not None else len(self._ends)
+        return -(-(known - self._first) // self.share.world)
+
+    def step_at(self, position: int) -> int:
+        """Return how many of the epoch's steps lie before a position, where its ranks were as many all the time."""
+        return -(-int(np.searchsorted(self._ends, position, side="right")) // self.share.world) if position else 0
+
+    def position_after(self, steps: int) -> int:
+        """Return the position behind so many steps, which all ranks have taken."""
+        behind = min(self._first + steps * self.share.world, len(self._ends)) if steps else 0
+        return int(self._ends[behind - 1]) if behind else self.start
+
+    def part(self, step: int) -> Part:
+        """Return this rank's part of a step. Raises IndexError where there is no such step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"there is no step {step}: the pass has {counted(self.steps, 'step')}, counted from 0")
+        batch = first = self._first + step * self.share.world
+        batch += self.share.rank
+        padding = batch >= len(self._ends)
+        if padding:  # a batch of this step once more
+            batch = first + (batch - first) % (len(self._ends) - first)
+        begin = int(self._ends[batch - 1]) if batch else 0
+        count = int(self._ends[batch]) - begin
+        if not padding:
+            return Part(begin, count, 0, count, begin)
+        # Behind the end of the epoch, as far as its turn of the batch: its samples come in their order.
+        beyond = self.size + self.share.rank * int(self._ends[-1])
+        return Part(beyond + (begin - beyond) % count, count, count, count, begin)
+
+
+def sampler_of(sampler: Any, batch_sampler: Any) -> Any:
+    """Return which of a loader's samplers says which samples come: beside Buckets torch puts one of all in sequence."""
+    return batch_sampler.sampler if isinstance(batch_sampler, Buckets) else sampler
+
+
+def _edges(longest: int) -> Indices:
+    """Return the shortest length of each bucket but the first."""
+    edges, edge = [], 1
+    while edge <= longest:
+        edges.append(edge)
+        edge = max(edge + 1, edge * _GROWTH[0] // _GROWTH[1])
+    return np.array(edges, dtype=np.int64)
+
+
+def _checked(lengths: Any, budget: int | None) -> Indices:
+    """Return lengths as int64. Raises InvalidOption, TypeError."""
+    try:
+        given = lengths.numpy(force=True) if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidOption(f"lengths are not of one dimension: {error}") from error
+    if given.ndim != 1 or not len(given):
+        raise InvalidOption(f"lengths are of shape {given.shape}: one for each sample is needed, shape (N,)")
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"lengths are of dtype {given.dtype}: whole numbers are needed")
+    checked: Indices = given.astype(np.int64)
+    if (given < 0).any() or (checked < 0).any():
+        i = int((checked < 0).argmax())
+        raise InvalidOption(f"lengths[{i}] is {given[i]}: a length is 0 or more")
+    if budget is not None and int(checked.max()) > budget:
+        i = int(checked.argmax())
+        raise InvalidOption(
+            f"lengths[{i}] is {checked[i]}, more than max_tokens={budget}: leave the sample out, or allow more tokens"
+        )
+    return checked
+
+
+def _checked_boundaries(boundaries: Sequence[int]) -> Indices:
+    edges = np.asarray(boundaries)
+    if edges.ndim != 1 or (len(edges) and edges.dtype.kind not in "iu") or len(edges) > 65000:
+        raise InvalidOption(f"boundaries={boundaries!r}: they are up to 65,000 whole numbers, ascending")
+    edges = edges.astype(np.int64)
+    if (np.diff(edges) <= 0).any():
+        raise InvalidOption(f"boundaries={boundaries!r} do not ascend")
+    return edges

@@ -1,0 +1,117 @@
+"""torchvision's datasets of images with masks and boxes, with transforms of both: segmentation and detection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import datasets, tv_tensors
+from torchvision import transforms as v1
+from torchvision.datasets import wrap_dataset_for_transforms_v2
+from torchvision.transforms import v2
+
+from tests.own_datasets.conformance import assert_conforms
+from tests.own_datasets.torchvision_files import coco_tools, write_cityscapes, write_coco, write_pets, write_voc
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_voc(tmp_path_factory.mktemp("voc"))
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    coco_tools()
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+def segmenting() -> Any:
+    """Return the transforms of torchvision's references for segmentation, of version 2."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop((32, 40), scale=(0.5, 1.0)),
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+            v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            v2.ToPureTensor(),
+        ]
+    )
+
+
+def detecting() -> Any:
+    """Return transforms of torchvision's references for detection."""
+    return v2.Compose(
+        [
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.SanitizeBoundingBoxes(labels_getter=None),
+            v2.ToPureTensor(),
+        ]
+    )
+
+
+def detected(samples: list[Any]) -> Any:
+    """Return what torchvision's references for detection make of samples."""
+    return tuple(zip(*samples, strict=True))
+
+
+class Functional:
+    """A joint transform of one's own, as in torchvision's references of the first generation."""
+
+    def __call__(self, image: Any, target: Any) -> Any:
+        where = v1.RandomCrop.get_params(image, output_size=(24, 20))
+        image, target = v1.functional.crop(image, *where), v1.functional.crop(target, *where)
+        if torch.rand(1) < 0.5:
+            image, target = v1.functional.hflip(image), v1.functional.hflip(target)
+        return v1.functional.to_tensor(image), v1.functional.pil_to_tensor(target)
+
+
+RESIZED = v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)])
+NEAREST = v1.Compose([v1.Resize((24, 20), v1.InterpolationMode.NEAREST), v1.PILToTensor()])
+
+
+def test_voc_segmentation(voc: Path) -> None:
+    assert_conforms(wrap_dataset_for_transforms_v2(datasets.VOCSegmentation(voc, transforms=segmenting())))
+
+
+def test_voc_segmentation_with_functions(voc: Path) -> None:
+    assert_conforms(datasets.VOCSegmentation(voc, transforms=Functional()))
+
+
+def test_voc_segmentation_with_separate_transforms(voc: Path) -> None:
+    assert_conforms(datasets.VOCSegmentation(voc, transform=RESIZED, target_transform=NEAREST), seed=None)
+
+
+def test_voc_detection(voc: Path) -> None:
+    dataset = wrap_dataset_for_transforms_v2(datasets.VOCDetection(voc, transforms=detecting()))
+    assert_conforms(dataset, collate_fn=detected)
+
+
+def test_coco_detection(coco: tuple[Path, Path]) -> None:
+    dataset = datasets.CocoDetection(*coco, transforms=detecting())
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
+
+
+def test_coco_detection_as_it_is(coco: tuple[Path, Path]) -> None:
+    dataset = datasets.CocoDetection(*coco, transform=RESIZED)
+    assert_conforms(dataset, collate_fn=detected, seed=None)
+
+
+def test_cityscapes(tmp_path: Path) -> None:
+    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type="semantic", transforms=segmenting())
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset))
+
+
+def test_cityscapes_instances(tmp_path: Path) -> None:
+    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type="instance", transforms=segmenting())
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
+
+
+@pytest.mark.parametrize("kinds", ["segmentation", ["segmentation", "category"]])
+def test_pets(kinds: Any, tmp_path: Path) -> None:
+    dataset = datasets.OxfordIIITPet(write_pets(tmp_path), target_types=kinds, transforms=segmenting())
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset))

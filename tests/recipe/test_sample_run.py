@@ -1,0 +1,241 @@
+"""Transforms of samples, images with masks, boxes and keypoints, in our workers: what torchvision does, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from penstock.recipe import compose_hook as composed
+from penstock.recipe.known_transforms import Debt
+from penstock.recipe.sample_run import SampleRun
+from tests.same import assert_same
+
+pytestmark = pytest.mark.native
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGE, MASK = tv_tensors.Image, tv_tensors.Mask
+KEYPOINTS: Any = getattr(tv_tensors, "KeyPoints", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test's first Compose be read at once, however many were made before it."""
+    monkeypatch.setattr(Debt, "images", 0)
+
+
+def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    if mode == "P":
+        image = image.quantize(16)
+    return image
+
+
+def mask(width: int, height: int, count: int = 1) -> Any:
+    draw = torch.Generator().manual_seed(width)
+    return MASK(torch.randint(0, 21, (count, height, width), generator=draw, dtype=torch.uint8))
+
+
+def boxes(width: int, height: int) -> Any:
+    given = [[1, 2, width // 2, height // 2], [width // 3, 3, width - 2, height - 1]]
+    return tv_tensors.BoundingBoxes(given, format="XYXY", canvas_size=(height, width))
+
+
+class Pair(NamedTuple):
+    image: Any
+    mask: Any
+
+
+#: What a Compose is called with, by name: made of (width, height).
+SAMPLES: dict[str, Callable[[int, int], tuple[Any, ...]]] = {
+    "image, mask": lambda w, h: (picture(w, h), mask(w, h)),
+    "mask, image": lambda w, h: (mask(w, h), picture(w, h)),
+    "grey, mask": lambda w, h: (picture(w, h, "L"), mask(w, h)),
+    "dictionary": lambda w, h: ({"image": picture(w, h), "mask": mask(w, h), "name": "a", "number": 3},),
+    "ordered": lambda w, h: (OrderedDict(mask=mask(w, h), image=picture(w, h)),),
+    "pair": lambda w, h: (Pair(picture(w, h), mask(w, h)),),
+    "one tuple": lambda w, h: ((picture(w, h), 5),),
+    "detection": lambda w, h: (
+        picture(w, h),
+        {"boxes": boxes(w, h), "masks": mask(w, h, 2), "labels": torch.tensor([1, 2]), "image_id": 7, "area": [1.5]},
+    ),
+    "no boxes": lambda w, h: (
+        picture(w, h),
+        {"boxes": tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(h, w)), "crowd": None},
+    ),
+    "two pictures": lambda w, h: (picture(w, h), picture(w, h, seed=1)),
+    "a palette": lambda w, h: (picture(w, h), picture(w, h, "P")),
+    "a label before": lambda w, h: (torch.tensor([3]), picture(w, h)),
+    "an array": lambda w, h: (picture(w, h), np.arange(5)),
+}
+if KEYPOINTS is not None:
+    SAMPLES["keypoints"] = lambda w, h: (
+        picture(w, h),
+        {"points": KEYPOINTS([[1.0, 2.0], [w - 1.5, h / 2]], canvas_size=(h, w)), "score": np.float32(0.5)},
+    )
+
+TRANSFORMS: dict[str, Callable[[], list[Any]]] = {
+    "segmentation": lambda: [
+        v2.RandomResizedCrop((40, 30)),
+        v2.RandomHorizontalFlip(),
+        v2.ToImage(),
+        v2.ToDtype({IMAGE: torch.float32, MASK: torch.int64, "others": None}, scale=True),
+        v2.Normalize(MEAN, STD),
+    ],
+    "evaluation": lambda: [v2.Resize((33, 20)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+    "resized before": lambda: [v2.Resize(40), v2.CenterCrop(36), v2.RandomVerticalFlip(), v2.PILToTensor()],
+    "detection": lambda: [
+        v2.RandomHorizontalFlip(),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.ToPureTensor(),
+    ],
+    "padded": lambda: [
+        v2.RandomCrop((64, 50), padding=3, pad_if_needed=True, fill={MASK: 255, "others": 7}),
+        v2.RandomHorizontalFlip(0.7),
+        v2.ToImage(),
+    ],
+    "colours": lambda: [
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        v2.RandomResizedCrop(32, scale=(0.2, 1)),
+        v2.RandomGrayscale(0.5),
+        v2.RandomVerticalFlip(),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+    ],
+    "a picture": lambda: [v2.RandomCrop(24), v2.Resize((30, 31)), v2.Pad(2)],
+    "tensors first": lambda: [v2.ToImage(), v2.RandomResizedCrop((24, 20), antialias=True), v2.RandomHorizontalFlip()],
+    "unknown between": lambda: [
+        v2.RandomPhotometricDistort(),
+        v2.RandomZoomOut(fill={IMAGE: (1, 2, 3), "others": 0}, side_range=(1.0, 2.0)),
+        v2.RandomHorizontalFlip(),
+        v2.Resize((32, 32)),
+        v2.ToImage(),
+    ],
+    "nested": lambda: [v2.Compose([v2.RandomCrop(20), v2.RandomHorizontalFlip()]), v2.Compose([v2.PILToTensor()])],
+    "rotated": lambda: [v2.RandomRotation(20), v2.RandomResizedCrop(24), v2.ToImage()],
+    "of the first generation": lambda: [v2.Resize(20), v1.Compose([v2.ToImage()])],
+}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call gives or raises, and what torch's generator gives after it."""
+    torch.manual_seed(5)
+    try:
+        value = call()
+    except Exception as error:
+        return (type(error), str(error)), torch.rand(1).item()
+    return value, torch.rand(1).item()
+
+
+def natively(transform: Any, *inputs: Any) -> Any:
+    with composed.natively():
+        return transform(*inputs)
+
+
+def assert_as_torchvision(transform: Any, make: Callable[[], tuple[Any, ...]]) -> None:
+    found, after = outcome(lambda: natively(transform, *make()))
+    wanted, wanted_after = outcome(lambda: transform(*make()))
+    assert_same(found, wanted)
+    assert after == wanted_after
+
+
+def runs(compose: Any) -> list[tuple[int, int]]:
+    """Return (where, how many) of the native runs of samples that a Compose has had."""
+    entry = composed._entries.get(id(compose))
+    known = None if entry is None else entry.known
+    return [] if known is None else [(key[0], one.length) for key, one in known._runs.items() if type(one) is SampleRun]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_as_torchvision(name: str, sample: str) -> None:
+    if (name, sample) == ("a picture", "a palette"):
+        pytest.skip("Pillow's palettes are not compared")
+    random.seed(1)
+    compose = v2.Compose(TRANSFORMS[name]())
+    for size in [(90, 60), (50, 81), (64, 64), (33, 40), (90, 60)]:
+        assert_as_torchvision(compose, partial(SAMPLES[sample], *size))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("segmentation", (0, 5)), ("detection", (0, 4)), ("padded", (0, 3)), ("colours", (0, 6)), ("rotated", (1, 2))],
+)
+def test_all_is_run_at_once(name: str, expected: tuple[int, int]) -> None:
+    compose = v2.Compose(TRANSFORMS[name]())
+    natively(compose, *SAMPLES["detection"](70, 60))
+    assert runs(compose) == [expected]
+
+
+def test_the_sample_that_was_given_stays_as_it_was() -> None:
+    compose = v2.Compose(TRANSFORMS["segmentation"]())
+    image, target = picture(50, 40), {"mask": mask(50, 40), "boxes": boxes(50, 40)}
+    before = image.tobytes(), {name: value.clone() for name, value in target.items()}
+    for _ in range(3):
+        natively(compose, image, target)
+    assert image.tobytes() == before[0]
+    assert all(torch.equal(target[name], before[1][name]) for name in target)
+
+
+def test_sizes_that_differ_are_torchvisions_error() -> None:
+    compose = v2.Compose(TRANSFORMS["segmentation"]())
+    assert_as_torchvision(compose, lambda: (picture(50, 40), mask(40, 50)))
+    with pytest.raises(ValueError, match="multiple HxW"):
+        natively(compose, picture(50, 40), mask(40, 50))
+
+
+def test_values_of_classes_of_ones_own_are_torchvisions() -> None:
+    class Own(tv_tensors.Mask):
+        pass
+
+    compose = v2.Compose(TRANSFORMS["segmentation"]())
+    natively(compose, picture(50, 40), mask(50, 40).as_subclass(Own))
+    assert runs(compose) == []
+
+
+def test_a_mask_whose_flip_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    compose = v2.Compose([v2.RandomHorizontalFlip(1), v2.ToImage()])
+    natively(compose, picture(50, 40), mask(50, 40))
+
+    def transform(self: Any, value: Any, params: Any) -> Any:
+        return value
+
+    monkeypatch.setattr(v2.RandomHorizontalFlip, "transform", transform)
+    given = picture(50, 40), mask(50, 40)
+    image, kept = natively(compose, *given)
+    assert torch.equal(kept, given[1])
+    assert torch.equal(image, v2.functional.to_image(given[0]))
+
+
+def test_a_transform_that_changes_how_many_values_there_are() -> None:
+    class Drop(torch.nn.Module):
+        def forward(self, image: Any, target: Any) -> Any:
+            return (image,)
+
+    compose = v2.Compose([Drop(), v2.Resize((20, 20)), v2.ToImage()])
+    assert_as_torchvision(compose, lambda: (picture(50, 40), mask(50, 40)))
+
+
+def test_a_transform_that_replaces_the_next_one() -> None:
+    class Replace(torch.nn.Module):
+        def forward(self, image: Any, target: Any) -> Any:
+            compose.transforms[1] = v2.Resize((9, 8))
+            return image, target
+
+    compose = v2.Compose([Replace(), v2.Resize((20, 20)), v2.ToImage()])
+    image, kept = natively(compose, picture(50, 40), mask(50, 40))
+    assert image.shape[-2:] == kept.shape[-2:] == (9, 8)
