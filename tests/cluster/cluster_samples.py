@@ -90,3 +90,13 @@ class Waiting(Dataset[bytes]):
             self.told.touch()
             signal.pause()
         return b"%d" % index * 100
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of 300 KB, as many as anybody asks for."""
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((75_000,), float(index))
