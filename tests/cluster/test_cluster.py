@@ -318,7 +318,7 @@ def lend(say: Any, secret: bytes) -> None:
     with listener.accept(secret, 60) as connection:
         if offer(connection):
             held = torch.arange(300_000.0).view(3, 100_000)
-            pieces, _memory = lent_pieces_of(7, {"x": held[:, ::2], "y": np.arange(3)})
+            pieces, _memory = lent_pieces_of(7, {"x": held[:, ::2], "y": np.arange(3), "z": torch.ones(9)})
             send(connection, pieces)
         connection.recv(1)
 
@@ -339,6 +339,7 @@ def test_tensors_are_read_from_the_memory_of_another_process() -> None:
         assert message.size > 300_000 * 4 - 100
         assert torch.equal(message.value["x"], torch.arange(300_000.0).view(3, 100_000)[:, ::2])
         assert message.value["y"].tolist() == [0, 1, 2]
+        assert message.value["z"].tolist() == [1.0] * 9, "small ones are in the message"
         connection.shutdown(socket.SHUT_WR)
         process.join()
         here = message.value["x"].data_ptr()

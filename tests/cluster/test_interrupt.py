@@ -19,7 +19,7 @@ from tests.cluster.conftest import Nodes, ray_processes, wait_until
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
 
-#: Ray gives up a node that does not answer within some seconds; by its own settings that takes half a minute.
+#: Ray gives up a node that does not answer within some seconds, and later by its own settings.
 RAY_SETTINGS = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,

@@ -32,6 +32,7 @@ from penstock.errors import ClusterError
 _HEAD = struct.Struct("!QQI")
 _SIZE = struct.Struct("!q")
 _ADDRESS = struct.Struct("!Q")
+_NOTHING = pickle.dumps(None)
 #: Pieces of one sendmsg; Linux takes 1,024.
 _PIECES = 512
 #: Buffers of a message, and bytes of its pickle, at the most: what is more is no message of ours.
@@ -44,6 +45,8 @@ _MEETING = 10.0
 _VANISHED = 3
 #: What is under way between two processes of one machine: it is copied twice, and stays in a core's cache meanwhile.
 _LOCAL_BYTES = 1 << 20
+#: Bytes of a tensor from which on it is lent: smaller ones cost less in the message.
+LENT_BYTES = 64 << 10
 #: How much larger than a tensor the memory around its elements may be to be sent as it is.
 _SPREAD = 4
 
@@ -133,17 +136,23 @@ def pieces_of(number: int, value: Any) -> list[Any]:
 
 
 def lent_pieces_of(number: int, value: Any) -> tuple[list[Any], list[Any]]:
-    """Return a message whose tensors are lent as pieces of memory, and the memory of the tensors, which is to be kept.
+    """Return a message whose large tensors are lent as pieces of memory, and their memory, which is to be kept.
 
     Raises what pickling raises.
     """
     head, pickled, raw, of_tensors = _taken_apart(number, value)
+    lent = [of_tensor and view.nbytes >= LENT_BYTES for view, of_tensor in zip(raw, of_tensors, strict=True)]
     sent = [
-        _ADDRESS.pack(np.asarray(view).ctypes.data) if of_tensor else view
-        for view, of_tensor in zip(raw, of_tensors, strict=True)
+        _ADDRESS.pack(np.asarray(view).ctypes.data) if is_lent else view
+        for view, is_lent in zip(raw, lent, strict=True)
     ]
-    held = [view for view, of_tensor in zip(raw, of_tensors, strict=True) if of_tensor]
+    held = [view for view, is_lent in zip(raw, lent, strict=True) if is_lent]
     return [head, pickled, *sent], held
+
+
+def thanks_for(number: int) -> list[Any]:
+    """Return the message which says that what was lent with a message has been read."""
+    return [_HEAD.pack(number, len(_NOTHING), 0), _NOTHING]
 
 
 def _taken_apart(number: int, value: Any) -> tuple[bytes, memoryview, list[memoryview], list[bool]]:
@@ -203,7 +212,7 @@ def receive(connection: socket.socket, allocate: Allocate, lender: Neighbour | N
     for size in sizes:
         if size < 0:
             memory = allocate(-size)
-            if lender is None:
+            if lender is None or -size < LENT_BYTES:
                 _fill(connection, memoryview(memory.view))
             else:
                 (address,) = _ADDRESS.unpack(_received(connection, _ADDRESS.size))
@@ -211,7 +220,7 @@ def receive(connection: socket.socket, allocate: Allocate, lender: Neighbour | N
             buffers.append(memory.tensor)
         else:
             buffers.append(np.frombuffer(_received(connection, size), np.uint8))
-    total, lent = length + sum(map(abs, sizes)), lender is not None and any(size < 0 for size in sizes)
+    total, lent = length + sum(map(abs, sizes)), lender is not None and any(size <= -LENT_BYTES for size in sizes)
     try:
         return Message(number, pickle.loads(pickled, buffers=buffers), None, total, lent)
     except Exception as error:

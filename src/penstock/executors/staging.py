@@ -91,7 +91,11 @@ class Staging:
     def stage(self, batch: Staged) -> None:
         """Let the shards of the next batch be fetched where they are not here, and kept; those that it had may go."""
         batch.let_shards_go()
-        batch.shards = BatchShards([leaf.ticket(batch.leaves, batch.local) for leaf in self._leaves])
+        batch.shards = self.shards_of(batch.leaves, batch.local)
+
+    def shards_of(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
+        """Let the shards of the next batch be fetched, and kept."""
+        return BatchShards([leaf.ticket(leaves, local) for leaf in self._leaves])
 
     def submit_ready(self, queue: Iterable[S], submit: Callable[[S], None]) -> None:
         """Submit the batches in a queue whose shards are here, in order."""
@@ -152,12 +156,18 @@ class PassShards:
         """
         if batch.shards is not None:
             return
-        try:
-            indices = np.array([operator.index(index) for index in given], np.int64)
-            batch.leaves, batch.local = self.staging.resolve(indices)
-        except Exception:  # the dataset raises it, where the sample is read
-            batch.leaves, batch.local = None, np.empty(0, np.int64)
+        batch.leaves, batch.local = self._resolved(given)
         self.staging.stage(batch)
+
+    def shards_of(self, given: Sequence[Any]) -> BatchShards:
+        """Have the shards of the next batch brought, which others read; return them. given: as for `stage`."""
+        return self.staging.shards_of(*self._resolved(given))
+
+    def _resolved(self, given: Sequence[Any]) -> tuple[LeafNumbers | None, Indices]:
+        try:
+            return self.staging.resolve(np.array([operator.index(index) for index in given], np.int64))
+        except Exception:  # the dataset raises it, where the sample is read
+            return None, np.empty(0, np.int64)
 
 
 class _Leaf:

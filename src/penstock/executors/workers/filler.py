@@ -266,7 +266,9 @@ class _Service:
         filled.tiers = {} if self._caches is None else self._caches.counts()
         try:
             if self._lends:
-                pieces, self._lent[number] = lent_pieces_of(number, filled)
+                pieces, lent = lent_pieces_of(number, filled)
+                if lent:
+                    self._lent[number] = lent
             else:
                 pieces = pieces_of(number, filled)
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.cluster.connection import Facts
 from penstock.cluster.neighbour import accept
-from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send
+from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send, thanks_for
 from penstock.executors.batch import Batch
 from penstock.executors.workers.filler import Filled, Request
 
@@ -58,16 +58,16 @@ class Link:
         """Wait for a message; allocate: gives memory for each tensor. Raises what wire.receive raises."""
         message = receive(self.connection, allocate, self._lender)
         if message.lent:
-            self._send(message.number, None)
+            self._send(thanks_for(message.number))
         return message
 
     def request(self, number: int, request: Request) -> None:
         """Send a request."""
-        self._send(number, request)
+        self._send(pieces_of(number, request))
 
-    def _send(self, number: int, value: Request | None) -> None:
+    def _send(self, pieces: list[Any]) -> None:
         with suppress(OSError), self._sending:  # a filler that is lost is noticed by who receives
-            send(self.connection, pieces_of(number, value))
+            send(self.connection, pieces)
 
 
 def hang_up_on_lost(ray: Any, links: Sequence[Link]) -> None:
