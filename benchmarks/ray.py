@@ -46,14 +46,23 @@ def prepare(options: Options) -> Setup:
     return Setup("", 0, workers=1, facts={"shapes": SHAPES, "quick": options.quick})
 
 
+#: When Ray gives up a node that does not answer.
+SOON = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
 @contextmanager
-def cluster() -> Iterator[Any]:
-    """A Ray cluster of this machine, which this process is connected to."""
+def cluster(settings: dict[str, int]) -> Iterator[Any]:
+    """A Ray cluster of this machine, which this process is connected to. settings: of Ray."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
+    head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": settings}
     made = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
@@ -116,7 +125,7 @@ def filler(setup: Setup) -> Running:
     """penstock.DataLoader(worker_method=penstock.Ray(...)), one filler with one native thread on another node."""
     import penstock
 
-    context = cluster()
+    context = cluster({})
     context.__enter__()
     running = batches_per_second(setup, rows(kind_of(setup)), worker_method=penstock.Ray(resources={"filler": 1}))
     return dataclasses.replace(running, epoch=holding(running.epoch, context))
@@ -161,12 +170,21 @@ class Waiting(torch.utils.data.Dataset[int]):
         return index
 
 
-def recovery(setup: Setup, *, node: bool) -> Running:
-    """Seconds without a batch after a filler, or its whole node, is killed: the longest wait of the next 100 batches.
-    Two fillers, one on each node; samples of 1 ms, batches of 16."""
+def children(process: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def recovery(setup: Setup, *, node: bool, how: int = signal.SIGKILL) -> Running:
+    """Seconds without a batch after a filler, or its whole node, gets a signal: the longest wait of the next 100
+    batches. Two fillers, one on each node; samples of 1 ms, batches of 16."""
     import penstock
 
-    with_nodes = cluster()
+    with_nodes = cluster(SOON if how == signal.SIGSTOP else {})
     made = with_nodes.__enter__()
 
     def epoch() -> Numbers:
@@ -177,20 +195,24 @@ def recovery(setup: Setup, *, node: bool) -> Running:
         for _ in range(10):
             next(batches)
         link = next(iter(batches._crew._live.values()))
+        victim, pids = None, [link.facts.pid]
         if node:
             victim = next(one for one in made.worker_nodes if one.node_id.startswith(link.facts.node))
-            began = time.perf_counter()
-            os.kill(victim.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        else:
-            began = time.perf_counter()
-            os.kill(link.facts.pid, signal.SIGKILL)
+            raylet = victim.all_processes["raylet"][0].process.pid
+            pids = [raylet, *children(raylet)] if how == signal.SIGSTOP else [raylet]  # its end is that of its workers
+        began = time.perf_counter()
+        for pid in pids:
+            os.kill(pid, how)
         longest, last = 0.0, began
         for _ in range(100):
             next(batches)
             now = time.perf_counter()
             longest, last = max(longest, now - last), now
+        if how == signal.SIGSTOP:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
         batches.close()
-        if node:
+        if victim is not None:
             made.remove_node(victim, allow_graceful=False)
         return {"recovery_s": longest}
 
@@ -205,6 +227,11 @@ def filler_killed(setup: Setup) -> Running:
 def node_killed(setup: Setup) -> Running:
     """The node's raylet gets SIGKILL, which ends its workers."""
     return recovery(setup, node=True)
+
+
+def node_stopped(setup: Setup) -> Running:
+    """The node's raylet and its workers get SIGSTOP; Ray gives the node up after three health checks of 500 ms each."""
+    return recovery(setup, node=True, how=signal.SIGSTOP)
 
 
 def model(setup: Setup) -> Running:
@@ -243,8 +270,13 @@ TABLES = (
         (
             Contestant("filler killed", Role.PENSTOCK, filler_killed, packages=("penstock", "ray")),
             Contestant("node killed", Role.PENSTOCK, node_killed, packages=("penstock", "ray")),
+            Contestant("node stopped", Role.PENSTOCK, node_stopped, packages=("penstock", "ray")),
         ),
-        (Target("filler killed", 5, None, RECOVERY), Target("node killed", 5, None, RECOVERY)),
+        (
+            Target("filler killed", 5, None, RECOVERY),
+            Target("node killed", 5, None, RECOVERY),
+            Target("node stopped", 5, None, RECOVERY),
+        ),
         (RECOVERY,),
     ),
     Table(

@@ -15,7 +15,7 @@ import torch
 from torchvision import transforms
 
 import penstock
-from penstock.loop_model import Cause, Measured, Workers, measured, outliers
+from penstock.loop_model import Cause, FillerWork, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, StageTime
 from penstock.system.cpus import machine_cpu_seconds
@@ -36,6 +36,7 @@ def case(
     return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
 
 
+FILLERS = FillerWork(threads=2, arriving=5 * MS, bytes=38.5e6, at_once=13)
 CASES = {
     # Two native threads read 5 ms for each of 64 files, and no CPU is busy.
     "slow disk": (case(wait=150, work=20, busy={Cause.READ: 340}, cpu={Cause.READ: 10}, cacheable=True), Cause.READ),
@@ -80,6 +81,35 @@ CASES = {
         ),
         Cause.OUTLIERS,
     ),
+    # Four fillers of two threads each, whose CPUs are elsewhere.
+    "few fillers": (
+        case(wait=60, work=20, busy={Cause.DECODE: 640}, cpu={}, kind=Workers.FILLERS, workers=4, fillers=FILLERS),
+        Cause.DECODE,
+    ),
+    "a slow network": (
+        case(
+            wait=60,
+            work=20,
+            busy={Cause.DECODE: 40},
+            cpu={},
+            kind=Workers.FILLERS,
+            workers=4,
+            fillers=replace(FILLERS, arriving=78 * MS),
+        ),
+        Cause.NETWORK,
+    ),
+    "few bytes in flight": (
+        case(
+            wait=60,
+            work=20,
+            busy={Cause.DECODE: 160},
+            cpu={},
+            kind=Workers.FILLERS,
+            workers=4,
+            fillers=replace(FILLERS, at_once=1),
+        ),
+        Cause.OVERHEAD,
+    ),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
 }
 
@@ -118,6 +148,31 @@ def test_the_sentence() -> None:
     )
     working = "The consumer waited 1% of the time (1 ms a step): its own work, 99 ms a step, is what takes the time."
     assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
+
+
+def test_what_is_advised_for_fillers() -> None:
+    more, network, wider = (
+        findings(CASES[name][0])[0] for name in ("few fillers", "a slow network", "few bytes in flight")
+    )
+    assert (more.change, more.options) == ("num_workers=16", {"num_workers": 16})
+    assert more.gain == pytest.approx(4)
+    assert more.evidence == "The batches kept 4 fillers busy for 640 ms a step, with 2 threads each."
+    assert network.change == "a faster network, or samples of fewer bytes,"
+    assert "Batches of 37 MiB came at 0.494 GB/s, for 98% of the time: the network" in network.evidence
+    assert wider.change == 'penstock.Ray(bytes_in_flight="441MiB")'
+    assert "lets 1 batch of 37 MiB be in flight, for 4 fillers" in wider.evidence
+
+
+def test_stages_of_fillers_run_on_other_cpus() -> None:
+    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=waits)
+    stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
+    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2, fillers=FILLERS)
+    assert found is not None
+    assert found.busy == pytest.approx({Cause.DECODE: 0.16})
+    assert not found.cpu
+    assert found.lanes == 4
+    assert found.other_cpu == pytest.approx(0.03)
 
 
 def test_nothing_is_said_of_a_short_time() -> None:

@@ -13,6 +13,7 @@ PenstockError
 │   ├── MissingObject (FileNotFoundError)     an object is not there
 │   ├── MissingCredentials (PermissionError)  nothing says who asks
 │   ├── AccessRefused (PermissionError)       the store refuses whoever asks
+│   ├── StoreFull (OutOfSpace)                the store has no space, or no quota, for another object
 │   ├── StoreUnreachable (ConnectionError)    the store does not answer, or not in full, after all retries
 │   ├── ChangedObject                         an object is not what it was when the dataset was opened
 │   ├── CorruptDownload                       the bytes of an object are not those that its checksum is of
@@ -128,6 +129,10 @@ class MissingCredentials(StorageError, PermissionError):
 
 class AccessRefused(StorageError, PermissionError):
     """The store refuses the credentials, or refuses access without."""
+
+
+class StoreFull(StorageError, OutOfSpace):
+    """The store has no space, or no quota, for another object."""
 
 
 class StoreUnreachable(StorageError, ConnectionError):

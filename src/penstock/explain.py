@@ -59,7 +59,7 @@ class Explained:
         if plan.filled is not None:
             yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
-        if self.executors.caches is not None:
+        if self.executors.caches is not None and not self._fillers():
             described = self.executors.caches.describe() if plan.assisted or plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described and plan.filled is None:
@@ -95,7 +95,7 @@ class Explained:
         pinned = can_pin(settings, sends=self.sends)
         memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
         yield f"buffers  {memory}"
-        if (caches := self.executors.caches) is not None:
+        if (caches := self.executors.caches) is not None and not self._fillers():
             files = any(leaf.files is not None for leaf in plan.leaves)
             yield f"cache    {caches.describe() if files else 'nothing is kept: the dataset has no files'}"
             for line in describe_decoded(plan.leaves, caches):

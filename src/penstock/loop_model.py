@@ -7,6 +7,7 @@ them, together, `busy` seconds, of which they run on a CPU for `cpu`. A step tak
 - the workers: busy / workers,
 - the CPUs: the CPU time of the whole process / CPUs that others leave to it,
 - Python's lock, which one thread holds at a time: cpu, where threads run Python,
+- the network, where batches come from other machines: the time in which one was coming in,
 
 plus what a batch costs beside its samples, which is what the measured step has beyond that. Without workers the loop
 makes each batch itself, and a step takes work + busy. A prediction is the same model with one of its numbers changed.
@@ -56,6 +57,7 @@ class Cause(enum.StrEnum):
     CPUS = "cpus"
     OVERHEAD = "overhead"
     OUTLIERS = "outliers"
+    NETWORK = "network"
 
 
 #: The stages of Stats.stages by what they are for. A reader's time is not a worker's.
@@ -73,6 +75,20 @@ _STAGES = {
     "getitem": Cause.PYTHON,
     "iterate": Cause.PYTHON,
 }
+
+
+@dataclass(frozen=True)
+class FillerWork:
+    """What the fillers of a cluster have shown beside the times of their stages."""
+
+    threads: int
+    """Native ones of each filler."""
+    arriving: float
+    """Seconds a step in which a batch was coming in."""
+    bytes: float
+    """That came a step."""
+    at_once: int
+    """Batches that may be in flight at once, by their bytes."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,8 @@ class Measured:
     """What the device that batches go to had nothing to do in, by its own clock; of the wait."""
     cacheable: bool = False
     """A cache= could keep the files, and there is none."""
+    fillers: FillerWork | None = None
+    """Where the workers are fillers, whose CPUs are not this machine's: `cpu` is empty then."""
 
     @property
     def step(self) -> float:
@@ -131,12 +149,21 @@ class Measured:
             return {"work": self.work + self.total_busy}
         found = {
             "work": self.work,
-            "workers": self.total_busy / max(1, self.workers),
+            "workers": self.total_busy / self.lanes,
             "cpus": (self.total_cpu + self.other_cpu) / self.free_cpus,
         }
         if self.locked:
             found["lock"] = self.total_cpu
+        if self.fillers is not None:
+            found["network"] = self.fillers.arriving
         return found
+
+    @property
+    def lanes(self) -> int:
+        """How many samples are worked on at a time."""
+        if self.fillers is None:
+            return max(1, self.workers)
+        return max(1, min(self.workers, self.fillers.at_once)) * self.fillers.threads
 
     @property
     def modelled(self) -> float:
@@ -183,6 +210,7 @@ def measured(
     cpus: float,
     host_cpus: int = 0,
     cacheable: bool = False,
+    fillers: FillerWork | None = None,
 ) -> Measured | None:
     """Return what passes have shown, or None: they were too short to tell.
 
@@ -191,7 +219,7 @@ def measured(
         samples: in all batches.
         workers: of the loader; 0: the caller's thread.
         kind: who they are.
-        cpus, host_cpus, cacheable: as in Measured.
+        cpus, host_cpus, cacheable, fillers: as in Measured.
     """
     steps = sum(loop.waits)
     if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
@@ -202,6 +230,7 @@ def measured(
     foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
     used = own / whole
     contended = used > SATURATED * cpus or used + foreign > SATURATED * max(cpus, host_cpus)
+    elsewhere = fillers is not None  # where the stages ran, and on whose CPUs
     busy: dict[Cause, float] = {}
     cpu: dict[Cause, float] = {}
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
@@ -211,12 +240,16 @@ def measured(
         ran = time.cpu_seconds
         # Who is not on a CPU waits: for one, where they are all taken; else for files or another machine, or for
         # Python's lock where threads run Python.
-        queued = min(time.seconds - ran, (CROWDED - 1) * ran) if contended and cause is not Cause.READ else 0.0
+        queued = (
+            min(time.seconds - ran, (CROWDED - 1) * ran)
+            if contended and not elsewhere and cause is not Cause.READ
+            else 0.0
+        )
         queued = max(0.0, queued)
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
         blocked = max(0.0, time.seconds - queued - ran) if asleep else 0.0
         _add(busy, cause, (time.seconds - queued - blocked) * share)
-        _add(cpu, cause, ran * share)
+        _add(cpu, cause, 0.0 if elsewhere else ran * share)
         _add(busy, Cause.READ, blocked * share)
     outlying, outlying_wait = outliers(loop)
     return Measured(
@@ -238,6 +271,7 @@ def measured(
         longest_wait=loop.longest_wait,
         device_idle=loop.device_idle / steps,
         cacheable=cacheable,
+        fillers=fillers,
     )
 
 

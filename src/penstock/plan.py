@@ -26,6 +26,7 @@ from penstock.sources.cached import cached
 from penstock.sources.indexed import indexed
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
+from penstock.sources.remote_leaves import RemoteLeaves
 from penstock.sources.source import NativeSource, unknown
 from penstock.sources.tree import LeafNumbers, Node, build
 from penstock.storage.jpeg_index import JpegIndexes
@@ -75,6 +76,11 @@ class NativePlan:
     def loses(self) -> bool:
         """Whether samples lie in mapped files, of which the end may be gone."""
         return any(leaf.lost is not None for leaf in self.leaves)
+
+    @cached_property
+    def remote(self) -> RemoteLeaves:
+        """The samples that lie in object stores."""
+        return RemoteLeaves.of_plan(self.root, self.leaves)
 
     @property
     def fields(self) -> int:

@@ -18,11 +18,12 @@ from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
 from penstock.verdict import verdict
 
 #: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; of IndexCounts; of
-#: Reading.
+#: Reading; of FillerCounts.
 _QUANTILES = (50, 90, 99)
 _OF_TIERS = ("samples", "bytes", "hits", "dropped")
 _OF_INDEX = ("photos", "bytes", "hits", "changed")
 _OF_READING = ("depth", "ahead", "awaited", "direct", "bytes")
+_OF_FILLERS = ("lost", "again", "batches", "bytes", "arriving_seconds")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,25 @@ class IndexCounts:
     """Images that were decoded from their first row on, as what was known is damaged or of another file."""
     error: str | None
     """Why this process keeps no more states, where a write failed; None: no write did."""
+
+
+@dataclass(frozen=True)
+class FillerCounts:
+    """What the fillers of a Ray cluster did for a loader, over all of its passes."""
+
+    nodes: Mapping[str, int]
+    """Fillers that are at work now, by their node."""
+    lost: int
+    """Fillers that were lost, with their process or their node."""
+    again: int
+    """Batches that were asked for again, because their filler was lost."""
+    batches: int
+    """Batches that came from fillers, errors in their place included."""
+    bytes: int
+    """Bytes of these, as they came over the connections."""
+    arriving_seconds: float
+    """Time in which a batch was coming in: some of its bytes were here, and not all. It is close to the time of the
+    pass where the network is the limit."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +141,8 @@ class Stats:
     answered, and how many it left to the original function, by reason. "torchvision transforms" counts images; one
     whose transforms are done natively in part counts as answered and under what was not."""
     cache: dict[str, TierCounts]
-    """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one."""
+    """What each tier of cache= keeps, by its name: "memory", or the folder; with fillers of a Ray cluster theirs, by
+    name and node: "memory on node 3f6a1c20 (10.0.0.4)". Empty without one."""
     reading: Reading
     """What reader threads did ahead of native and Python threads, where reads of files block."""
     loop: LoopTimes
@@ -132,6 +153,8 @@ class Stats:
     """What the passes have shown of why their loops wait; None: they were too short to tell."""
     jpeg_index: IndexCounts | None = None
     """What is known of JPEG files whose rows above a crop need not be decoded; None: no pass had any use of it."""
+    fillers: FillerCounts | None = None
+    """What fillers of a Ray cluster did; None: worker_method= asks for none. Their stages are in `stages`."""
 
     @property
     def verdict(self) -> str:
@@ -167,6 +190,8 @@ class Stats:
             **{f"cache/{name}": sum(getattr(tier, name) for tier in self.cache.values()) for name in _OF_TIERS},
             **{f"jpeg_index/{name}": getattr(self.jpeg_index, name, 0) for name in _OF_INDEX},
             **{f"reading/{name}": getattr(reading, name) for name in _OF_READING},
+            "fillers/at_work": 0 if self.fillers is None else sum(self.fillers.nodes.values()),
+            **{f"fillers/{name}": getattr(self.fillers, name, 0) for name in _OF_FILLERS},
         }
         for stage, spent in self.stages.items():
             found |= {f"stage/{stage}/{name}": value for name, value in spent._asdict().items()}
@@ -193,6 +218,11 @@ class Counters(Observer):
                 self._read_by_python.update(delivery.read_by_python)
 
     @property
+    def batches(self) -> int:
+        """Batches handed to the user."""
+        return self._batches
+
+    @property
     def samples(self) -> int:
         """Samples handed to the user."""
         return self._samples
@@ -204,6 +234,7 @@ class Counters(Observer):
         tuning: Tuning | None,
         found: Measured | None,
         jpeg_index: IndexCounts | None = None,
+        fillers: FillerCounts | None = None,
     ) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and so on."""
         with self._lock:
@@ -211,7 +242,7 @@ class Counters(Observer):
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)
-        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found, jpeg_index)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found, jpeg_index, fillers)
 
 
 def samples_given(given: Any) -> int:

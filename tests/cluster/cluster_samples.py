@@ -64,3 +64,39 @@ class Slow(Dataset[bytes]):
 
 def as_is(sample: bytes) -> bytes:
     return sample
+
+
+class Endless(Dataset[int]):
+    """More samples than a test lasts."""
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Waiting(Dataset[bytes]):
+    """Samples of bytes, one of which never comes where a packer reads it, which touches a file then."""
+
+    def __init__(self, told: Path) -> None:
+        self.told, self.owner = told, os.getpid()
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> bytes:
+        if index == 41 and os.getpid() != self.owner:
+            self.told.touch()
+            signal.pause()
+        return b"%d" % index * 100
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of 300 KB, as many as anybody asks for."""
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((75_000,), float(index))

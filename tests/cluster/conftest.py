@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,15 @@ def ray_processes() -> set[int]:
     return found
 
 
+def children(process: int) -> set[int]:
+    """Return the processes that a process has started, and theirs."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child, *children(child)}
+    return found
+
+
 def wait_until(holds: Any, seconds: float = 30.0) -> bool:
     """Return whether something holds within some time; what happens in other processes gives no event."""
     deadline = time.monotonic() + seconds
@@ -52,14 +62,37 @@ class Nodes:
                 num_cpus=cpus, resources={name: 8, "filler": 8}, object_store_memory=STORE, include_dashboard=False
             )
 
+    @property
+    def address(self) -> str:
+        """Return the address of the cluster."""
+        return str(self._cluster.address)
+
+    def stop(self, name: str) -> set[int]:
+        """Let the raylet of a node and its workers stand still, so that they do not answer; return them."""
+        raylet = self._nodes[name].all_processes["raylet"][0].process.pid
+        stopped = {raylet, *children(raylet)}
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        return stopped
+
     def kill(self, name: str) -> None:
         """Kill the processes of a node."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for all fillers, however slowly a machine that is shared starts them."""
+    monkeypatch.setattr("penstock.executors.workers.filler_crew._OTHERS", 60.0)
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    """Return a cluster with the nodes "one" and "two"; none of its processes outlives the tests of a module."""
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """Return a cluster with the nodes "one" and "two"; none of its processes outlives the tests of a module.
+
+    RAY_SETTINGS of the module are those of the cluster's head.
+    """
+    settings: dict[str, Any] = getattr(request.module, "RAY_SETTINGS", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_TEST_CLUSTER", str(os.getpid()))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,7 +101,12 @@ def nodes() -> Iterator[Nodes]:
         ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
         cluster = pytest.importorskip("ray.cluster_utils").Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False},
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": STORE,
+                "include_dashboard": False,
+                "_system_config": settings,
+            },
         )
         try:
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)

@@ -126,6 +126,32 @@ def test_bad_samples_are_replaced_by_the_same_ones(tmp_path: Path) -> None:
     assert "1 bad sample" in ours.explain()
 
 
+def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
+    transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
+    dataset = penstock.ImageFolder(photos, transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()]))
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "cache": ["20KiB", str(tmp_path / "tier")]}
+    loader: Any = penstock.DataLoader(dataset, 4, worker_method=SPREAD, **options)
+    for _ in range(3):
+        assert len(list(loader)) == 15
+    stats = loader.stats()
+    assert stats.fillers is not None
+    assert (stats.fillers.batches, stats.fillers.lost, stats.fillers.again) == (45, 0, 0)
+    assert sum(stats.fillers.nodes.values()) == 2
+    assert stats.fillers.bytes > 3 * 60 * 3 * 16 * 16 * 4
+    assert stats.fillers.arriving_seconds > 0
+    assert len(stats.cache) == 4, "two tiers on two nodes"
+    memory = [tier for name, tier in stats.cache.items() if name.startswith("memory on node ")]
+    folders = [tier for name, tier in stats.cache.items() if name.startswith(f"{tmp_path}/tier on node ")]
+    assert all(0 < tier.bytes <= 20 << 10 for tier in memory)
+    assert {tier.samples for tier in folders} <= set(range(1, 61)), "one folder, of which each node has seen the same"
+    assert sum(tier.hits for tier in stats.cache.values()) >= 60
+    assert stats.stages["decode"].samples >= 180
+    assert stats.metrics()["penstock/fillers/bytes"] == stats.fillers.bytes
+    assert "cache    memory on node " in loader.explain()
+    loader._iterator._shutdown_workers()
+    assert not loader.stats().fillers.nodes
+
+
 def test_a_sample_that_ends_its_filler() -> None:
     loader: Any = penstock.DataLoader(Ending(), 2, num_workers=2, worker_method=SPREAD)
     batches = iter(loader)

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
 import penstock._native as _native
-from penstock.packing import pack as packing
+from penstock.packing import folder as folder_module
 from penstock.packing import shard_work
 from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
@@ -393,7 +393,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: d
     penstock.pack(folder, out, shard_size=6000, **options)
     equal(penstock.Shards(out), folder, pixels=True)
 
-    monkeypatch.setattr(packing, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(folder_module, "free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match="more are needed"):
         penstock.pack(folder, tmp_path / "other")
     assert not list((tmp_path / "other").glob("*"))

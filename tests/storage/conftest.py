@@ -1,10 +1,37 @@
-"""Tiers without a limit take what the disk has free: a disk that is nearly full must not decide what tests see."""
+"""What tests of storage share. A disk that is nearly full does not decide what they see."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+import torch
+
+import penstock
+from tests.object_server import ObjectServer
+from tests.storage.remote import SAMPLES, objects_of
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.tiers._LEFT", 0.0)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards of tensors."""
+    source = tmp_path_factory.mktemp("tensors")
+    for number in range(SAMPLES):
+        torch.save(torch.full((32, 32), number, dtype=torch.float32), source / f"id-{number:04d}.pt")
+    out = tmp_path_factory.mktemp("packed")
+    labels = {f"id-{number:04d}": number % 7 for number in range(SAMPLES)}
+    ids = sorted(labels)
+    penstock.pack(penstock.TensorFolder(source, ids, labels), out, shard_size=100_000)
+    return out
+
+
+@pytest.fixture
+def server(packed: Path) -> Iterator[ObjectServer]:
+    with ObjectServer(objects_of(packed)) as serving:
+        yield serving

@@ -26,25 +26,10 @@ from penstock.storage.remote_shards import RemoteShards
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 from tests.same import assert_same
+from tests.storage.remote import SAMPLES, WINDOW, bounded, downloads, limit_for, loader, objects_of, remote
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-
-SAMPLES = 240
-WINDOW = 3
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of shards of tensors."""
-    source = tmp_path_factory.mktemp("tensors")
-    for number in range(SAMPLES):
-        torch.save(torch.full((32, 32), number, dtype=torch.float32), source / f"id-{number:04d}.pt")
-    out = tmp_path_factory.mktemp("packed")
-    labels = {f"id-{number:04d}": number % 7 for number in range(SAMPLES)}
-    ids = sorted(labels)
-    penstock.pack(penstock.TensorFolder(source, ids, labels), out, shard_size=100_000)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -60,46 +45,6 @@ def packed_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed-images")
     penstock.pack(penstock.ImageFolder(source), out, shard_size=20_000)
     return out
-
-
-def objects_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-@pytest.fixture
-def server(packed: Path) -> Iterator[ObjectServer]:
-    with ObjectServer(objects_of(packed)) as serving:
-        yield serving
-
-
-def limit_for(folder: Path, shards: int) -> int:
-    sizes = [path.stat().st_size for path in folder.glob("*.tar")]
-    index = sum(path.stat().st_size for path in folder.glob("*.npy"))
-    return shards * (max(sizes) + 1024) + index + 4096
-
-
-def remote(server: ObjectServer, cache: Path, **options: Any) -> penstock.Shards:
-    return penstock.Shards(server.url, window=WINDOW, cache_folder=cache, **options)
-
-
-def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
-    return penstock.DataLoader(dataset, **{"batch_size": 16, "shuffle": True, "seed": 3, "num_workers": 2, **options})
-
-
-def downloads(server: ObjectServer) -> dict[str, int]:
-    return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
-
-
-def bounded(cache: Any, limit: int) -> Any:
-    """Return the cache's own method that makes space, with a look at what the folder takes afterwards."""
-    reserve = cache.reserve
-
-    def looked(*arguments: Any, **options: Any) -> bool:
-        found: bool = reserve(*arguments, **options)
-        assert cache.held_bytes() <= limit
-        return found
-
-    return looked
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,9 @@ def add_parsers(verbs: Any) -> None:
     """Add these verbs to the command line."""
     packing = _verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
-    packing.add_argument("out", metavar="OUT", help="the folder of the shards; the same command goes on after a crash")
+    packing.add_argument(
+        "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command goes on"
+    )
     packing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
     packing.add_argument("--shard-size", default=SHARD_SIZE, metavar="BYTES", help=f"default: {SHARD_SIZE}")
     packing.add_argument("--max-side", type=int, metavar="N", help="resize JPEGs whose longer side has more pixels")

@@ -2,8 +2,9 @@
 
 A message is a number (u64), the bytes of the pickle (u64), how many buffers follow (u32) and for each its bytes (i64,
 negative where it is a tensor's), then the pickle, then the buffers, all big-endian. Tensors are received where the
-receiver says: a batch crosses the network once, into its batch memory. Both ends of a connection prove that they know
-a secret before anything is unpickled.
+receiver says: a batch crosses the network once, into its batch memory. On one machine a tensor's buffer may be lent:
+its address (u64) stands in its place, and the receiver, which can read the sender's memory, says when it has done so.
+Both ends of a connection prove that they know a secret before anything is unpickled.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from penstock.cluster.neighbour import Neighbour
 from penstock.errors import ClusterError
 
 _HEAD = struct.Struct("!QQI")
 _SIZE = struct.Struct("!q")
+_ADDRESS = struct.Struct("!Q")
+_NOTHING = pickle.dumps(None)
 #: Pieces of one sendmsg; Linux takes 1,024.
 _PIECES = 512
 #: Buffers of a message, and bytes of its pickle, at the most: what is more is no message of ours.
@@ -41,6 +45,8 @@ _MEETING = 10.0
 _VANISHED = 3
 #: What is under way between two processes of one machine: it is copied twice, and stays in a core's cache meanwhile.
 _LOCAL_BYTES = 1 << 20
+#: Bytes of a tensor from which on it is lent: smaller ones cost less in the message.
+LENT_BYTES = 64 << 10
 #: How much larger than a tensor the memory around its elements may be to be sent as it is.
 _SPREAD = 4
 
@@ -65,7 +71,9 @@ class Message(NamedTuple):
     error: Exception | None
     """Why the value could not be unpickled here."""
     size: int
-    """Bytes of the message."""
+    """Bytes of the message, and of what was lent."""
+    lent: bool = False
+    """The sender keeps the memory of tensors for the receiver, and waits to hear that it may use it again."""
 
 
 def new_secret() -> bytes:
@@ -123,15 +131,42 @@ def _tensor_on(memory: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: 
 
 def pieces_of(number: int, value: Any) -> list[Any]:
     """Return a message as pieces of memory, of which only the pickle is a copy. Raises what pickling raises."""
+    head, pickled, raw, _ = _taken_apart(number, value)
+    return [head, pickled, *raw]
+
+
+def lent_pieces_of(number: int, value: Any) -> tuple[list[Any], list[Any]]:
+    """Return a message whose large tensors are lent as pieces of memory, and their memory, which is to be kept.
+
+    Raises what pickling raises.
+    """
+    head, pickled, raw, of_tensors = _taken_apart(number, value)
+    lent = [of_tensor and view.nbytes >= LENT_BYTES for view, of_tensor in zip(raw, of_tensors, strict=True)]
+    sent = [
+        _ADDRESS.pack(np.asarray(view).ctypes.data) if is_lent else view
+        for view, is_lent in zip(raw, lent, strict=True)
+    ]
+    held = [view for view, is_lent in zip(raw, lent, strict=True) if is_lent]
+    return [head, pickled, *sent], held
+
+
+def thanks_for(number: int) -> list[Any]:
+    """Return the message which says that what was lent with a message has been read."""
+    return [_HEAD.pack(number, len(_NOTHING), 0), _NOTHING]
+
+
+def _taken_apart(number: int, value: Any) -> tuple[bytes, memoryview, list[memoryview], list[bool]]:
+    """Return the head of a message, its pickle, its buffers, and which of these are tensors'."""
     buffers: list[pickle.PickleBuffer] = []
     tensors: set[int] = set()  # those of the buffers that are a tensor's, by id()
     file = io.BytesIO()
     _pickler()(file, buffers, tensors).dump(value)
     pickled = file.getbuffer()
     raw = [buffer.raw() for buffer in buffers]
-    sizes = [view.nbytes * (-1 if id(one) in tensors else 1) for one, view in zip(buffers, raw, strict=True)]
+    of_tensors = [id(one) in tensors for one in buffers]
+    sizes = [-view.nbytes if of_tensor else view.nbytes for view, of_tensor in zip(raw, of_tensors, strict=True)]
     head = _HEAD.pack(number, pickled.nbytes, len(raw)) + b"".join(map(_SIZE.pack, sizes))
-    return [head, pickled, *raw]
+    return head, pickled, raw, of_tensors
 
 
 def whole(value: Any) -> bytes:
@@ -156,8 +191,16 @@ def send(connection: socket.socket, pieces: Sequence[Any]) -> None:
             views[0] = views[0].cast("B")[sent:]
 
 
-def receive(connection: socket.socket, allocate: Allocate) -> Message:
-    """Wait for a message. Raises EOFError where the other end is gone, OSError, MemoryError, ClusterError."""
+def receive(connection: socket.socket, allocate: Allocate, lender: Neighbour | None = None) -> Message:
+    """Wait for a message.
+
+    Args:
+        connection: to who sends it.
+        allocate: gives memory for each tensor.
+        lender: whose memory the tensors are in; None: they are in the message.
+
+    Raises EOFError where the other end is gone, OSError, MemoryError, ClusterError.
+    """
     number, length, count = _HEAD.unpack(_received(connection, _HEAD.size))
     if count > _MOST_BUFFERS or length > _MOST_BYTES:
         raise ClusterError("a filler sent what is no message of Penstock's: another program answers at its port")
@@ -169,15 +212,19 @@ def receive(connection: socket.socket, allocate: Allocate) -> Message:
     for size in sizes:
         if size < 0:
             memory = allocate(-size)
-            _fill(connection, memoryview(memory.view))
+            if lender is None or -size < LENT_BYTES:
+                _fill(connection, memoryview(memory.view))
+            else:
+                (address,) = _ADDRESS.unpack(_received(connection, _ADDRESS.size))
+                lender.read(address, memory.tensor.data_ptr(), -size)
             buffers.append(memory.tensor)
         else:
             buffers.append(np.frombuffer(_received(connection, size), np.uint8))
-    total = length + sum(map(abs, sizes))
+    total, lent = length + sum(map(abs, sizes)), lender is not None and any(size <= -LENT_BYTES for size in sizes)
     try:
-        return Message(number, pickle.loads(pickled, buffers=buffers), None, total)
+        return Message(number, pickle.loads(pickled, buffers=buffers), None, total, lent)
     except Exception as error:
-        return Message(number, None, error, total)
+        return Message(number, None, error, total, lent)
 
 
 def _parts(sizes: bytearray) -> list[bytes]:

@@ -13,7 +13,8 @@ from penstock.sources.tree import LeafNumbers
 _NONE: Indices = np.empty(0, dtype=np.int64)
 
 
-def _no_indices() -> Indices:
+def no_indices() -> Indices:
+    """Return an empty array of indices."""
     return _NONE
 
 
@@ -38,13 +39,13 @@ class Batch:
 class IndexedBatch(Batch):
     """A batch of indices into a native plan."""
 
-    indices: Indices = field(default_factory=_no_indices)
+    indices: Indices = field(default_factory=no_indices)
     positions: Positions = range(0)
     """Where its samples stand in the order of the epoch."""
-    wanted: Indices = field(default_factory=_no_indices)
+    wanted: Indices = field(default_factory=no_indices)
     """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
     leaves: LeafNumbers | None = None
-    local: Indices = field(default_factory=_no_indices)
+    local: Indices = field(default_factory=no_indices)
     """In their leaf."""
     rescued: list[str] = field(default_factory=list)
     """Why Python read a sample, one reason a sample."""

@@ -156,7 +156,7 @@ class _Filler:
 
     def __init__(self, plan: NativePlan) -> None:
         self.plan = plan
-        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan, None, 0), READERS)
+        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan.remote, None, 0), READERS)
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
 
     def fill(

@@ -152,7 +152,7 @@ class NativePass(IndexedPass):
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._staging = Staging(plan, self._coming, self._samples)
+        self._staging = Staging(plan.remote, self._coming, self._samples)
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
         self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
         self._pool = self._crew.pool

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.executors.job import Job
+from penstock.executors.staging import Staging
 from penstock.executors.torch_pass import view_of
 from penstock.executors.workers.processes import ProcessPass
+from penstock.executors.workers.tasks import MakeStaging
 from penstock.plan import NativePlan
 from penstock.settings import Method
 from penstock.sources.naming import name_of
+from penstock.sources.remote_leaves import remote_leaves
 
 
 class ProcessExecutor:
@@ -36,12 +39,13 @@ class ProcessExecutor:
             identify=partial(name_of, settings.dataset),
             meter=job.resources.meter,
             shared=job.resources.shared,
+            staging=_staging(job),
         )
         return self._follow(made, job)
 
     def restart(self, held: ProcessPass, job: Job) -> None:
         """Let the same workers make another pass."""
-        held.batches = job.batches
+        held.batches, held.staging = job.batches, _staging(job)
         held._reset(view_of(job))
         self._follow(held, job)
 
@@ -51,3 +55,17 @@ class ProcessExecutor:
         job.progress.drawn.setdefault("base", made.base_seed)
         made.arrivals = job.progress.arrivals
         return made
+
+
+def _staging(job: Job) -> MakeStaging | None:
+    """Return what makes the staging of the pass, for workers that read by this process; None: no sample is remote."""
+    remote = None if job.settings.iterable else remote_leaves(job.settings.dataset)
+    if remote is None:
+        return None
+    batches, known = job.batches, job.batches.order.cuts_itself() and not job.batches.drawn_first()
+
+    def make(seed: int, epoch: int) -> Staging:
+        coming = partial(batches.coming, seed, epoch) if known else None
+        return Staging(remote, coming, batches.samples_left() if known else 0)
+
+    return make

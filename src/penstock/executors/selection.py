@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.autotune import Autotune
 from penstock.executors.buffers import Buffers
@@ -88,6 +89,7 @@ class Executors:
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self._base_seed: int | None = None  # torch's, of the latest pass
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
+        self._cluster: Ray | None = None  # whose fillers made it
         self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
@@ -102,7 +104,12 @@ class Executors:
         """Return the counters of all passes so far."""
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
-        return self.counters.snapshot(buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts())
+        fillers = None
+        if self._cluster is not None:
+            cache, fillers = self.fillers.tiers(), self.fillers.counts()
+        return self.counters.snapshot(
+            buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts(), fillers
+        )
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -111,9 +118,7 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        if kind is Workers.FILLERS:
-            return None  # the CPUs that they work on are not this machine's
-        counters = self.counters
+        counters, cluster = self.counters, self._cluster
         return measured(
             counters.loop.times(),
             counters.meter.stages(),
@@ -123,12 +128,13 @@ class Executors:
             cpus=self._cpus,
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
+            fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cpus", "_files", "_logs")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -141,7 +147,7 @@ class Executors:
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
-        self._workers = settings.num_workers, kind
+        self._workers, self._cluster = (settings.num_workers, kind), settings.cluster
         self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.errors import WorkerStuck
 from penstock.order.permutations import Indices
-from penstock.plan import NativePlan
+from penstock.sources.remote_leaves import RemoteLeaves
 from penstock.sources.source import RemoteSamples
 from penstock.sources.tree import LeafNumbers
 from penstock.storage.remote_shards import WORTH_WHOLE, Range
@@ -40,13 +42,16 @@ class BatchShards:
 
 
 class Staged(Protocol):
-    """A batch that needs shards: executors.workers.native.NativeBatch."""
+    """A batch that needs shards: executors.workers.native.NativeBatch, executors.workers.loading.FetchedBatch."""
 
-    number: int
     leaves: LeafNumbers | None
     local: Indices
     shards: BatchShards | None
     error: BaseException | None
+
+    @property
+    def waits_for_shards(self) -> bool:
+        """Whether the batch is to be submitted once its shards are here."""
 
     def let_shards_go(self) -> None:
         """Let the shards of the batch be deleted."""
@@ -56,24 +61,29 @@ S = TypeVar("S", bound=Staged)
 
 
 class Staging:
-    """The shards of one pass, brought here ahead of need; nothing for a plan whose sources are all local.
+    """The shards of one pass, brought here ahead of need; nothing for a dataset whose sources are all local.
 
     Of a shard of which the pass needs few samples only these are read, each by its range.
 
     Args:
-        plan: of the pass.
+        dataset: where its samples lie.
         coming: called for each source, returns the indices of each batch of the pass from its first on; None: they are
             not known before a batch is begun.
         samples: of the pass, where they are known.
     """
 
-    def __init__(self, plan: NativePlan, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
-        self._closed = False
+    def __init__(self, dataset: RemoteLeaves, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
+        self._closed, self._dataset = False, dataset
         self._leaves = [
-            _Leaf(plan, number, leaf.remote, coming, samples)
-            for number, leaf in enumerate(plan.leaves)
-            if leaf.remote is not None
+            _Leaf(dataset, number, remote, coming, samples)
+            for number, remote in enumerate(dataset.leaves)
+            if remote is not None
         ]
+
+    @property
+    def resolve(self) -> Callable[[Indices], tuple[LeafNumbers | None, Indices]]:
+        """Return what leads from indices to leaves and indices into these."""
+        return self._dataset.resolve
 
     def __bool__(self) -> bool:
         return bool(self._leaves)
@@ -81,12 +91,16 @@ class Staging:
     def stage(self, batch: Staged) -> None:
         """Let the shards of the next batch be fetched where they are not here, and kept; those that it had may go."""
         batch.let_shards_go()
-        batch.shards = BatchShards([leaf.ticket(batch.leaves, batch.local) for leaf in self._leaves])
+        batch.shards = self.shards_of(batch.leaves, batch.local)
+
+    def shards_of(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
+        """Let the shards of the next batch be fetched, and kept."""
+        return BatchShards([leaf.ticket(leaves, local) for leaf in self._leaves])
 
     def submit_ready(self, queue: Iterable[S], submit: Callable[[S], None]) -> None:
         """Submit the batches in a queue whose shards are here, in order."""
         for batch in queue:
-            if batch.number >= 0 or batch.shards is None or batch.error is not None:
+            if not batch.waits_for_shards or batch.shards is None or batch.error is not None:
                 continue
             try:
                 if not batch.shards.ready():
@@ -122,18 +136,54 @@ class Staging:
             leaf.stage.close()
 
 
+class PassShards:
+    """The staging of one pass whose samples Python reads; it ends with the pass, however that ends.
+
+    Args:
+        owner: the pass, which is not held.
+        staging: of the pass.
+    """
+
+    def __init__(self, owner: object, staging: Staging) -> None:
+        self.staging = staging
+        self.close = weakref.finalize(owner, staging.close)
+        """End the downloads; a second call does nothing."""
+
+    def stage(self, batch: Staged, given: Sequence[Any]) -> None:
+        """Have the shards of the next batch brought. given: the indices of its samples.
+
+        A batch is staged once, however often it comes: an interrupt may have come before.
+        """
+        if batch.shards is not None:
+            return
+        batch.leaves, batch.local = self._resolved(given)
+        self.staging.stage(batch)
+
+    def shards_of(self, given: Sequence[Any]) -> BatchShards:
+        """Have the shards of the next batch brought, which others read; return them. given: as for `stage`."""
+        return self.staging.shards_of(*self._resolved(given))
+
+    def _resolved(self, given: Sequence[Any]) -> tuple[LeafNumbers | None, Indices]:
+        try:
+            return self.staging.resolve(np.array([operator.index(index) for index in given], np.int64))
+        except Exception:  # the dataset raises it, where the sample is read
+            return None, np.empty(0, np.int64)
+
+
 class _Leaf:
     """The shards of one source of a plan."""
 
     def __init__(
         self,
-        plan: NativePlan,
+        dataset: RemoteLeaves,
         number: int,
         remote: RemoteSamples,
         coming: Callable[[], Iterator[Indices]] | None,
         samples: int,
     ) -> None:
-        self._plan, self._number, self._remote, self._coming, self._samples = plan, number, remote, coming, samples
+        self._dataset, self._number, self._remote, self._coming, self._samples = (
+            dataset, number, remote, coming, samples,
+        )  # fmt: skip
         self._few: set[int] | None = None
         """Shards of which a pass in a known order needs few samples; None: they were not counted yet."""
         self.stage = ShardStage(remote.shards, None if coming is None else self._ahead(coming))
@@ -161,12 +211,11 @@ class _Leaf:
 
     def _count(self) -> set[int]:
         shards = self._remote.shards.shards
-        everything = sum(leaf.size for leaf in self._plan.leaves)
-        if self._coming is None or self._samples > min(WORTH_WHOLE * everything, _COUNTED):
+        if self._coming is None or self._samples > min(WORTH_WHOLE * self._dataset.size, _COUNTED):
             return set()
         wanted = np.zeros(len(shards), dtype=np.int64)
         for indices in self._coming():
-            of_sample = self._remote.shard_of(self._own(*self._plan.root.resolve(indices)))
+            of_sample = self._remote.shard_of(self._own(*self._dataset.resolve(indices)))
             wanted += np.bincount(of_sample, minlength=len(shards))[: len(shards)]
         return {number for number, shard in enumerate(shards) if wanted[number] <= WORTH_WHOLE * shard.samples}
 
@@ -175,5 +224,5 @@ class _Leaf:
 
     def _ahead(self, coming: Callable[[], Iterator[Indices]]) -> Iterator[tuple[int, ...]]:
         for indices in coming():
-            of_sample = np.unique(self._remote.shard_of(self._own(*self._plan.root.resolve(indices))))
+            of_sample = np.unique(self._remote.shard_of(self._own(*self._dataset.resolve(indices))))
             yield tuple(shard for shard in of_sample.tolist() if shard not in (self._few or ()))

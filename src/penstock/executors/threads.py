@@ -15,6 +15,7 @@ from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Handed, Pass, PassInput, PassResources, pinned
 from penstock.executors.job import Job
+from penstock.executors.staging import PassShards, Staging
 from penstock.executors.tuning import Knobs
 from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.crew import ThreadCrew
@@ -25,6 +26,7 @@ from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.premises import collates_as_torch
+from penstock.sources.remote_leaves import RemoteLeaves, remote_leaves
 from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
@@ -47,8 +49,11 @@ class ThreadPass(Pass):
         streams: the states of a dataset that has a state_dict(); the pass reports to them each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
         readers: bring the files of the samples, which the threads take from them.
+        remote: the samples that lie in object stores, whose shards are brought here ahead of need.
     """
 
+    _shards: PassShards | None = None
+    """Those of the pass; None: it needs none."""
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
 
@@ -66,6 +71,7 @@ class ThreadPass(Pass):
         streams: Streams | None = None,
         own: OwnFetches | None = None,
         readers: ThreadReaders | None = None,
+        remote: RemoteLeaves | None = None,
     ) -> None:
         super().__init__(resources)
         self._in_flight = 1  # batches, as chosen last
@@ -95,7 +101,7 @@ class ThreadPass(Pass):
                 f"num_workers={resources.workers}: the system has not so many threads ({error})"
             ) from error
         self._pid = os.getpid()
-        self.begin(fetch, pass_input, eager=eager, streams=streams)
+        self.begin(fetch, pass_input, eager=eager, streams=streams, remote=remote)
 
     def begin(
         self,
@@ -105,8 +111,12 @@ class ThreadPass(Pass):
         eager: bool = True,
         streams: Streams | None = None,
         readers: ThreadReaders | None = None,
+        remote: RemoteLeaves | None = None,
     ) -> None:
         """Begin a pass with the same threads. readers: in the place of those before; None: they stay."""
+        self._let_shards_go()
+        if remote is not None:
+            self._shards = PassShards(self, Staging(remote, pass_input.coming, pass_input.samples))
         if self._readers is not None:
             self._readers.ahead.clear()
         if readers is not None:
@@ -173,10 +183,23 @@ class ThreadPass(Pass):
                 return
         if self._owners and self._owners[0] == batch.owner:
             self._owners.rotate(-1)
-        if self._readers is not None and batch.task is not None:
-            given = batch.indices if self._fetch.batched else [batch.task.given]
+        assert batch.task is not None
+        given = batch.indices if self._fetch.batched else [batch.task.given]
+        if self._readers is not None:
             self._readers.ahead.expect(batch, given or (), batch.task.positions)
+        if self._shards is None or batch.submitted:
+            self._submit(batch)
+        else:
+            self._shards.stage(batch, given or ())
+
+    def _submit(self, batch: FetchedBatch) -> None:
         self._crew.submit(batch)
+        batch.submitted = True
+
+    def _refill(self, queue: deque[FetchedBatch], *, done: int = 0) -> None:
+        super()._refill(queue, done=done)
+        if self._shards is not None:
+            self._shards.staging.submit_ready(queue, self._submit)
 
     def _depth(self, queue: deque[FetchedBatch]) -> int:
         self._in_flight = self._choose_depth(queue)
@@ -244,6 +267,8 @@ class ThreadPass(Pass):
             self._queue.remove(batch)
         if self._readers is not None and batch is not None and batch.task is not None:
             self._readers.ahead.forget(batch, batch.task.positions)
+        if batch is not None:
+            batch.let_shards_go()
 
     @property
     def reusable(self) -> bool:
@@ -272,12 +297,25 @@ class ThreadPass(Pass):
 
     def _end_pass(self) -> None:
         if self._persistent_workers:
+            self._let_shards_go()
             self._open = False
         else:
             self.close()
 
+    def close(self) -> None:
+        self._let_shards_go()
+        super().close()
+
+    def _let_shards_go(self) -> None:
+        if self._shards is not None:
+            self._shards.close()
+            self._shards = None
+
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         batches = [queue[0]] if self._in_order else list(queue)
+        if self._shards is not None and all(batch.waits_for_shards for batch in batches):
+            self._shards.staging.wait_and_submit(batches[0], self._timeout, self._submit)
+        batches = [batch for batch in batches if not batch.waits_for_shards or batch.error is not None]
         failed = next((batch for batch in batches if batch.error is not None), None)
         if failed is not None:
             return failed
@@ -327,6 +365,7 @@ class ThreadExecutor:
             streams=job.streams,
             own=own,
             readers=readers,
+            remote=_remote(job),
         )
         made.arrivals = job.progress.arrivals
         return made
@@ -334,7 +373,8 @@ class ThreadExecutor:
     def restart(self, held: ThreadPass, job: Job) -> None:
         """Let the same threads make another pass."""
         readers = _readers(job) if job.settings.share_dataset else None  # copies keep those that they were made with
-        held.begin(job.fetch(here=False), job.input_of_python(), eager=job.eager, streams=job.streams, readers=readers)
+        fetch, pass_input = job.fetch(here=False), job.input_of_python()
+        held.begin(fetch, pass_input, eager=job.eager, streams=job.streams, readers=readers, remote=_remote(job))
         held.arrivals = job.progress.arrivals
 
 
@@ -346,6 +386,11 @@ def _readers(job: Job) -> ThreadReaders | None:
     if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
         return None
     return readers_of(job.plan, job.resources.meter)
+
+
+def _remote(job: Job) -> RemoteLeaves | None:
+    """Return the samples of a pass that lie in object stores, None where none is known to."""
+    return None if job.settings.iterable else remote_leaves(job.settings.dataset)
 
 
 def _read_directly(job: Job) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.errors import DatasetChanged
 from penstock.packing.contents import Contents, Leaf
 from penstock.packing.encoding import image_size
 from penstock.packing.finishing import ShardRecord
+from penstock.packing.place import After
 from penstock.packing.shard_writer import Suffixes, label_dtype, label_member
 from penstock.storage.description import Shard
 from penstock.storage.index import row_dtype
@@ -47,7 +47,7 @@ class ShardCopier:
         stamps: NDArray[np.int64],
         *,
         labelled: bool,
-        after: Callable[[int], None],
+        after: After,
     ) -> None:
         self._descriptor, self._contents, self._stamps = descriptor, contents, stamps
         self._labelled, self._after = labelled, after

@@ -67,10 +67,10 @@ class ThreadEngine:
         """Write these shards; return the record of each. Raises what writing one raises."""
         stop = threading.Event()
 
-        def after(added: int) -> None:
+        def after(added: int, samples: int = 1) -> None:
             if stop.is_set():
                 raise _Stopped
-            progress.add(1, added)
+            progress.add(samples, added)
 
         def write(shard: int) -> ShardRecord:
             try:

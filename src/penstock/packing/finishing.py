@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -14,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import penstock._native as _native
-from penstock.errors import CorruptShards
-from penstock.storage.description import FILE, Column, Shard, Split, as_json, load
-from penstock.storage.durable import write_durably
-from penstock.storage.index import ABSENT, ENDS, MEMBER, row_dtype
+from penstock.packing.place import Write
+from penstock.storage.description import FILE, Column, Shard, Split, as_json
+from penstock.storage.index import ABSENT, MEMBER, ends_crc32c, row_dtype
+
+Put = Callable[[str, Write], None]
+"""Writes a file under a name, as a whole or not at all."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,15 @@ class ShardRecord:
         np.save(file, self.rows, allow_pickle=False)
 
     @classmethod
-    def read(cls, path: str) -> ShardRecord | None:
-        """Return the record in a file, None where there is none or it is damaged."""
+    def parse(cls, text: bytes | None) -> ShardRecord | None:
+        """Return the record that a file holds, None where there is none or it is damaged."""
+        if text is None:
+            return None
         try:
-            with open(path, "rb") as file:
-                held = json.loads(file.readline())
-                return cls(Shard(*held["shard"]), held["suffixes"], np.load(file, allow_pickle=False), held["labelled"])
-        except (OSError, ValueError, TypeError, KeyError):
+            file = io.BytesIO(text)
+            held = json.loads(file.readline())
+            return cls(Shard(*held["shard"]), held["suffixes"], np.load(file, allow_pickle=False), held["labelled"])
+        except (EOFError, ValueError, TypeError, KeyError):
             return None
 
 
@@ -78,29 +81,27 @@ def npy_head(dtype: np.dtype[Any], count: int) -> bytes:
     return file.getvalue()
 
 
-def write_column(path: str, temporary: str, pieces: Iterable[bytes], digest: Any) -> Column:
+def write_column(put: Put, name: str, pieces: Iterable[bytes], digest: Any) -> Column:
     """Write a file of the index from its pieces, and add it to a digest. Raises OSError."""
-    crc = size = 0
+    crc = size = ends = 0
 
     def write(file: BinaryIO) -> None:
-        nonlocal crc, size
+        nonlocal crc, size, ends
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
             crc = _native.crc32c(piece, crc)
             size += len(piece)
+        file.flush()
+        ends = ends_crc32c(file, size)
 
-    write_durably(path, temporary, write)
-    with open(path, "rb") as file:
-        first = _native.crc32c(os.pread(file.fileno(), ENDS, 0))
-        ends = _native.crc32c(os.pread(file.fileno(), ENDS, max(0, size - ENDS)), first)
-    return Column(os.path.basename(path), size, crc, ends)
+    put(name, write)
+    return Column(name, size, crc, ends)
 
 
 def write_index(
-    out: str,
+    put: Put,
     name: str,
-    temporary: str,
     records: Sequence[ShardRecord],
     ids: Sequence[bytes],
     texts: Sequence[str] | None,
@@ -124,8 +125,8 @@ def write_index(
         for begin in range(0, len(ids), 1 << 16):
             yield b"\0".join(ids[begin : begin + (1 << 16)]) + b"\0"
 
-    index = write_column(os.path.join(out, f"{name}.index.npy"), temporary, rows(), digest)
-    names = write_column(os.path.join(out, f"{name}.ids.npy"), temporary, texts_of_ids(), digest)
+    index = write_column(put, f"{name}.index.npy", rows(), digest)
+    names = write_column(put, f"{name}.ids.npy", texts_of_ids(), digest)
     return index, names, suffixes, digest.hexdigest()
 
 
@@ -144,11 +145,7 @@ def joined_suffixes(records: Sequence[ShardRecord]) -> tuple[list[list[str]], li
     return fields, places
 
 
-def write_description(out: str, temporary: str, name: str, split: Split) -> None:
-    """Add a split to dataset.json, or exchange it there. Raises CorruptShards, OSError."""
-    path = os.path.join(out, FILE)
-    splits = load(out) if os.path.lexists(path) else {}
-    if os.path.islink(path):
-        raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
+def write_description(put: Put, splits: Mapping[str, Split], name: str, split: Split) -> None:
+    """Write dataset.json with a split added, or exchanged. Raises CorruptShards, OSError."""
     text = as_json({**splits, name: split})
-    write_durably(path, temporary, lambda file: file.write(text))
+    put(FILE, lambda file: file.write(text))

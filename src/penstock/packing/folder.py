@@ -1,27 +1,21 @@
-"""The folder that a packing writes to: whose its files are, what they are called, and who packs into it now."""
+"""A folder that is packed to: temporary names, fsync and rename; and who packs into it now."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import InvalidOption
+from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing import plan as planning
-from penstock.packing.plan import Plan
-from penstock.storage import description
+from penstock.packing.place import After, Write, is_kept, unfinished
 from penstock.storage.description import Split
-
-_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-
-
-def check_split(split: str) -> None:
-    """Raise InvalidOption for the name of a split that no file can begin with."""
-    if not _SPLIT.fullmatch(split):
-        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")
+from penstock.storage.durable import free_bytes, out_of_space, sync_folder, write_durably
+from penstock.storage.shard_files import ShardFiles
 
 
 @contextmanager
@@ -44,35 +38,111 @@ def alone(folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_out(out: str) -> dict[str, Split]:
-    """Return the splits in the folder. Raises InvalidOption where it holds anything else."""
-    found = set(os.listdir(out))
-    splits = description.load(out) if description.FILE in found else {}
-    known = {description.FILE}
-    for split in splits.values():
-        known |= set(split.files)
-    for name in found:
-        if re.fullmatch(r"\..+\.packing", name) and os.path.isdir(os.path.join(out, name)):
-            known.add(name)
-            other = planning.load(Path(out, name, planning.FILE))
-            if other is not None:
-                known |= set(names(name[1 : -len(".packing")], other))
-    if found - known:
-        raise InvalidOption(
-            f"{out} holds {min(found - known)!r}, which Penstock did not write: give an empty folder, or a new name. "
-            "Nothing was changed"
-        )
-    return splits
+@dataclass(frozen=True)
+class FolderPlace:
+    """A folder, on a file system that all who write to it share; see place.Place."""
+
+    path: str
+    """Absolute."""
+    split: str
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    @property
+    def _kept(self) -> str:
+        """The folder of what is unfinished."""
+        return self._file(planning.FOLDER.format(self.split))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Local files that whoever writes here must see once the plan is written."""
+        return (self._file(unfinished(self.split)),)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder, and hold its lock. Raises InvalidOption where another process holds it."""
+        os.makedirs(self.path, exist_ok=True)
+        with alone(self.path):
+            yield
+
+    def sizes(self) -> dict[str, int]:
+        """Return all files with their bytes; those that are no regular files have -1."""
+        found: dict[str, int] = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if re.fullmatch(r"\..+\.packing", entry.name) and entry.is_dir(follow_symlinks=False):
+                    with os.scandir(entry.path) as kept:
+                        found |= {f"{entry.name}/{one.name}": _size(one) for one in kept}
+                else:
+                    found[entry.name] = _size(entry)
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file, None where there is none."""
+        try:
+            return Path(self._file(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, name: str, write: Write, attempt: str = "") -> None:
+        """Write a file under a temporary name of its own, sync it and rename it."""
+        path = self._file(name)
+        if os.path.islink(path):
+            raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
+        os.makedirs(self._kept, exist_ok=True)
+        write_durably(path, os.path.join(self._kept, f"{os.path.basename(name)}{attempt}.partial"), write)
+
+    def claim(self, name: str, write: Write) -> None:
+        """Write the first file of a packing; the folder's lock is held."""
+        self.write(name, write)
+
+    @contextmanager
+    def draft(self, name: str, attempt: str, after: After) -> Iterator[int]:
+        """Give the descriptor of an empty file, which is synced and renamed in the end."""
+        temporary = os.path.join(self._kept, f"{name}{attempt}.partial")
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                yield descriptor
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, self._file(name))
+            sync_folder(self.path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, as far as they are there."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(self._file(name))
+
+    def remove_unfinished(self) -> None:
+        """Remove the files of the unfinished packing, the plan last."""
+        with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self._kept), key=lambda name: name == planning.FILE):
+                if is_kept(name):
+                    os.unlink(os.path.join(self._kept, name))
+            os.rmdir(self._kept)
+            sync_folder(self.path)
+
+    def check(self, split: Split) -> None:
+        """Raise CorruptShards where a shard of a split is missing, of another size, or a link."""
+        ShardFiles(self.path, split.shards).check()
+
+    def check_space(self, needed: int) -> None:
+        """Raise OutOfSpace where the disk has no space for so many bytes."""
+        if needed > free_bytes(self.path):
+            raise out_of_space(self.path, needed)
+
+    def full(self, needed: int, *, about: str = "") -> Exception:
+        """Return the error of a full disk; about: said of the number of bytes that are yet to be written."""
+        return out_of_space(self.path, needed, about=about)
 
 
-def shard_name(split: str, shard: int) -> str:
-    """Return the name of a shard."""
-    return f"{split}-{shard:06d}.tar"
-
-
-def names(split: str, plan: Plan) -> Iterator[str]:
-    """Yield the files that a packing writes to its folder."""
-    yield from (shard_name(split, shard) for shard in range(len(plan.ends)))
-    yield f"{split}.index.npy"
-    yield f"{split}.ids.npy"
-    yield f"{split}.states"
+def _size(entry: os.DirEntry[str]) -> int:
+    return entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else -1

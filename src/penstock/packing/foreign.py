@@ -15,11 +15,13 @@ from penstock.packing.encoding import image_size
 from penstock.packing.engines import Packing
 from penstock.packing.file_rows import LABEL, FileRows, by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
-from penstock.packing.folder import alone, check_split
+from penstock.packing.folder import FolderPlace, alone
 from penstock.packing.pack import SPLIT, Packed
+from penstock.packing.place import Write, check_split, splits_of
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split
+from penstock.storage.durable import write_durably
 from penstock.storage.index import open_regular
 from penstock.storage.tar import TarMember, members
 from penstock.system.cpus import usable_cpus
@@ -57,8 +59,7 @@ def index(
     check_split(split)
     folder, names = _tars(path)
     with alone(folder):
-        splits = description.load(folder) if os.path.lexists(os.path.join(folder, description.FILE)) else {}
-        if split in splits:
+        if split in splits_of(FolderPlace(folder, split)):
             raise InvalidOption(
                 f"{folder} holds the split {split!r} already: give another split=, or remove it from "
                 f"{description.FILE} first"
@@ -163,8 +164,14 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         at += sum(map(len, one.keys)) + len(one.keys)
         records.append(replace(one.record, rows=rows))
     kind, labelled, records = classified(by_suffix(records))
-    temporary = os.path.join(folder, f".{split}.index.partial")
-    columns = write_index(folder, split, temporary, records, keys, None)
+
+    def put(name: str, write: Write) -> None:
+        path = os.path.join(folder, name)
+        if os.path.islink(path):
+            raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
+        write_durably(path, os.path.join(folder, f".{split}.index.partial"), write)
+
+    columns = write_index(put, split, records, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
@@ -181,7 +188,7 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         source="",
         options={"indexed": True},
     )
-    write_description(folder, temporary, split, made)
+    write_description(put, splits_of(FolderPlace(folder, split)), split, made)
     total = sum(shard.bytes for shard in made.shards)
     if on_progress is not None:
         on_progress(Packing(len(keys), len(keys), total))

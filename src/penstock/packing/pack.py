@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import PIL
 
 from penstock.cluster.option import Ray, ray_of
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, OutOfSpace
 from penstock.packing import plan as planning
+from penstock.packing.bucket import BucketPlace
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.engines import Engine, Packing, Progress, ThreadEngine
 from penstock.packing.file_rows import by_suffix, classified
 from penstock.packing.finishing import ShardRecord, write_description, write_index
-from penstock.packing.folder import alone, check_out, check_split, names, shard_name
+from penstock.packing.folder import FolderPlace
 from penstock.packing.packers import PackerEngine
+from penstock.packing.place import (
+    Place,
+    check_out,
+    check_split,
+    names,
+    rows_name,
+    shard_name,
+    splits_of,
+    unfinished,
+)
 from penstock.packing.plan import Plan
 from penstock.packing.shard_work import ShardWork
 from penstock.packing.shard_writer import label_file
 from penstock.packing.states import write_states
 from penstock.storage.description import Column, Part, Split
-from penstock.storage.durable import FULL, free_bytes, out_of_space, sync_folder, write_durably
+from penstock.storage.durable import FULL
 from penstock.storage.index import Index
-from penstock.storage.shard_files import ShardFiles
+from penstock.storage.objects import is_url
 from penstock.system.cpus import usable_cpus
 from penstock.system.words import bytes_in
 
@@ -78,7 +86,8 @@ def pack(
         dataset: a dataset that Penstock knows (penstock.ImageFolder, TensorFolder and Arrays, torchvision's
             ImageFolder, CIFAR and MNIST, TensorDataset; Subset and ConcatDataset of one kind), whose transforms are not
             applied; or any map-style dataset, with to_bytes.
-        out: the folder, which is made; it is empty, or holds other splits.
+        out: the folder, which is made, or the URL of one in an object store (s3://, gs://, az://); it is empty, or
+            holds other splits.
         split: the name of the split, which the files begin with.
         shard_size: bytes of a shard at the most, as a number or a text such as "256MiB".
         max_side: JPEGs with a longer side are resized, so that it has so many pixels.
@@ -91,7 +100,7 @@ def pack(
             None: as many as the cluster has free.
         restart: remove the files of an unfinished packing of this split first.
         engine: "ray", or a penstock.Ray: packers, actors of a Ray cluster, write the shards, the same bytes, to a
-            folder that all nodes share. None: threads of this process do.
+            folder that all nodes share, or to an object store. None: threads of this process do.
         on_measured: called before the first shard with what max_side and decoded cost and save.
         on_progress: called after each sample, by any thread, one at a time; with engine= twice a second.
 
@@ -101,7 +110,8 @@ def pack(
         ClusterUnreachable, ClusterError: the Ray cluster, or a node of it, cannot do its part.
         WorkerDied: packers end again and again at the same shard.
         DatasetChanged: the source changed since an unfinished packing of it began, or while it is read.
-        OutOfSpace: the disk is full; finished shards are kept.
+        OutOfSpace: the disk, or the store, is full; finished shards are kept.
+        StorageError: the object store refuses, or does not answer.
         SampleError: a file of the source cannot be read.
     """
     encoding = _encoding(max_side, quality, decoded)
@@ -113,11 +123,20 @@ def pack(
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
     if states and (decoded or contents.first.kind != "images"):
         raise InvalidOption("states are those of JPEGs that stay encoded; the shards would hold none")
-    folder = os.path.abspath(out)
-    os.makedirs(folder, exist_ok=True)
-    with alone(folder):
-        job = _Job(folder, split, contents, encoding, restart, states=states)
+    place = _place(out, split)
+    if states and isinstance(place, BucketPlace):
+        raise InvalidOption("states are made of shards that lie in a folder: pack into one, and copy it to the store")
+    with place.alone():
+        job = _Job(place, contents, encoding, restart, states=states)
         return job.run(size, writes, on_measured, Progress(contents.size, on_progress))
+
+
+def _place(out: str | os.PathLike[str], split: str) -> Place:
+    if not is_url(out):
+        return FolderPlace(os.path.abspath(out), split)
+    if out.partition("://")[0].lower() in ("http", "https", "memory", "file"):
+        raise InvalidOption(f"{out}: shards are written to a folder by its path, or to URLs of s3://, gs:// and az://")
+    return BucketPlace(out.rstrip("/"), split)
 
 
 def _engine(engine: object, dataset: Any, to_bytes: Callable[[Any], Any] | None, workers: int | None) -> Engine:
@@ -150,20 +169,17 @@ def _shard_size(given: int | str) -> int:
 class _Job:
     """One packing of one split."""
 
-    def __init__(
-        self, out: str, split: str, contents: Contents, encoding: Encoding, restart: bool, *, states: bool
-    ) -> None:
-        self._out, self._split, self._contents, self._encoding = out, split, contents, encoding
-        self._states = states
-        self._folder = os.path.join(out, planning.FOLDER.format(split))
-        self._restart = restart
+    def __init__(self, place: Place, contents: Contents, encoding: Encoding, restart: bool, *, states: bool) -> None:
+        self._place, self._split, self._contents, self._encoding = place, place.split, contents, encoding
+        self._states, self._restart = states, restart
 
     def run(
         self, size: int, engine: Engine, on_measured: Callable[[Measured], None] | None, progress: Progress
     ) -> Packed:
         """Pack what is not packed yet."""
-        stored = planning.load(Path(self._folder, planning.FILE))
-        splits = check_out(self._out)
+        place = self._place
+        stored = planning.parse(place.read(unfinished(self._split)))
+        splits = check_out(place)
         if self._restart and self._split not in splits:
             self._remove_unfinished(stored)
             stored = None
@@ -172,10 +188,9 @@ class _Job:
             return self._finished(splits[self._split], plan)
         if stored is None:
             self._check_space(plan, 0)
-            os.makedirs(self._folder, exist_ok=True)
-            self._put(planning.FILE, lambda file: file.write(plan.as_json()))
+            place.claim(unfinished(self._split), lambda file: file.write(plan.as_json()))
         else:
-            planning.check_same(stored, plan, self._out)
+            planning.check_same(stored, plan, place.path)
         if self._contents.labels is not None and not plan.labelled:
             warnings.warn(
                 "some names have the same part before their first dot, which WebDataset takes for one sample: members "
@@ -212,71 +227,60 @@ class _Job:
         """Return what was made by the same call before. Raises InvalidOption where it was another one."""
         if split.source != plan.source or dict(split.options) != dict(plan.options):
             raise InvalidOption(
-                f"{self._out} holds the split {self._split!r} already, of another source or with other options: give "
-                "another folder or another split=. Nothing was changed"
+                f"{self._place.path} holds the split {self._split!r} already, of another source or with other options: "
+                "give another folder or another split=. Nothing was changed"
             )
-        ShardFiles(self._out, split.shards).check()
-        self._remove_folder()
+        self._place.check(split)
+        self._place.remove_unfinished()
         shards = len(split.shards)
-        return Packed(self._out, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
+        return Packed(self._place.path, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
 
     def _remove_unfinished(self, stored: Plan | None) -> None:
-        for name in () if stored is None else names(self._split, stored):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(self._out, name))
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        """Remove the files of an unfinished packing, the plan last: without it nothing says whose the others are."""
-        with suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self._folder), key=lambda name: name == planning.FILE):
-                if re.fullmatch(r"\d{6,}\.(tar|rows)(\.partial)?|.*\.partial|plan\.json", name):
-                    os.unlink(os.path.join(self._folder, name))
-            os.rmdir(self._folder)
-            sync_folder(self._out)
+        self._place.remove(() if stored is None else names(self._split, stored))
+        self._place.remove_unfinished()
 
     # --- shards
 
     def _write_all(self, plan: Plan, engine: Engine, progress: Progress) -> Packed:
-        records = {shard: record for shard in range(len(plan.ends)) if (record := self._kept(shard, plan)) is not None}
+        records = self._kept(plan)
         kept = len(records)
         progress.samples = sum(record.shard.samples for record in records.values())
         progress.bytes = sum(record.shard.bytes for record in records.values())
         self._check_space(plan, progress.bytes)
         missing = [shard for shard in range(len(plan.ends)) if shard not in records]
-        work = ShardWork(self._out, self._split, self._folder, self._contents, self._encoding, plan, self._stamps)
+        work = ShardWork(self._place, self._contents, self._encoding, plan, self._stamps)
         try:
             records |= engine.write(work, missing, progress)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in FULL and not isinstance(error, OutOfSpace):
                 raise self._full(plan, progress) from error
             raise
         return self._finish(plan, [records[shard] for shard in range(len(plan.ends))], kept)
 
     def _check_space(self, plan: Plan, written: int) -> None:
-        if plan.total is not None and (needed := plan.total - written) > free_bytes(self._out):
-            raise out_of_space(self._out, needed)
+        if plan.total is not None:
+            self._place.check_space(plan.total - written)
 
-    def _kept(self, shard: int, plan: Plan) -> ShardRecord | None:
-        """Return what is kept of a shard that was finished before, None where it was not."""
-        record = ShardRecord.read(self._part(f"{shard:06d}.rows"))
-        path = os.path.join(self._out, shard_name(self._split, shard))
-        try:
-            size = os.stat(path, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return None
-        whole = record is not None and record.shard.bytes == size and not os.path.islink(path)
-        return record if whole and record and record.shard.samples == plan.ends[shard] - plan.begins[shard] else None
+    def _kept(self, plan: Plan) -> dict[int, ShardRecord]:
+        """Return what is kept of the shards that were finished before."""
+        found, sizes = {}, self._place.sizes()
+        for shard, (begin, end) in enumerate(zip(plan.begins, plan.ends, strict=True)):
+            name = shard_name(self._split, shard)
+            if name not in sizes:
+                continue
+            record = ShardRecord.parse(self._place.read(rows_name(self._split, shard)))
+            if record is not None and record.shard.bytes == sizes[name] and record.shard.samples == end - begin:
+                found[shard] = record
+        return found
 
     def _full(self, plan: Plan, progress: Progress) -> Exception:
         """Return the error of a full disk, with what is yet to be written."""
-        finished = [shard for shard in range(len(plan.ends)) if self._kept(shard, plan) is not None]
-        done = sum(os.stat(os.path.join(self._out, shard_name(self._split, shard))).st_size for shard in finished)
+        finished = self._kept(plan).values()
         if plan.total is not None:
-            return out_of_space(self._out, plan.total - done)
+            return self._place.full(plan.total - sum(record.shard.bytes for record in finished))
         share = progress.bytes / max(1, progress.samples)
-        rest = self._contents.size - sum(plan.ends[shard] - plan.begins[shard] for shard in finished)
-        return out_of_space(self._out, int(share * rest), about="by the samples so far about ")
+        rest = self._contents.size - sum(record.shard.samples for record in finished)
+        return self._place.full(int(share * rest), about="by the samples so far about ")
 
     # --- after the last shard
 
@@ -288,10 +292,10 @@ class _Job:
             label = "int" if labelled else None
         elif self._encoding.decoded:
             kind = "pixels"
-        partial = self._part("index.partial")
+        place = self._place
         try:
             index, ids, suffixes, fingerprint = write_index(
-                self._out, self._split, partial, records, contents.ids, contents.texts
+                place.write, self._split, records, contents.ids, contents.texts
             )
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
@@ -306,24 +310,18 @@ class _Job:
                 source=plan.source, options=plan.options,
             )  # fmt: skip
             if self._states:
-                split = replace(split, states=self._write_states(split, partial))
-            write_description(self._out, partial, self._split, split)
+                split = replace(split, states=self._write_states(split))
+            write_description(place.write, splits_of(place), self._split, split)
         except OSError as error:
-            if error.errno in FULL:
-                raise out_of_space(self._out, 2 * sum(record.rows.nbytes for record in records)) from error
+            if error.errno in FULL and not isinstance(error, OutOfSpace):
+                raise place.full(2 * sum(record.rows.nbytes for record in records)) from error
             raise
-        self._remove_folder()
-        return Packed(self._out, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
+        place.remove_unfinished()
+        return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 
-    def _write_states(self, split: Split, partial: str) -> Column | None:
-        shards = [(os.path.join(self._out, shard.name), shard.bytes) for shard in split.shards]
-        table = Index(self._out, split).table(shards, verify=False)
-        return write_states(
-            os.path.join(self._out, f"{self._split}.states"), partial, table, split.shards, usable_cpus()
-        )
-
-    def _put(self, name: str, write: Callable[[Any], object]) -> None:
-        write_durably(self._part(name), self._part(f"{name}.partial"), write)
-
-    def _part(self, name: str) -> str:
-        return os.path.join(self._folder, name)
+    def _write_states(self, split: Split) -> Column | None:
+        out = self._place.path
+        shards = [(os.path.join(out, shard.name), shard.bytes) for shard in split.shards]
+        table = Index(out, split).table(shards, verify=False)
+        temporary = os.path.join(out, unfinished(self._split, "states.partial"))
+        return write_states(os.path.join(out, f"{self._split}.states"), temporary, table, split.shards, usable_cpus())

@@ -1,8 +1,7 @@
-"""Packers: actors of a Ray cluster that write the shards of one packing to a file system that all nodes share."""
+"""Packers: actors of a Ray cluster that write the shards of one packing to a place that all nodes share."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,8 @@ from penstock.packing.contents import contents_of
 from penstock.packing.encoding import Encoding
 from penstock.packing.engines import Progress
 from penstock.packing.finishing import ShardRecord
-from penstock.packing.plan import FILE, Plan, digest_of_shard
+from penstock.packing.place import Place
+from penstock.packing.plan import Plan, digest_of_shard
 from penstock.packing.shard_work import ShardWork
 from penstock.sample_notes import add_note
 from penstock.sources.naming import names_of
@@ -42,9 +42,7 @@ class PackJob:
 
     dataset: Any
     to_bytes: Callable[[Any], Any] | None
-    out: str
-    split: str
-    folder: str
+    place: Place
     encoding: Encoding
     plan: Plan
 
@@ -65,7 +63,7 @@ class Packer:
         """List the dataset. Raises ClusterError where this node does not see what the plan was made of."""
         job: PackJob = pickle.loads(self._job)
         contents = contents_of(job.dataset, job.to_bytes)
-        self._work = ShardWork(job.out, job.split, job.folder, contents, job.encoding, job.plan, self._stamps)
+        self._work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
         found = [digest_of_shard(contents, self._work.samples(n), self._stamps) for n in range(len(job.plan.ends))]
         if tuple(found) != job.plan.digests:
             raise ClusterError(
@@ -78,8 +76,8 @@ class Packer:
         self._samples = self._bytes = 0
         return self._work.write(shard, self._after, f".{attempt}"), shard
 
-    def _after(self, added: int) -> None:
-        self._samples += 1
+    def _after(self, added: int, samples: int = 1) -> None:
+        self._samples += samples
         self._bytes += added
 
     def progress(self) -> tuple[int, int]:
@@ -123,9 +121,9 @@ class PackerEngine:
         """
         if not shards:
             return {}
-        job = PackJob(self.dataset, self.to_bytes, work.out, work.split, work.folder, work.encoding, work.plan)
+        job = PackJob(self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
         chosen = range(0, work.contents.size, max(1, -(-work.contents.size // _FILES)))
-        paths = [os.path.join(work.folder, FILE), *(path for _, path in names_of(self.dataset, chosen))]
+        paths = [*work.place.shared, *(path for _, path in names_of(self.dataset, chosen))]
         packers = Packers(self.cluster, job, work.stamps, paths, self.workers, progress.in_work)
         records = {}
         try:

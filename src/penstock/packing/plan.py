@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,13 +55,15 @@ class Plan:
         return json.dumps(asdict(self)).encode()
 
 
-def load(path: Path) -> Plan | None:
+def parse(text: bytes | None) -> Plan | None:
     """Return a plan that was stored, None where there is none or it is damaged: nothing was written by it then."""
+    if text is None:
+        return None
     try:
-        held = json.loads(path.read_bytes())
+        held = json.loads(text)
         held["ends"], held["digests"] = tuple(held["ends"]), tuple(held["digests"])
         return Plan(**held)
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -15,20 +12,16 @@ from penstock.packing.contents import Contents
 from penstock.packing.copying import ShardCopier, copies
 from penstock.packing.encoding import Encoding
 from penstock.packing.finishing import ShardRecord
-from penstock.packing.folder import shard_name
+from penstock.packing.place import After, Place, rows_name, shard_name
 from penstock.packing.plan import Plan
 from penstock.packing.shard_writer import write_shard
-from penstock.storage.durable import sync_folder, write_durably
 
 
 @dataclass(frozen=True)
 class ShardWork:
     """What the shards of a packing are written of, and where to. Several threads may write, a shard each."""
 
-    out: str
-    split: str
-    folder: str
-    """Of the files of the packing while it is unfinished, below `out`."""
+    place: Place
     contents: Contents
     encoding: Encoding
     plan: Plan
@@ -44,41 +37,30 @@ class ShardWork:
         lengths = np.fromiter(map(len, self.contents.ids), np.int64, self.contents.size) + 1
         return np.concatenate([[0], np.cumsum(lengths)])
 
-    def write(self, shard: int, after: Callable[[int], None], attempt: str = "") -> ShardRecord:
+    def write(self, shard: int, after: After, attempt: str = "") -> ShardRecord:
         """Write a shard and its rows; the rows get their final name first.
 
         Args:
             shard: its number.
-            after: called after each sample with the bytes that were added; may raise to stop.
+            after: called after each sample with the bytes that were added, and with none while the shard is sent
+                somewhere; may raise to stop.
             attempt: a part of the temporary names: who was given up may still write to the names of its own.
 
         Raises:
             SampleError, DatasetChanged, OSError: the temporary files are removed then.
         """
-        name, plan, contents = shard_name(self.split, shard), self.plan, self.contents
-        temporary = os.path.join(self.folder, f"{shard:06d}.tar{attempt}.partial")
+        place, plan, contents = self.place, self.plan, self.contents
+        name = shard_name(place.split, shard)
         samples, id_offset = self.samples(shard), int(self._id_offsets[plan.begins[shard]])
-        try:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            try:
-                if copies(contents) and not self.encoding.changes:
-                    copier = ShardCopier(descriptor, contents, self.stamps, labelled=plan.labelled, after=after)
-                    record = copier.write(name, samples, shard, id_offset=id_offset)
-                else:
-                    encode = partial(self.encoding.encoded, contents)
-                    record = write_shard(
-                        descriptor, name, contents, encode, samples, shard, id_offset=id_offset,
-                        labelled=plan.labelled, after=after,
-                    )  # fmt: skip
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            rows = os.path.join(self.folder, f"{shard:06d}.rows")
-            write_durably(rows, f"{rows}{attempt}.partial", record.write)
-            os.rename(temporary, os.path.join(self.out, name))
-            sync_folder(self.out)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with place.draft(name, attempt, after) as descriptor:
+            if copies(contents) and not self.encoding.changes:
+                copier = ShardCopier(descriptor, contents, self.stamps, labelled=plan.labelled, after=after)
+                record = copier.write(name, samples, shard, id_offset=id_offset)
+            else:
+                encode = partial(self.encoding.encoded, contents)
+                record = write_shard(
+                    descriptor, name, contents, encode, samples, shard, id_offset=id_offset, labelled=plan.labelled,
+                    after=after,
+                )  # fmt: skip
+            place.write(rows_name(place.split, shard), record.write, attempt)
         return record

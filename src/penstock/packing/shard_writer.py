@@ -14,6 +14,7 @@ from penstock.packing.contents import Contents, Encoded
 from penstock.packing.encoding import image_size
 from penstock.packing.file_rows import LABEL, FileRows
 from penstock.packing.finishing import ShardRecord
+from penstock.packing.place import After
 from penstock.packing.plan import webdataset_key
 from penstock.storage.description import Shard
 from penstock.storage.index import LABELS, row_dtype
@@ -104,7 +105,7 @@ def write_shard(
     *,
     id_offset: int,
     labelled: bool,
-    after: Callable[[int], None],
+    after: After,
 ) -> ShardRecord:
     """Write the samples of one shard, and return what is kept of it.
 

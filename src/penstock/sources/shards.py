@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import json
@@ -253,9 +254,20 @@ class Shards(Dataset[Any]):
             raise CorruptShards(f"{self.index.path} is damaged: it speaks of shard {shard:,}, which dataset.json lacks")
         return shard
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shards:
+        """Return a copy for another thread, which reads by the same open files: any number of threads may."""
+        kind = type(self)
+        made = kind.__new__(kind)
+        memo[id(self)] = made
+        if (kind.__getstate__, kind.__setstate__) != (Shards.__getstate__, Shards.__setstate__):
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+            return made
+        for name, value in self.__dict__.items():
+            made.__dict__[name] = value if name in _OPENED else copy.deepcopy(value, memo)
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
-        opened = {"index", "files", "labels", "description", "classes", "_remote"}
-        derived = opened | {"class_to_idx", "targets", "shuffle_blocks"}
+        derived = _OPENED | {"classes", "class_to_idx", "targets", "shuffle_blocks"}
         state = {name: value for name, value in self.__dict__.items() if name not in derived}
         return {**state, "fingerprint": self.description.fingerprint}
 
@@ -269,6 +281,10 @@ class Shards(Dataset[Any]):
     def __repr__(self) -> str:
         shards = counted(len(self.files.shards), "shard")
         return f"Shards({self.root!r}, split={self.split!r}: {counted(len(self), 'sample')} in {shards})"
+
+
+#: Attributes of what is open, none of which anybody changes.
+_OPENED = frozenset({"index", "files", "labels", "description", "_remote", "shuffle_blocks"})
 
 
 # --- what files hold --------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ class ShardsSource(Source):
             *native.steps[1:],
         )
         if dataset.labels is not None:
-            return replace(native, steps=steps, remote=self._remote())
-        return replace(native, steps=steps[:-1], apply=self._transformed, remote=self._remote())
+            return replace(native, steps=steps, remote=self.remote())
+        return replace(native, steps=steps[:-1], apply=self._transformed, remote=self.remote())
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -105,7 +105,7 @@ class ShardsSource(Source):
             table=recipe.table,
             recipe=recipe,
             still=transformed_as_now(dataset, "index", "files", "verify"),
-            remote=self._remote(),
+            remote=self.remote(),
         )
 
     def _transformed(self, position: int) -> Any:
@@ -132,7 +132,7 @@ class ShardsSource(Source):
             pair=dataset.description.pair,
             labels=self._label_column(),
             still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
-            remote=self._remote(),
+            remote=self.remote(),
         )
 
     def sample_reader(self) -> SampleReader:
@@ -162,7 +162,7 @@ class ShardsSource(Source):
         most = {"max_open": 0} if isinstance(files, RemoteShards) else {}
         return dataset.index.table(shards, verify=dataset.verify, **most)
 
-    def _remote(self) -> RemoteSamples | None:
+    def remote(self) -> RemoteSamples | None:
         """Return where the samples lie in an object store, None for those of a folder."""
         dataset, files = self.dataset, self.dataset.files
         blocks = dataset.shuffle_blocks

@@ -32,7 +32,7 @@ def write_durably(path: str, temporary: str, write: Callable[[BinaryIO], object]
     What lies under the temporary name is overwritten; it is removed where writing fails. Raises OSError.
     """
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

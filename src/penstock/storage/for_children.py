@@ -21,10 +21,10 @@ from penstock.errors import StorageError
 class Lender(Protocol):
     """What reads for children: storage.remote_shards.RemoteShards."""
 
-    def read_part(self, shard: int, begin: int, end: int) -> bytes:
+    def read_for_child(self, shard: int, begin: int, end: int) -> bytes:
         """Return bytes of a shard."""
 
-    def fetch(self, shard: int) -> bool:
+    def fetch_for_child(self, shard: int) -> bool:
         """Bring a shard into the cache folder; return whether there was space."""
 
 
@@ -57,12 +57,12 @@ class Counter:
 
     def read_part(self, shard: int, begin: int, end: int) -> bytes:
         """Return bytes of a shard, read by the process that made the counter. Raises StorageError."""
-        found: bytes = self._ask("read_part", shard, begin, end)
+        found: bytes = self._ask("read_for_child", shard, begin, end)
         return found
 
     def fetch(self, shard: int) -> bool:
         """Let the process that made the counter bring a shard into the cache folder. Raises StorageError."""
-        return bool(self._ask("fetch", shard))
+        return bool(self._ask("fetch_for_child", shard))
 
     def _ask(self, *question: Any) -> Any:
         if self._asking_process != os.getpid():  # the connection of a parent, and its lock, are not this process's
@@ -119,7 +119,7 @@ def _serve(connection: Connection[Any, Any], lender: weakref.ref[Lender]) -> Non
         while True:
             name, *arguments = connection.recv()
             reader = lender()
-            if reader is None or name not in ("read_part", "fetch"):
+            if reader is None or name not in ("read_for_child", "fetch_for_child"):
                 return
             answer: Any
             try:

@@ -1,4 +1,4 @@
-"""Objects of an object store by URL: whole, by range and as a stream. Nothing is listed.
+"""Objects of an object store by URL: read whole, by range and as a stream, written and listed.
 
 The client is obstore. Credentials, regions and endpoints are the client's own: the variables AWS_*, GOOGLE_* and
 AZURE_*, and the roles of machines. Every failure is an error of penstock.errors that names the URL.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeGuard
@@ -20,6 +20,7 @@ from penstock.errors import (
     MissingCredentials,
     MissingObject,
     StorageError,
+    StoreFull,
     StoreUnreachable,
 )
 from penstock.storage.client import client, works_here
@@ -52,6 +53,11 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
         "AWS_SKIP_SIGNATURE=true for a public bucket",
     ),
     (r"412 Precondition", ChangedObject, "the object was replaced since the dataset was opened; open the dataset anew"),
+    (
+        r"507 |InsufficientStorage|StorageFull|QuotaExceeded|quotaExceeded",
+        StoreFull,
+        "the store has no space, or no quota, for more; free some, and run the same again: what is finished is kept",
+    ),
     (
         r"401 Unauthorized|403 Forbidden|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|PermissionDenied|"
         r"Unauthenticated",
@@ -182,6 +188,78 @@ class ObjectStore:
             self.check_length(name, len(part), end - begin)
         return [bytes(part) for part in found]
 
+    def sizes(self) -> dict[str, int]:
+        """Return all objects under the URL with their bytes. Raises StorageError."""
+        return run_alone(self._sizes_soon())
+
+    async def _sizes_soon(self) -> dict[str, int]:
+        self._check_process("")
+        found: dict[str, int] = {}
+        try:
+            async for page in client().list(self._store):
+                found |= {str(one["path"]): int(one["size"]) for one in page}
+        except Exception as error:
+            self._raise(error, "")
+        return found
+
+    def put(self, name: str, data: bytes | Iterator[bytes]) -> None:
+        """Write an object, which appears once all of it is there; parts of an iterator are sent as they come.
+
+        Raises StorageError, and what the iterator raises.
+        """
+        raised: list[BaseException] = []
+
+        def parts(given: Iterator[bytes]) -> Iterator[bytes]:
+            try:
+                yield from given
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        async def put() -> None:
+            self._check_process(name)
+            await client().put_async(
+                self._store, name, data if isinstance(data, bytes) else parts(data), chunk_size=_PART, max_concurrency=4
+            )
+
+        try:
+            run_alone(put())
+        except Exception as error:
+            if raised:
+                raise raised[0] from None
+            self._raise(error, name)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Write an object; False: there is one of that name, as far as the store can tell. Raises StorageError."""
+        obstore = client()
+
+        async def put() -> None:
+            self._check_process(name)
+            await obstore.put_async(self._store, name, data, mode="create")
+
+        try:
+            run_alone(put())
+        except obstore.exceptions.AlreadyExistsError:
+            return False
+        except obstore.exceptions.NotSupportedError:
+            self.put(name, data)
+        except Exception as error:
+            self._raise(error, name)
+        return True
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects. Raises StorageError."""
+
+        async def delete() -> None:
+            self._check_process("")
+            await client().delete_async(self._store, list(names))
+
+        try:
+            if names:
+                run_alone(delete())
+        except Exception as error:
+            self._raise(error, "")
+
     async def stream(self, name: str, begin: int, end: int, etag: str | None) -> AsyncIterator[Any]:
         """Yield the bytes of an object from begin to end - 1 as they come, in buffers. Raises StorageError.
 
@@ -219,8 +297,8 @@ class ObjectStore:
         return f"<ObjectStore {self.url}>"
 
 
-#: Bytes of a stream that are handed on at a time, at least.
-_CHUNK = 256 << 10
+#: Bytes of a stream that are handed on at a time, at least; and of an object that are sent by one request.
+_CHUNK, _PART = 256 << 10, 8 << 20
 
 
 def _one_line(text: str) -> str:

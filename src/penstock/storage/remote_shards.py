@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import penstock._native as _native
 from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
@@ -26,6 +29,13 @@ Range = tuple[int, int, int]
 REQUESTS = 16
 #: A shard is fetched whole once this share of its bytes was wanted: by ranges it would soon cost as much.
 WORTH_WHOLE = 0.25
+
+
+class Stage(Protocol):
+    """Brings shards for one pass: storage.stage.ShardStage."""
+
+    def await_part(self, part: Range) -> bool:
+        """Wait for a part of a shard that a batch in flight needs; return whether the shard is here."""
 
 
 class RemoteShards:
@@ -50,6 +60,8 @@ class RemoteShards:
         self._lock = threading.Lock()
         self._counter = Counter(self)
         self._brought: dict[Range, bytes] = {}
+        self.stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+        """Those that bring shards for passes of this process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
@@ -165,6 +177,24 @@ class RemoteShards:
             self.traffic.ranges += 1
             self.traffic.bytes += end - begin
         return data
+
+    def read_for_child(self, shard: int, begin: int, end: int) -> bytes:
+        """Return bytes of a shard for a forked child: of the local file, where a pass of this process brings that.
+
+        Raises StorageError.
+        """
+        part = shard, begin, end
+        here = any(stage.await_part(part) for stage in list(self.stages))
+        if (brought := self._brought.get(part)) is not None:
+            return brought
+        if here and (held := self.hold(shard)) is not None:
+            with closing(held), open(self.path(shard), "rb") as file:
+                return os.pread(file.fileno(), end - begin, begin)
+        return self.read_part(shard, begin, end)
+
+    def fetch_for_child(self, shard: int) -> bool:
+        """Bring a whole shard into the cache folder for a forked child, as `fetch`; a pass may do so already."""
+        return any(stage.await_part((shard, 0, 0)) for stage in list(self.stages)) or self.fetch(shard)
 
     def fetch(self, shard: int) -> bool:
         """Bring a whole shard into the cache folder; False: there is no space within its limit. Raises StorageError."""

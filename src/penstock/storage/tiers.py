@@ -163,7 +163,7 @@ class Caches:
     def describe(self) -> str:
         """Return the tiers, and what is in them by now, as one line."""
         counts = self.counts()
-        return "; ".join(_words(tier, counts[tier.name]) for tier in self.tiers)
+        return "; ".join(tier_words(tier.name, counts[tier.name], tier.limit) for tier in self.tiers)
 
 
 def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
@@ -298,10 +298,11 @@ def _facts(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _words(tier: Tier, counts: TierCounts) -> str:
-    limit = tier.limit if not counts.limit else counts.limit
+def tier_words(name: str, counts: TierCounts, limit: int | None = None) -> str:
+    """Return what a tier keeps, in words; limit: the one that it was given, where nothing is known of it yet."""
+    limit = counts.limit or limit
     most = "what is free" if limit is None else size_of(limit)
-    text = f"{tier.name}, up to {most}: {counts.samples:,} samples ({size_of(counts.bytes)}), {counts.hits:,} hits"
+    text = f"{name}, up to {most}: {counts.samples:,} samples ({size_of(counts.bytes)}), {counts.hits:,} hits"
     if counts.dropped:
         text += f", {counts.dropped:,} dropped as damaged or changed"
     return text if counts.error is None else f"{text}, no more after an error ({counts.error})"

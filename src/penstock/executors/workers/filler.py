@@ -24,7 +24,17 @@ import torch
 from penstock.call_counts import CallRow
 from penstock.cluster.connection import Facts, here, unseen
 from penstock.cluster.dispatch import REQUESTS
-from penstock.cluster.wire import Listener, hang_up, in_new_memory, pieces_of, receive, send, whole
+from penstock.cluster.neighbour import offer
+from penstock.cluster.wire import (
+    Listener,
+    hang_up,
+    in_new_memory,
+    lent_pieces_of,
+    pieces_of,
+    receive,
+    send,
+    whole,
+)
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
@@ -38,6 +48,7 @@ from penstock.plan import NativePlan, plan
 from penstock.sample_notes import add_note
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
+from penstock.stats import TierCounts
 from penstock.storage.tiers import Caches
 from penstock.system.randomness import sample_number, seed_process
 
@@ -96,6 +107,8 @@ class Filled:
     stages: list[tuple[Any, ...]] = field(default_factory=list)
     """What the filler has counted since it began, as observe.StageReader returns it."""
     calls: list[CallRow] = field(default_factory=list)
+    tiers: dict[str, TierCounts] = field(default_factory=dict)
+    """What the filler's caches keep."""
 
 
 class Filler:
@@ -118,7 +131,8 @@ class Filler:
     def serve(self) -> None:
         """Fill batches until the trainer hangs up."""
         with self._listener.accept(self._secret, _PATIENCE) as connection:
-            _Service(connection, self._number, f"filler {self._number} on {self._place}").run(self._job)
+            lends = connection.family == socket.AF_UNIX and offer(connection)
+            _Service(connection, lends, self._number, f"filler {self._number} on {self._place}").run(self._job)
 
 
 class _Inbox:
@@ -171,15 +185,24 @@ class _Last(Observer):
 
 
 class _Service:
-    """What a filler does for the trainer at the other end of a connection."""
+    """What a filler does for the trainer at the other end of a connection.
 
-    def __init__(self, connection: socket.socket, number: int, name: str) -> None:
-        self._connection, self._number, self._name = connection, number, name
+    Args:
+        connection: to the trainer.
+        lends: the trainer reads tensors from this process's memory.
+        number: of the filler.
+        name: of the filler, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, lends: bool, number: int, name: str) -> None:
+        self._connection, self._lends, self._number, self._name = connection, lends, number, name
+        self._lent: dict[int, list[Any]] = {}  # memory that the trainer has not read yet, by the number of its request
         self._inbox = _Inbox()
         self._outbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._meter = Meter()
         self._numbers: deque[int] = deque()  # of the requests that the pass has taken
         self._last = _Last()
+        self._caches: Caches | None = None
 
     def run(self, job: bytes) -> None:
         """Fill batches until the trainer hangs up."""
@@ -189,7 +212,8 @@ class _Service:
         threading.current_thread().name = self._name  # which errors name
         failed: Exception | None = None
         try:
-            work = _Work(pickle.loads(job), self._number, self._meter)
+            unpickled: FillJob = pickle.loads(job)
+            work, self._caches = _Work(unpickled, self._number, self._meter), unpickled.caches
         except Exception as error:
             add_note(error, f"in {self._name}, where the dataset was unpickled or prepared")
             failed = error
@@ -239,8 +263,14 @@ class _Service:
     def _answer(self, number: int, filled: Filled) -> None:
         filled.stages = [(stage, *time) for stage, time in self._meter.stages().items()]
         filled.calls = _call_rows(self._meter)
+        filled.tiers = {} if self._caches is None else self._caches.counts()
         try:
-            pieces = pieces_of(number, filled)
+            if self._lends:
+                pieces, lent = lent_pieces_of(number, filled)
+                if lent:
+                    self._lent[number] = lent
+            else:
+                pieces = pieces_of(number, filled)
         except Exception as error:
             add_note(error, f"in {self._name}, which sends its batches as pickles")
             pieces = pieces_of(number, Filled(error=_sendable(error, self._name), traceback=_text(error)))
@@ -252,6 +282,8 @@ class _Service:
                 message = receive(self._connection, in_new_memory)
                 if message.error is not None:
                     self._answer(message.number, Filled(error=message.error))
+                elif message.value is None:
+                    self._lent.pop(message.number, None)
                 else:
                     self._inbox.put(message.number, message.value)
         except (OSError, EOFError, ClusterError):

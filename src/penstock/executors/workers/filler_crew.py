@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import penstock._native as _native
@@ -15,11 +16,11 @@ from penstock.cluster.connection import Facts, check, connected, no_place
 from penstock.cluster.dispatch import Dispatcher, Window
 from penstock.cluster.option import Ray
 from penstock.cluster.pickles import stored
-from penstock.cluster.wire import Memory, Message, connect, hang_up, new_secret, receive
+from penstock.cluster.wire import Memory, Message, connect, hang_up, new_secret
 from penstock.errors import ClusterError, WorkerDied
 from penstock.executors.buffers import Buffers, Field
 from penstock.executors.workers.filler import Filled, Filler, Request
-from penstock.executors.workers.filler_link import FillerBatch, FillerTraceback, Link
+from penstock.executors.workers.filler_link import FillerBatch, FillerTraceback, Link, hang_up_on_lost
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.leaving import end_crew
 from penstock.observe import Meter
@@ -32,6 +33,8 @@ _LOSSES = 3
 _STARTS = 3
 #: Seconds between looks at a filler that is starting, and for which the others are waited for once one is there.
 _LOOK, _OTHERS = 1.0, 5.0
+#: Seconds between looks at which fillers Ray has given up.
+_WATCH = 0.5
 
 
 class FillerCrew:
@@ -68,7 +71,7 @@ class FillerCrew:
         self._job = stored(self._ray, job)
         self._secret = new_secret()
         self._buffers, self._meter, self._report = buffers, meter, report
-        report.wanted, report.places, report.running = count, {}, True
+        report.begin(count)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -79,7 +82,7 @@ class FillerCrew:
         self._actors: dict[int, Any] = {}  # of each filler, from the time on that Ray is asked for it
         self._error: Exception | None = None
         self._none_since: float | None = time.monotonic()  # no filler is at work
-        self._closed = False
+        self._closed, self._closing = False, threading.Event()
         self._key = 0, 0  # seed and epoch of the pass
         self.ended = threading.Event()
         self._left: list[tuple[Any, ...]] = []  # stages of fillers that are gone
@@ -88,6 +91,7 @@ class FillerCrew:
             threading.Thread(target=self._run, args=(slot,), name=f"penstock-filler-{slot}", daemon=True)
             for slot in range(count)
         ]
+        self._watcher = threading.Thread(target=self._watch, name="penstock-filler-watch", daemon=True)
         meter.open(self._stages, self._calls)
         atexit.register(self.close)  # before Ray's own: a call of Ray's behind that would start a cluster
 
@@ -97,7 +101,7 @@ class FillerCrew:
         Raises:
             ClusterError: none can start, or one is not fit for the work.
         """
-        for thread in self._threads:
+        for thread in (*self._threads, self._watcher):
             thread.start()
         deadline: float | None = None
         with self._changed:
@@ -182,12 +186,13 @@ class FillerCrew:
 
     def close(self) -> None:
         """End the fillers. In a forked child their connections are the parent's, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew([*self._threads, self._watcher], self._stop, self.ended, self._pid)
 
     def _stop(self) -> None:
         atexit.unregister(self.close)
         with self._lock:
             self._closed = True
+            self._closing.set()
             self._report.running = False
             self._changed.notify_all()
             live, actors = list(self._live.values()), list(self._actors.values())
@@ -210,7 +215,7 @@ class FillerCrew:
                 self._join(filler)
                 with filler.connection:
                     while True:
-                        self._came(filler, receive(filler.connection, self._allocate))
+                        self._came(filler, filler.receive(partial(self._allocate, filler)))
             except (EOFError, OSError) as error:
                 failures += filler is None
                 last: Exception = error
@@ -264,6 +269,13 @@ class FillerCrew:
             error = WorkerDied(f"all fillers of the Ray cluster were lost, and {error}")
         raise error
 
+    def _watch(self) -> None:
+        """Hang up on fillers that Ray has given up: a machine that stands still does not end its connections."""
+        while not self._closing.wait(_WATCH):
+            with self._lock:
+                live = list(self._live.values())
+            hang_up_on_lost(self._ray, live)
+
     def _join(self, filler: Link) -> None:
         with self._lock:
             self._live[filler.name] = filler
@@ -284,6 +296,7 @@ class FillerCrew:
             self._left += filler.stages
             self._left_calls += filler.calls
             self._report.lost += 1
+            self._report.arriving.end(filler.name)
             self._report.again += len(again)
             if not self._live:
                 self._none_since = time.monotonic()
@@ -327,10 +340,12 @@ class FillerCrew:
 
     def _came(self, filler: Link, message: Message) -> None:
         filled = message.value if isinstance(message.value, Filled) else Filled(error=message.error)
+        self._report.arriving.end(filler.name)
         if filled.error is not None and filled.traceback:
             filled.error.__cause__ = FillerTraceback(filled.traceback)
         with self._lock:
             filler.stages, filler.calls = filled.stages or filler.stages, filled.calls or filler.calls
+            self._report.came(filler.name, filler.facts.place, message.size, filled.tiers)
             wanted = self._dispatcher.done(filler.name, message.number)
             batch = self._batches.get(message.number)
             if wanted and batch is not None:
@@ -351,7 +366,8 @@ class FillerCrew:
         for link, number, request in asked:
             link.request(number, request)
 
-    def _allocate(self, size: int) -> Memory:
+    def _allocate(self, filler: Link, size: int) -> Memory:
+        self._report.arriving.begin(filler.name)
         rows = self._buffers.rows(1, Field(_native.Spec("uint8", [size])))
         return Memory(rows.tensor, rows.memory)
 

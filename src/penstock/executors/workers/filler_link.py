@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.cluster.connection import Facts
-from penstock.cluster.wire import pieces_of, send
+from penstock.cluster.neighbour import accept
+from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send, thanks_for
 from penstock.executors.batch import Batch
 from penstock.executors.workers.filler import Filled, Request
 
@@ -42,19 +44,41 @@ _names = itertools.count()  # no two fillers of this process have the same
 
 
 class Link:
-    """A filler that is at work."""
+    """A filler that is at work. Raises OSError, EOFError where it has ended."""
 
     def __init__(self, slot: int, serving: Any, facts: Facts, connection: socket.socket) -> None:
         self.slot, self.serving, self.facts, self.connection = slot, serving, facts, connection
+        self._lender = accept(connection) if connection.family == socket.AF_UNIX else None
         self.name = next(_names)
         self.stages: list[tuple[Any, ...]] = []
         self.calls: list[Any] = []
         self._sending = threading.Lock()
 
+    def receive(self, allocate: Allocate) -> Message:
+        """Wait for a message; allocate: gives memory for each tensor. Raises what wire.receive raises."""
+        message = receive(self.connection, allocate, self._lender)
+        if message.lent:
+            self._send(thanks_for(message.number))
+        return message
+
     def request(self, number: int, request: Request) -> None:
-        """Send a request. A filler that is lost is noticed by who receives."""
-        with suppress(OSError), self._sending:
-            send(self.connection, pieces_of(number, request))
+        """Send a request."""
+        self._send(pieces_of(number, request))
+
+    def _send(self, pieces: list[Any]) -> None:
+        with suppress(OSError), self._sending:  # a filler that is lost is noticed by who receives
+            send(self.connection, pieces)
+
+
+def hang_up_on_lost(ray: Any, links: Sequence[Link]) -> None:
+    """End the connections to fillers that Ray has given up; who receives from them notices that."""
+    serving = {link.serving: link for link in links}
+    if not serving or not ray.is_initialized():
+        return
+    with suppress(Exception):  # Ray is gone, and its fillers with it
+        ended, _ = ray.wait(list(serving), num_returns=len(serving), timeout=0, fetch_local=False)
+        for one in ended:
+            hang_up(serving[one].connection)
 
 
 class FillerTraceback(Exception):

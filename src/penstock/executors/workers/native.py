@@ -93,6 +93,11 @@ class NativeBatch(IndexedBatch):
     """What failed in it, once it is done."""
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
 
+    @property
+    def waits_for_shards(self) -> bool:
+        """Whether the batch is to be submitted once its shards are here."""
+        return self.number < 0 and self.shards is not None
+
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
         self.number, self.retired, self.settled, self.prepared = -1, [], False, None

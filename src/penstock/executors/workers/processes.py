@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import (
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
+from penstock.executors.staging import BatchShards
 from penstock.executors.torch_pass import LoaderView, TorchPass
 from penstock.executors.workers.autopsy import Identify, clear_away, end
 from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
@@ -35,7 +36,7 @@ from penstock.executors.workers.queues import FailingQueue, close_unread, is_end
 from penstock.executors.workers.results import QueueContext
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
 from penstock.executors.workers.shm_space import ShmSpace, note_space
-from penstock.executors.workers.tasks import Batches, Tasks, is_built_in_place
+from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, is_built_in_place
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Delivery, Meter
 from penstock.order.ahead import Arrivals
@@ -68,6 +69,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         identify: returns (ID, path) of a sample's index; for messages only.
         meter: counts getitem and collate.
         shared: batch memory that the workers fill, where default_collate makes the batches; None: torch's way.
+        staging: makes what brings remote shards, which the workers read by this process; None: no sample is remote.
 
     Raises:
         WorkerDied: from next() and from the start of a pass.
@@ -92,6 +94,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         identify: Identify = lambda index: (str(index), None),
         meter: Meter | None = None,
         shared: SharedBuffers | None = None,
+        staging: MakeStaging | None = None,
     ) -> None:
         self._owner, self._left_at = os.getpid(), time.perf_counter()  # when the caller went away with a batch
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
@@ -110,10 +113,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._meter, self._stages = meter or Meter(), self._board.stages
         self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
-        self.batches = batches
+        self.batches, self.staging = batches, staging
         self._shared = shared if fetch is not None and is_built_in_place(fetch) else None
         self._space = ShmSpace() if shared is None else shared.space
         self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
+        self._needed: dict[int, BatchShards | None] = {}  # shards, by the number of the task
         self._tasks = None
         if fetch is not None:
             self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
@@ -180,6 +184,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
             self._tasks.batches = self.batches
+            self._needed.clear()
+            self._tasks.bring_shards(self, self.staging)
         self._sizes.clear()
         super()._reset(loader, first_iter)
         self._left_at = time.perf_counter()
@@ -194,7 +200,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
         if self._tasks is not None:
-            self._reserved[self._send_idx] = self._tasks.reserved
+            self._reserved[self._send_idx], self._needed[self._send_idx] = self._tasks.reserved, self._tasks.needed
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index
@@ -349,15 +355,20 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 clear_away(self._board, self._watch.pids)
             else:
                 self._clear_away()
-            for number in list(self._reserved):  # no worker writes into them any more
+            for number in [*self._reserved, *self._needed]:  # no worker uses them any more
                 self._give_back(number)
+            if self._tasks is not None:
+                self._tasks.bring_shards(self, None)
             self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
     def _give_back(self, number: Any, held: tuple[int, ...] = ()) -> None:
-        """Give back the memory that was reserved for a task. held: numbers of blocks that the worker's code holds."""
+        """Give back what was reserved for a task. held: numbers of blocks that the worker's code holds."""
+        if (needed := self._needed.pop(number, None)) is not None:
+            needed.release()
+        blocks = self._reserved.pop(number, ())
         if self._shared is not None:
-            self._shared.give_back(self._reserved.pop(number, ()), held)
+            self._shared.give_back(blocks, held)
 
     def _is_sound(self) -> bool:
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""

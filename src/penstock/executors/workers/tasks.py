@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from penstock.executors.fetch import Fetch
+from penstock.executors.staging import BatchShards, PassShards, Staging
 from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
@@ -17,6 +18,8 @@ from penstock.state.delivery import Task
 from penstock.stats import samples_given
 
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
+MakeStaging = Callable[[int, int], Staging]
+"""Returns the staging of a pass, called with its seed and epoch."""
 
 
 class Tasks:
@@ -28,8 +31,22 @@ class Tasks:
         self._shared = shared
         self.reserved: tuple[SharedBlock, ...] = ()
         """Memory for the latest task."""
+        self.shards: PassShards | None = None
+        """Brings those of the tasks, where some lie in an object store."""
+        self.needed: BatchShards | None = None
+        """Those of the latest task."""
         self.batches: Batches | None = None
         self.seed = self.epoch = 0
+
+    def bring_shards(self, owner: object, make: MakeStaging | None) -> None:
+        """Bring the shards of the pass that begins, for workers that read by this process; None: of no pass.
+
+        owner: the pass, with which that ends.
+        """
+        if self.shards is not None:
+            self.shards.close()
+        self.shards = None if make is None else PassShards(owner, make(self.seed, self.epoch))
+        self.needed = None
 
     def __iter__(self) -> Iterator[Task]:
         given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
@@ -37,6 +54,9 @@ class Tasks:
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
         self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
+        if self.shards is not None:
+            listed = given[0] if self._batched else [given[0]]
+            self.needed = self.shards.shards_of(listed if isinstance(listed, list | tuple) else ())
         return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
 
     def __len__(self) -> int:

@@ -1,0 +1,230 @@
+"""Packing to an object store: the same bytes as to a folder, in objects that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+import penstock
+from penstock.packing import bucket
+from penstock.packing.engines import Packing
+from penstock.storage import objects
+from tests.packing.packed import contents, plain, write_photos
+from tests.s3_server import S3, serve
+from tests.same import assert_same
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    with serve() as served:
+        yield served
+
+
+@pytest.fixture
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    server.requests.clear()
+    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
+    yield server
+    server.refuse = lambda method, path: None
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> penstock.ImageFolder:
+    return penstock.ImageFolder(write_photos(tmp_path / "photos"))
+
+
+def stop_at(samples: int) -> Any:
+    def stop(now: Packing) -> None:
+        if now.samples == samples:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+@pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"decoded": True}])
+def test_the_bytes_are_those_of_a_folder(
+    s3: S3, photos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(bucket, "_PART", 5000)  # shards are sent in parts
+    name = f"same{len(options)}{'decoded' in options}"
+    made = penstock.pack(photos, f"{s3.url}/{name}/", shard_size=9000, **options)
+    penstock.pack(photos, tmp_path / "out", shard_size=9000, **options)
+    assert made.shards > 2
+    assert (made.out, made.kept) == (f"{s3.url}/{name}", 0)
+    assert s3.objects(name) == contents(tmp_path / "out")
+    again = penstock.pack(photos, f"{s3.url}/{name}", shard_size=9000, **options)
+    assert again.kept == again.shards
+    over = penstock.Shards(f"{s3.url}/{name}", cache_folder=tmp_path / "cache")
+    local = penstock.Shards(tmp_path / "out")
+    assert len(over) == len(local)
+    for ours, theirs in zip(penstock.DataLoader(over, None), penstock.DataLoader(local, None), strict=True):
+        assert_same(plain(ours), plain(theirs))
+
+
+def test_stopped_and_run_again_on_another_machine(s3: S3, photos: Any, tmp_path: Path) -> None:
+    url = f"{s3.url}/again"
+    with pytest.raises(KeyboardInterrupt):
+        penstock.pack(photos, url, shard_size=6000, workers=1, on_progress=stop_at(20))
+    held = s3.objects("again")
+    finished = [name for name in held if name.endswith(".tar")]
+    assert finished
+    assert "dataset.json" not in held
+    with pytest.raises(penstock.InvalidOption, match=r"s3://packed/again holds an unfinished packing .*shard_size"):
+        penstock.pack(photos, url, shard_size=7000)
+    s3.requests.clear()
+    made = penstock.pack(photos, url, shard_size=6000, workers=2)
+    assert made.kept == len(finished)
+    assert not [name for method, name in s3.requests if method in ("PUT", "POST") and name in finished]
+    penstock.pack(photos, tmp_path / "out", shard_size=6000)
+    assert s3.objects("again") == contents(tmp_path / "out")
+
+
+_KILLED = """
+import os, sys, penstock
+
+def stop(now):
+    if now.samples == 20:
+        print("here", flush=True)
+        sys.stdin.read()
+
+penstock.pack(penstock.ImageFolder(sys.argv[1]), sys.argv[2], shard_size=6000, workers=1, on_progress=stop)
+"""
+
+
+def test_killed_in_the_middle(s3: S3, photos: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, str(tmp_path / "photos"), f"{s3.url}/killed"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGKILL)
+    penstock.pack(photos, tmp_path / "out", shard_size=6000)
+    reference, held = contents(tmp_path / "out"), s3.objects("killed")
+    assert all(reference[name] == data for name, data in held.items() if ".packing" not in name)
+    made = penstock.pack(photos, f"{s3.url}/killed", shard_size=6000)
+    assert made.kept > 0
+    assert s3.objects("killed") == reference
+
+
+def test_a_source_that_changed_and_a_new_beginning(s3: S3, photos: Any, tmp_path: Path) -> None:
+    url = f"{s3.url}/changed"
+    with pytest.raises(KeyboardInterrupt):
+        penstock.pack(photos, url, shard_size=6000, workers=1, on_progress=stop_at(20))
+    os.utime(tmp_path / "photos" / "dog" / "1.jpg", (1, 1))
+    with pytest.raises(penstock.DatasetChanged, match="first among samples"):
+        penstock.pack(photos, url, shard_size=6000)
+    penstock.pack(photos, url, shard_size=7000, restart=True)
+    penstock.pack(photos, tmp_path / "out", shard_size=7000)
+    assert s3.objects("changed") == contents(tmp_path / "out")
+
+
+def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
+    url = f"{s3.url}/splits"
+    penstock.pack(photos, url, split="train")
+    penstock.pack(Subset(photos, [1, 2]), url, split="val")
+    with pytest.raises(penstock.InvalidOption, match="holds the split 'val' already"):
+        penstock.pack(photos, url, split="val")
+    with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
+        penstock.pack(photos, s3.url, restart=True)
+    with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/splits"):
+        bucket.BucketPlace(url, "train").claim("dataset.json", lambda file: file.write(b"{}"))
+
+
+def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
+    url = f"{s3.url}/gone"
+    made = penstock.pack(photos, url, shard_size=6000)
+    objects.ObjectStore(url).delete(["data-000001.tar"])
+    with pytest.raises(penstock.CorruptShards, match=r"s3://packed/gone/data-000001.tar is missing"):
+        penstock.pack(photos, url, shard_size=6000)
+    assert made.shards > 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "said"),
+    [
+        ("507 Insufficient Storage", "XMinioStorageFull", penstock.StoreFull, "the store has no space, or no quota"),
+        ("403 Forbidden", "QuotaExceeded", penstock.OutOfSpace, "the store has no space, or no quota"),
+        ("403 Forbidden", "AccessDenied", penstock.AccessRefused, "the store refuses access with these credentials"),
+        ("503 Slow Down", "SlowDown", penstock.StoreUnreachable, "the store does not answer"),
+    ],
+)
+def test_a_store_that_refuses(
+    s3: S3, photos: Any, tmp_path: Path, status: str, code: str, error: type[Exception], said: str
+) -> None:
+    name = f"refused-{status[:3]}-{error.__name__}"
+    sent: list[str] = []
+
+    def refuse(method: str, path: str) -> tuple[str, str] | None:
+        if method == "PUT" and path.endswith(".tar") and path not in sent:
+            sent.append(path)
+        return (status, code) if len(sent) > 2 and method == "PUT" and path.endswith(".tar") else None
+
+    s3.refuse = refuse
+    with pytest.raises(error, match=rf"s3://packed/{name}/data-000002.tar: {said}"):
+        penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000, workers=1)
+    s3.refuse = lambda method, path: None
+    assert "dataset.json" not in s3.objects(name)
+    made = penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000)
+    assert made.kept == 2
+    penstock.pack(photos, tmp_path / "out", shard_size=6000)
+    assert s3.objects(name) == contents(tmp_path / "out")
+
+
+def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "_PART", 1000)
+    told: list[int] = []
+
+    def stop(now: Packing) -> None:
+        told.append(now.samples)
+        if told[-2:] == [now.samples] * 2:  # nothing was added: a shard is being sent
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.pack(photos, f"{s3.url}/sending", shard_size=6000, workers=1, on_progress=stop)
+    assert not [name for name in s3.objects("sending") if name.endswith(".tar")], "nothing half-sent has its name"
+    assert penstock.pack(photos, f"{s3.url}/sending", shard_size=6000).kept == 0
+
+
+def test_what_is_refused_before_anything_is_sent(s3: S3, photos: Any) -> None:
+    with pytest.raises(penstock.InvalidOption, match="states are made of shards that lie in a folder"):
+        penstock.pack(photos, f"{s3.url}/states", states=True)
+    for url in ("https://host/folder", "file:///folder"):
+        with pytest.raises(penstock.InvalidOption, match="shards are written to a folder by its path, or to URLs of"):
+            penstock.pack(photos, url)
+    with pytest.raises(penstock.MissingBucket, match="the bucket does not exist"):
+        penstock.pack(photos, "s3://nowhere/out")
+    assert not [name for method, name in s3.requests if method == "PUT" and name != "nowhere"]
+
+
+def test_no_space_for_temporary_files(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        return 0, 28, True
+
+    monkeypatch.setattr("penstock._native.pack_files", full)
+    monkeypatch.setattr(os, "writev", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(penstock.OutOfSpace, match=f"the disk of {tempfile.gettempdir()} is full"):
+        penstock.pack(photos, f"{s3.url}/full", workers=1)
+
+
+def test_the_command(s3: S3, tmp_path: Path) -> None:
+    from penstock.cli import main  # noqa: PLC0415
+
+    write_photos(tmp_path / "photos")
+    assert main(["pack", str(tmp_path / "photos"), f"{s3.url}/command"]) == 0
+    assert len(penstock.Shards(f"{s3.url}/command", cache_folder=tmp_path / "cache")) == 26
+
+
+def test_rows_in_memory(s3: S3, tmp_path: Path) -> None:
+    rows = TensorDataset(torch.arange(60.0).reshape(10, 6), torch.arange(10))
+    penstock.pack(rows, f"{s3.url}/rows", shard_size=2000)
+    penstock.pack(rows, tmp_path / "out", shard_size=2000)
+    assert s3.objects("rows") == contents(tmp_path / "out")

@@ -1,0 +1,46 @@
+"""Packed shards behind an HTTP server on the loopback interface, and what tests ask of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import penstock
+from tests.object_server import ObjectServer
+
+SAMPLES = 240
+WINDOW = 3
+
+
+def objects_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def limit_for(folder: Path, shards: int) -> int:
+    sizes = [path.stat().st_size for path in folder.glob("*.tar")]
+    index = sum(path.stat().st_size for path in folder.glob("*.npy"))
+    return shards * (max(sizes) + 1024) + index + 4096
+
+
+def remote(server: ObjectServer, cache: Path, **options: Any) -> penstock.Shards:
+    return penstock.Shards(server.url, window=WINDOW, cache_folder=cache, **options)
+
+
+def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(dataset, **{"batch_size": 16, "shuffle": True, "seed": 3, "num_workers": 2, **options})
+
+
+def downloads(server: ObjectServer) -> dict[str, int]:
+    return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+
+
+def bounded(cache: Any, limit: int) -> Any:
+    """Return the cache's own method that makes space, with a look at what the folder takes afterwards."""
+    reserve = cache.reserve
+
+    def looked(*arguments: Any, **options: Any) -> bool:
+        found: bool = reserve(*arguments, **options)
+        assert cache.held_bytes() <= limit
+        return found
+
+    return looked
