@@ -26,6 +26,7 @@ enum class EffectKind : std::uint8_t {
   hue,           // H + value modulo 256, in Pillow's mode HSV
   posterize,     // ImageOps.posterize to `value` bits, 1 .. 8
   solarize,      // ImageOps.solarize with the threshold `value`
+  solarize_add,  // a table that adds `value` to pixels below 128, up to 255
   invert,        // ImageOps.invert; so the next two
   autocontrast,
   equalize,

@@ -17,7 +17,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as functional_v1
 
 import penstock._native as _native
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import names_interpolations
 
