@@ -85,8 +85,8 @@ Effect effect_of(const nb::dict& from) {
   } else if (from.contains("value")) {
     effect.value = number(from["value"]);
   }
-  if (effect.kind == EffectKind::posterize && !(effect.value >= 0 && effect.value <= 8))
-    throw nb::value_error("posterize keeps 0 to 8 bits");
+  if (effect.kind == EffectKind::posterize && !(effect.value >= 1 && effect.value <= 8))
+    throw nb::value_error("posterize keeps 1 to 8 bits");
   if (effect.kind == EffectKind::solarize_add && !(effect.value >= 0 && effect.value <= 255))
     throw nb::value_error("what is added to a pixel is a byte");
   if (effect.kind == EffectKind::hue && !(effect.value >= 0 && effect.value <= 255))

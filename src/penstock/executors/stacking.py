@@ -30,10 +30,11 @@ _LOOKS = frozenset(
 )
 #: Functions that only read what they are given. What they return may be a view, which is known by its storage.
 _READS = _LOOKS.union(
-    *(f"__{name}__ __r{name}__".split() for name in ("add", "sub", "mul", "truediv")),
-    "__getitem__ __repr__ __format__ chunk narrow select split unbind permute transpose view reshape flatten".split(),
-    "unflatten squeeze unsqueeze add sub mul div abs eq equal amax amin argmax max min mean std sum var".split(),
-    "bfloat16 bool double float half int item long to type clone contiguous flip roll".split(),
+    [f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv") for side in ("", "r")],
+    ("__getitem__", "__repr__", "__format__", "chunk", "narrow", "select", "split", "unbind", "permute", "transpose"),
+    ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "add", "sub", "mul", "div", "abs", "eq"),
+    ("equal", "amax", "amin", "argmax", "max", "min", "mean", "std", "sum", "var", "bfloat16", "bool", "double"),
+    ("float", "half", "int", "item", "long", "to", "type", "clone", "contiguous", "flip", "roll"),
 )
 _ALONE = sys.getrefcount([object()][0]) + 1  # the list's reference, and the one that getrefcount is given
 
@@ -98,11 +99,11 @@ class _Answers(TorchFunctionMode):
                 self.answered = True
                 return self._rows[field]
         name = _name(func)
+        if name == "is_shared" and self.answered and any(args[0] is rows for rows in self._rows):
+            return False  # a stack of torch's lies in memory of this process
         if name not in _LOOKS:
             for tensor in _tensors((args, named)):
                 self._note(tensor, name, named)
-        if name == "is_shared" and self._shared and args and any(args[0] is rows for rows in self._rows):
-            return False
         return func(*args, **named)
 
     def _field(self, args: tuple[Any, ...], named: dict[str, Any]) -> int | None:

@@ -92,7 +92,8 @@ class KnownTransforms:
     def _note(self, part: Any, reference: weakref.ref[Any], kinds: list[type]) -> None:
         """Note what a known transform is, and the transforms that it holds."""
         kinds.append(type(part))
-        holds = next((name for name in ("transforms", *HOLDING) if name in vars(part)), None)
+        names = HOLDING if held_operations(part) else ("transforms",)
+        holds = next((name for name in names if name in vars(part)), None)
         self._states.append((reference, AttributeState(part, without=holds)))
         if holds is not None:
             held = tuple(map(weakref.ref, _held_by(part)))

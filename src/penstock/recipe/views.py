@@ -33,7 +33,7 @@ class Views:
         return [transform(image) for transform in self.transforms]
 
     def __repr__(self) -> str:
-        lines = "".join(f"\n    {transform}".replace("\n", "\n    ") + "," for transform in self.transforms)
+        lines = "".join(f"\n{transform},".replace("\n", "\n    ") for transform in self.transforms)
         return f"Views([{lines}\n])"
 
 
