@@ -69,7 +69,7 @@ class OnDevice:
         return self.mix(images, labels)
 
 
-def loaders(options: argparse.Namespace) -> tuple[penstock.DataLoader, penstock.DataLoader, int]:
+def loaders(options: argparse.Namespace) -> tuple[penstock.DataLoader[Any], penstock.DataLoader[Any], int]:
     """Return the loaders of both sets, and the number of classes."""
     crop, resize = options.crop, options.crop + 48
     training = ImageFolder(
@@ -122,7 +122,8 @@ def train(options: argparse.Namespace) -> None:
     training, validation, classes = loaders(options)
     device = options.device
     model = get_model(options.model, num_classes=classes).to(device)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(options.ema_decay), use_buffers=True)
+    averaging: Any = get_ema_multi_avg_fn
+    average = AveragedModel(model, multi_avg_fn=averaging(options.ema_decay), use_buffers=True)
     loss_function = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.SGD(parameters(model, 2e-5), lr=options.lr, momentum=0.9)
     steps, warm_up = options.epochs * len(training), max(1, min(5, options.epochs // 2) * len(training))
@@ -148,7 +149,7 @@ def train(options: argparse.Namespace) -> None:
     print(training.explain(), flush=True)
 
 
-def evaluate(model: nn.Module, loader: penstock.DataLoader) -> float:
+def evaluate(model: nn.Module, loader: penstock.DataLoader[Any]) -> float:
     """Return the share of images whose class a model finds."""
     model.eval()
     correct, total = 0, 0

@@ -133,7 +133,7 @@ def test_a_view_that_is_not_known_is_pythons(folder):
 
 
 def test_changes_are_noticed(folder):
-    views = eval_views()
+    views: Any = eval_views()
     dataset = ImageFolder(folder, views)
     loader = penstock.DataLoader(dataset, batch_size=30)
     before = next(iter(loader))[0]

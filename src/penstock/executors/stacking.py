@@ -108,7 +108,7 @@ class _Answers(TorchFunctionMode):
 
     def _field(self, args: tuple[Any, ...], named: dict[str, Any]) -> int | None:
         """Return which field's samples are stacked, in their order, as the batch has them; None: none's."""
-        given = args[0] if args else named.get("tensors")
+        given: Any = args[0] if args else named.get("tensors")
         if type(given) not in (list, tuple) or len(args) > 2 or named.keys() - {"tensors", "dim"}:
             return None
         dim = args[1] if len(args) == 2 else named.get("dim", 0)
