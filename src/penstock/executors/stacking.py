@@ -151,11 +151,15 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments of a function of torch's, and in what these hold."""
+    """Yield the tensors among arguments of a function of torch's, and in what these hold.
+
+    A list that begins with a number is one of numbers, and may be long.
+    """
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
+        if not values or not isinstance(values[0], int | float):
+            for value in values:
+                yield from _tensors(value)
     elif isinstance(values, dict):
         yield from _tensors(list(values.values()))
