@@ -87,10 +87,16 @@ class ViewsOfOnesOwn:
 
 def timm_training() -> Any:
     """timm's training recipe: RandAugment with magnitude 9, bicubic, RandomErasing by pixels."""
-    from timm.data import create_transform
+    import timm.data
 
-    given = {"auto_augment": "rand-m9-inc1", "interpolation": "bicubic", "re_prob": 0.25, "re_mode": "pixel"}
-    return create_transform(224, is_training=True, **given)
+    data: Any = timm.data
+    given: dict[str, Any] = {
+        "auto_augment": "rand-m9-inc1",
+        "interpolation": "bicubic",
+        "re_prob": 0.25,
+        "re_mode": "pixel",
+    }
+    return data.create_transform(224, is_training=True, **given)
 
 
 def evaluation() -> Any:

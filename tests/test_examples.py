@@ -128,10 +128,10 @@ def test_data_parallel_learns() -> None:
     assert "\ndevice   " in done.stdout
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_the_reference_recipe_runs_to_its_end(tmp_path) -> None:
     draw = np.random.default_rng(0)
-    for number in range(24):
+    for number in range(16):
         for part in ("train", "val"):
             path = tmp_path / part / ("bright" if number % 2 else "dark") / f"{number:02}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)

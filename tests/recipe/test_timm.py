@@ -142,7 +142,7 @@ def test_a_replaced_operation_is_the_programs(monkeypatch):
 
 
 def test_subclasses_are_their_own():
-    class Mine(automatic.RandAugment):  # type: ignore[misc, name-defined]
+    class Mine(automatic.RandAugment):
         def __call__(self, image):
             return super().__call__(image).rotate(3)
 

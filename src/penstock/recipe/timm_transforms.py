@@ -156,9 +156,9 @@ def _check(transform: Any, operation: Any) -> None:
 
 def _name_of(function: Any) -> str:
     """Return the name of a function of timm's on images; "" for any other."""
-    if not isinstance(function, FunctionType) or not is_original(function, _AUTOMATIC, function.__name__):
-        return ""
-    return function.__name__ if vars(sys.modules[_AUTOMATIC]).get(function.__name__) is function else ""
+    name = function.__name__ if isinstance(function, FunctionType) else ""
+    own = name and is_original(function, _AUTOMATIC, name) and vars(sys.modules[_AUTOMATIC]).get(name) is function
+    return name if own else ""
 
 
 def _recording(held: Any) -> Any:
