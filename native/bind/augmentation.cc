@@ -20,12 +20,12 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, EffectKind>, 13> kEffects{{
+constexpr std::array<std::pair<std::string_view, EffectKind>, 14> kEffects{{
     {"brightness", EffectKind::brightness}, {"contrast", EffectKind::contrast}, {"saturation", EffectKind::saturation},
     {"sharpness", EffectKind::sharpness}, {"hue", EffectKind::hue}, {"posterize", EffectKind::posterize},
     {"solarize", EffectKind::solarize}, {"invert", EffectKind::invert}, {"autocontrast", EffectKind::autocontrast},
     {"equalize", EffectKind::equalize}, {"grayscale", EffectKind::grayscale}, {"affine", EffectKind::affine},
-    {"solarize_add", EffectKind::solarize_add},
+    {"solarize_add", EffectKind::solarize_add}, {"perspective", EffectKind::perspective},
 }};
 constexpr std::array<std::pair<std::string_view, AutoOperation>, 15> kAutoOperations{{
     {"Identity", AutoOperation::identity}, {"ShearX", AutoOperation::shear_x}, {"ShearY", AutoOperation::shear_y},
@@ -79,9 +79,11 @@ Warp look_of(const nb::dict& from) {
 
 Effect effect_of(const nb::dict& from) {
   Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}, nullptr};
-  if (effect.kind == EffectKind::affine) {
+  if (effect.kind == EffectKind::affine || effect.kind == EffectKind::perspective) {
     effect.warp = look_of(from);
     for (std::size_t i = 0; i < 6; ++i) effect.warp.matrix[i] = number(from["matrix"][i]);
+    for (std::size_t i = 0; i < 2 && effect.kind == EffectKind::perspective; ++i)
+      effect.warp.depth[i] = number(from["matrix"][i + 6]);
   } else if (from.contains("value")) {
     effect.value = number(from["value"]);
   }

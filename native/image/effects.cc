@@ -163,7 +163,8 @@ void apply_effect(const Effect& effect, const ImagePart& picture, std::uint8_t* 
     case EffectKind::equalize: return by_histograms(equalized, picture, dst, dst_stride);
     case EffectKind::sharpness: return change_sharpness(factor, picture, dst, dst_stride);
     case EffectKind::blur: return blur(*effect.weights, picture, dst, dst_stride);
-    case EffectKind::affine: return apply_warp(effect.warp, picture, dst, dst_stride);
+    case EffectKind::affine: return apply_warp(effect.warp, false, picture, dst, dst_stride);
+    case EffectKind::perspective: return apply_warp(effect.warp, true, picture, dst, dst_stride);
     case EffectKind::rotate_90:
     case EffectKind::rotate_180:
     case EffectKind::rotate_270: return transpose(effect.kind, picture, dst, dst_stride);

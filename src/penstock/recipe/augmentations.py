@@ -54,13 +54,13 @@ def fixed(transform: Any, name: str, value: float | None = None) -> Augmentation
     return {"kind": "effects", "effects": [{"effect": name} if value is None else {"effect": name, "value": value}]}
 
 
-def look_of(transform: Any, picture: Picture) -> dict[str, Any]:
+def look_of(transform: Any, picture: Picture, effect: str = "affine") -> dict[str, Any]:
     """Return the filter of a transform that moves pixels, and the colour of pixels from outside the picture."""
     name = interpolation_of(transform)
     name = "nearest" if name == "nearest-exact" else name
     if name not in ("nearest", "bilinear", "bicubic"):
         refuse(transform, f"Pillow moves pixels by no {name} filter", "another interpolation")
-    _require(transform, f"affine {name}")
+    _require(transform, f"{effect} {name}")
     fill = transform.fill
     if isinstance(fill, dict):
         refuse(transform, "a fill for each type of input", "one fill")
@@ -150,8 +150,8 @@ def _part(transform: Any, part: Any, picture: Picture) -> Augmentation:
     name = type(part).__name__
     if not type(part).__module__.startswith("torchvision.transforms.") or name not in DESCRIPTIONS:
         refuse(transform, f"{name} in it is no augmentation that the native core knows", "others")
-    if name == "RandomChoice" or (name == "RandomOrder" and is_v1(part)):
-        refuse(transform, f"{name} in it draws from another generator", "it by itself")
+    if name in ("RandomChoice", "RandomPerspective") or (name == "RandomOrder" and is_v1(part)):
+        refuse(transform, f"{name} in it is drawn by Python", "it by itself")
     if (why := changed(part)) is not None:
         refuse(part, why, "the class as it is")
     return DESCRIPTIONS[name](part, picture)
@@ -174,6 +174,13 @@ def _order(transform: Any, picture: Picture) -> Augmentation:
 
 def _choice(transform: Any, picture: Picture) -> Augmentation:
     return describe_choice(transform, _each(transform, picture))
+
+
+def _perspective(transform: Any, picture: Picture) -> Augmentation:
+    if not picture.drawn_by_python:
+        refuse(transform, "torch solves for its coefficients", "RandomAffine")
+    look = look_of(transform, picture, "perspective")
+    return {"kind": "effects", "effects": [], "look": look}
 
 
 def _pair_or_none(transform: Any, name: str) -> tuple[float, float] | None:
@@ -322,6 +329,7 @@ DESCRIPTIONS: dict[str, Callable[[Any, Picture], Augmentation]] = {
     "RandomChoice": _choice,
     "RandomRotation": _rotation,
     "RandomAffine": _affine,
+    "RandomPerspective": _perspective,
     "TrivialAugmentWide": _trivial_augment,
     "RandAugment": _rand_augment,
     "AutoAugment": _auto_augment,

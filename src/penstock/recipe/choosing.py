@@ -1,4 +1,4 @@
-"""RandomChoice of both generations, and RandomOrder of the first: they draw from generators of their own.
+"""Augmentations that Python draws: RandomChoice of both generations and RandomOrder of the first, mostly.
 
 RandomChoice of torchvision.transforms draws from Python's random, that of transforms.v2 by torch.multinomial. For a
 sample of a loader with a seed, and in the native core, one number of torch's generator chooses (drawing.py).
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import penstock._native as _native
-from penstock.recipe import drawing
+from penstock.recipe import drawing, perspective
 from penstock.recipe.blurring import give_weights
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.torchvision import is_v1, refuse
@@ -33,6 +33,8 @@ def describe_choice(transform: Any, parts: Sequence[Augmentation]) -> Augmentati
 def drawn_by(transform: Any, described: Augmentation, channels: int) -> Callable[[int, int], _native.Effects] | None:
     """Return what draws a transform's effects where it draws from a generator of its own; None: from torch's alone."""
     parts = described.get("parts", ())
+    if "look" in described:
+        return perspective.drawn_by(transform, described["look"])
     if described["kind"] == "chosen":
         singles = [recipe_of(part) for part in parts]
         choose = _chosen_by_python if is_v1(transform) else _chosen_by_torch

@@ -352,7 +352,7 @@ def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any)
 #: The classes of the second generation that draw once more whether they act, beside the flips.
 _WITH_PROBABILITY = (
     *("RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness"),
-    *("RandomAutocontrast", "RandomEqualize", "RandomErasing"),
+    *("RandomAutocontrast", "RandomEqualize", "RandomErasing", "RandomPerspective"),
 )
 _WITH_PARAMETERS = ("ColorJitter", "GaussianBlur", "RandomRotation", "RandomAffine")
 _AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
