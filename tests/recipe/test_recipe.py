@@ -485,7 +485,7 @@ REFUSED = {
     "no transform": (None, "PIL images cannot be collated"),
     "a function": (lambda image: image, "does not know it"),
     "a subclass": (OwnToTensor(), "a subclass of ToTensor"),
-    "unknown": (v1.Compose([v1.RandomPerspective(), v1.ToTensor()]), "does not know it"),
+    "unknown": (v1.Compose([v1.ElasticTransform(), v1.ToTensor()]), "does not know it"),
     "not a tensor": (v2.Compose([v2.Resize(8)]), "ends in a PIL image"),
     "hooks": (v1.Compose([hooked(), v1.ToTensor()]), "hooks"),
     "replaced": (v1.Compose([replaced(), v1.ToTensor()]), "replaced"),
