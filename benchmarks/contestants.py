@@ -18,14 +18,16 @@ from benchmarks.question import Build, Numbers, Running, Setup
 
 def over(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Running:
     """Epochs of a loader, or of the batches that a function returns: one element of each batch is read, and its samples
-    are counted. A batch is a tensor or an array, or a sequence or dictionary that begins with one.
+    are counted. A batch is a tensor or an array, or a sequence or dictionary that begins with one, or with such a list.
     """
 
     def epoch() -> int:
         count = 0
         for batch in batches() if callable(batches) else batches:
             parts = list(batch.values()) if isinstance(batch, dict) else batch
-            x = parts[0] if isinstance(parts, (list, tuple)) else parts
+            x = parts
+            while isinstance(x, (list, tuple)):  # several views of each sample are a list in the list
+                x = x[0]
             x[(0,) * x.ndim].item()
             count += len(x)
         return count

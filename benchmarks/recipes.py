@@ -104,7 +104,7 @@ def table(name: str, title: str, *targets: Target) -> Table:
 
 TABLES = (
     table("collate_fn", "a collate_fn that calls default_collate", Target("penstock", WITHIN, "penstock without")),
-    table("stack", "a collate_fn that stacks by itself", Target("penstock", 2, "torch")),
+    table("stack", "a collate_fn that stacks by itself", Target("penstock", WITHIN, "penstock without")),
     table("worker_init_fn", "a worker_init_fn that seeds", Target("penstock", WITHIN, "penstock without")),
     table("mixup", "MixUp or CutMix in collate_fn", Target("penstock", 2.5, "torch")),
     table("index", "a subclass that adds the index", Target("penstock", 2, "torch")),

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
 
@@ -124,3 +126,22 @@ def test_data_parallel_learns() -> None:
     assert len(losses) == 3
     assert losses[2] < 0.1 * losses[0]
     assert "\ndevice   " in done.stdout
+
+
+@pytest.mark.timeout(400)
+def test_the_reference_recipe_runs_to_its_end(tmp_path) -> None:
+    draw = np.random.default_rng(0)
+    for number in range(16):
+        for part in ("train", "val"):
+            path = tmp_path / part / ("bright" if number % 2 else "dark") / f"{number:02}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise = draw.integers(0, 90, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(noise + np.uint8(150 * (number % 2))).save(path)
+    script = SCRIPT.with_name("imagenet.py")
+    given = "--epochs 2 --batch-size 8 --workers 2 --model shufflenet_v2_x0_5 --crop 32 --lr 0.05 --ema-decay 0.5"
+    command = [sys.executable, str(script), str(tmp_path), "--device", "cpu", *given.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    epochs = re.findall(r"^epoch (\d): mean loss [\d.]+, validation accuracy [\d.]+%$", done.stdout, re.MULTILINE)
+    assert epochs == ["1", "2"]
+    assert "native   augment TrivialAugmentWide" in done.stdout

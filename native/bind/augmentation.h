@@ -22,6 +22,9 @@ E named(const char* what, const std::string& name, const std::array<std::pair<st
   throw nanobind::value_error((std::string(what) + " '" + name + "' is not known").c_str());
 }
 
+// Throws ValueError.
+[[nodiscard]] Filter filter_named(const std::string& name);
+
 // Throws what nanobind's casts throw, and ValueError, for a description that is none.
 [[nodiscard]] AugmentationPtr augmentation_from(const nanobind::dict& description);
 

@@ -17,6 +17,7 @@
 #include "files/guarded.h"
 #include "image/image_filler.h"
 #include "image/pixel_cache_filler.h"
+#include "image/view_filler.h"
 #include "tensor/column_filler.h"
 #include "tensor/tensor_filler.h"
 
@@ -162,6 +163,22 @@ bool keep_pixels(const PixelCacheFiller& filler, std::uint64_t sample, const nb:
   return filler.keep(sample, {name.c_str(), name.size()}, image);
 }
 
+std::vector<std::shared_ptr<ViewFiller>> view_fillers(const std::shared_ptr<const FileTable>& paths,
+                                                      std::vector<std::shared_ptr<const Recipe>> recipes,
+                                                      std::uint64_t max_pixels) {
+  auto views = std::make_shared<Views>();
+  std::uint32_t drawn = 0;
+  for (const auto& recipe : recipes) {
+    views->first.push_back(drawn);
+    drawn += drawing_operations(*recipe);
+  }
+  views->recipes = std::move(recipes);
+  std::vector<std::shared_ptr<ViewFiller>> fillers;
+  for (std::size_t number = 0; number < views->recipes.size(); ++number)
+    fillers.push_back(std::make_shared<ViewFiller>(paths, views, number, max_pixels));
+  return fillers;
+}
+
 }  // namespace
 
 void bind_fillers(nb::module_& m) {
@@ -202,6 +219,8 @@ void bind_fillers(nb::module_& m) {
              return filler.keeping_pixels(std::move(cache), operations);
            },
            nb::arg("cache"), nb::arg("operations"));
+  nb::class_<ViewFiller, Filler>(m, "ViewFiller");
+  m.def("view_fillers", &view_fillers, nb::arg("paths").none(), nb::arg("recipes"), nb::arg("max_pixels"));
   nb::class_<PixelCacheFiller, Filler>(m, "PixelCacheFiller")
       .def("keep", &keep_pixels, nb::arg("sample"), nb::arg("name"), nb::arg("pixels"));
   nb::class_<PixelFileFiller, Filler>(m, "PixelFileFiller")

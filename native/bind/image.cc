@@ -68,7 +68,7 @@ std::array<double, 2> log_range(nb::handle pair) {
 }
 
 Sampling sampling(const nb::dict& from) {
-  const Sampling how{named("filter", nb::cast<std::string>(from["filter"]), kFilters),
+  const Sampling how{filter_named(nb::cast<std::string>(from["filter"])),
                      named("arithmetic", nb::cast<std::string>(from["arithmetic"]), kArithmetics),
                      nb::cast<bool>(from["antialias"])};
   if (!Resizer::supported(how.filter, how.arithmetic, how.antialias))
@@ -258,6 +258,8 @@ nb::tuple output_spec(const Recipe& recipe, int width, int height) {
 }
 
 }  // namespace
+
+Filter filter_named(const std::string& name) { return named("filter", name, kFilters); }
 
 void bind_image(nb::module_& m) {
   nb::class_<Recipe>(m, "Recipe", "What is done to an image's bytes; built by penstock.recipe.")

@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "bind/augmentation.h"
 #include "bind/bind.h"
 #include "bind/file_readers.h"
 #include "bind/gil_released.h"
@@ -195,6 +196,7 @@ std::vector<Drawn> drawn_from(const Recipe& recipe, const nb::sequence& draws) {
       if (top < 0 || left < 0 || height < 0 || width < 0 || top > kMaxAxis - height || left > kMaxAxis - width)
         throw nb::value_error("a crop that was drawn is out of range");
       drawn.box = {left, top, left + width, top + height};
+      if (nb::len(one) > 4) drawn.filter = filter_named(nb::cast<std::string>(one[4]));
     }
   }
   return all;

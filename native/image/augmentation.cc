@@ -60,6 +60,17 @@ void Shuffled::draw(TorchGenerator& generator, int height, int width, Effects& e
   for (const std::uint32_t number : order) parts[number]->draw(generator, height, width, effects);
 }
 
+void InTurn::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
+  for (const AugmentationPtr& one : parts) one->draw(generator, height, width, effects);
+}
+
+void Chosen::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
+  const double number = generator.rand();
+  std::size_t at = 0;
+  while (at + 1 < parts.size() && number >= shares[at]) ++at;
+  parts[at]->draw(generator, height, width, effects);
+}
+
 void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
   constexpr std::array kKinds{EffectKind::brightness, EffectKind::contrast, EffectKind::saturation, EffectKind::hue};
   std::array<std::uint32_t, 4> order{};
@@ -77,7 +88,8 @@ void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
 
 void RandomBlur::draw(TorchGenerator& generator, int, int, Effects& effects) const {
   Effect effect = coloured(EffectKind::blur, drawn_between(generator, sigma));
-  effect.weights = std::make_shared<BlurWeights>(BlurWeights{height, width, second, {}});
+  effect.weights = kept_weights(height, width, second, effect.value);
+  if (effect.weights == nullptr) effect.weights = std::make_shared<BlurWeights>(BlurWeights{height, width, second, {}});
   effects.push_back(std::move(effect));
 }
 

@@ -154,6 +154,10 @@ SplitRecipe split(const Recipe& recipe, std::size_t count) {
   return {std::move(first), std::move(rest)};
 }
 
+std::uint32_t drawing_operations(const Recipe& recipe) {
+  return static_cast<std::uint32_t>(std::count_if(recipe.operations.begin(), recipe.operations.end(), draws));
+}
+
 TensorSpec spec_of(const Recipe& recipe, Extent size) {
   TensorSpec spec;
   spec.dtype = recipe.output.dtype;
@@ -202,6 +206,22 @@ Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>&
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
+}
+
+Effects blurs_without_weights(const Recipe& recipe, SampleDraws sample_draws) {
+  constexpr int kAnySide = 256;  // sizes change no number that is drawn
+  Effects drawn, blurs;
+  for (const Operation& operation : recipe.operations) {
+    if (!draws(operation)) continue;
+    Draws own = sample_draws.next();
+    const auto* const augment = std::get_if<Augment>(&operation);
+    if (augment == nullptr) continue;
+    TorchGenerator generator(own.word());
+    augment->augmentation->draw(generator, kAnySide, kAnySide, drawn);
+  }
+  for (Effect& effect : drawn)
+    if (effect.kind == EffectKind::blur && effect.weights->values.empty()) blurs.push_back(std::move(effect));
+  return blurs;
 }
 
 }  // namespace penstock

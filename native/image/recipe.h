@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -105,6 +106,7 @@ struct Recipe : std::enable_shared_from_this<Recipe> {
 // empty one erases nothing.
 struct Drawn {
   bool flip = false;
+  std::optional<Filter> filter;  // of a resize, in place of the recipe's
   Margins padding;
   Box box{};
   Effects effects;
@@ -235,6 +237,8 @@ class RecipeScratch {
   [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
   // Whether execute() reads the source in one pass that allocates nothing and owns nothing: a jump may end it.
   [[nodiscard]] bool one_pass(const Recipe& recipe, const PixelSource& source) const;
+  // The part of the source that the planned sample takes.
+  [[nodiscard]] Box need() const { return segments_[0].need; }
   // Height and width of the planned result.
   [[nodiscard]] Extent result() const { return segments_[used_ - 1].size; }
 
@@ -274,6 +278,9 @@ struct SplitRecipe {
 // std::invalid_argument where it has fewer, or where one of them draws: the draws of the others would not be theirs.
 [[nodiscard]] SplitRecipe split(const Recipe& recipe, std::size_t count);
 
+// How many operations draw.
+[[nodiscard]] std::uint32_t drawing_operations(const Recipe& recipe);
+
 // The spec of a result of this size: (channels, height, width).
 [[nodiscard]] TensorSpec spec_of(const Recipe& recipe, Extent size);
 
@@ -284,6 +291,9 @@ struct SplitRecipe {
 // The size of the picture before each operation, and of the result, for sources of this size: they do not depend on
 // what is drawn. Empty when torchvision would raise.
 [[nodiscard]] std::vector<Extent> sizes(const Recipe& recipe, Extent source);
+
+// The blurs of a sample whose weights are not kept (blur.h), whatever its size: they are drawn before it is read.
+[[nodiscard]] Effects blurs_without_weights(const Recipe& recipe, SampleDraws draws);
 
 // RandomResizedCrop.get_params; an empty box when torchvision's own crop would be empty. 0 <= scale[0] <= scale[1] and
 // 0 < ratio[0] <= ratio[1].

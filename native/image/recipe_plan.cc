@@ -111,7 +111,11 @@ class Planner {
     if (given_ != nullptr && !inside(box)) return Outcome::to_python(kImpossible);
     if (box.x1 <= box.x0 || box.y1 <= box.y0) return Outcome::to_python("RandomResizedCrop drew an empty crop");
     crop(box);
-    return resize(op.size, op.sampling);
+    Sampling sampling = op.sampling;
+    if (given_ != nullptr && given().filter) sampling.filter = *given().filter;
+    if (!Resizer::supported(sampling.filter, sampling.arithmetic, sampling.antialias))
+      return Outcome::to_python("an interpolation that native code does not reproduce");
+    return resize(op.size, sampling);
   }
 
   Outcome operator()(const Resize& op) {

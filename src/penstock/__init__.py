@@ -52,6 +52,7 @@ from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
 from penstock.packing.pack import pack
+from penstock.recipe.views import Views
 from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 from penstock.state.quarantine import Replace
 from penstock.stats import Stats
@@ -104,6 +105,7 @@ __all__ = [
     "TooManyBadSamples",
     "UnreadableSample",
     "UnsafeCache",
+    "Views",
     "Weighted",
     "WorkerDied",
     "WorkerStuck",

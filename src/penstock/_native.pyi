@@ -260,6 +260,13 @@ class Effects:
     def give_weights(self, number: int, weights: NDArray[np.float32]) -> None:
         """Give a blur its weights, without which no recipe does it. Raises ValueError: not on this processor."""
 
+def effects_of(descriptions: Sequence[dict[str, Any]], height: int, width: int) -> Effects:
+    """Return effects on a picture of this size, as augmentations.py describes them; "rotate" by `value` degrees, too.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: a description is none.
+    """
+
 def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Generator) -> Effects:
     """Draw what a recipe's only operation, an augmentation, does to a picture, from a generator of torch's on the CPU.
 
@@ -271,6 +278,21 @@ def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Gener
 
 def draw_effects_of_sample(recipe: Recipe, height: int, width: int, draws: SampleDraws) -> Effects:
     """Draw it as the next operation of a sample: from a generator that SampleDraws.word() is the seed of."""
+
+def foreseen_blurs(
+    recipe: Recipe, seed: int, epoch: int, samples: NDArray[np.int64], positions: NDArray[np.int64], first: int
+) -> list[tuple[int, int, float, bool]]:
+    """Return (height, width, sigma, whether transforms.v2 computes the weights) of blurs whose weights are not kept.
+
+    They are those that the recipe will draw for samples at these positions, from each sample's operation `first` on.
+    """
+
+def keep_blur_weights(weights: NDArray[np.float32], sigma: float, second: bool) -> None:
+    """Keep the weights of a blur for the samples that will draw this sigma.
+
+    Raises:
+        ValueError: there is an even number of rows or columns.
+    """
 
 def linear_magnitude(share: float, side: int, bins: int, bin: int) -> float:
     """Return torch.linspace(0, share * side, bins)[bin]."""
@@ -401,6 +423,15 @@ class ImageFileFiller(Filler):
 
         Raises ValueError where the recipe has fewer operations, or one of these draws.
         """
+
+class ViewFiller(Filler):
+    """Fills rows with one view of each image; the fields of a sample share what is decoded."""
+
+def view_fillers(paths: FileTable | None, recipes: Sequence[Recipe], max_pixels: int) -> list[ViewFiller]:
+    """Return the fillers of the views of images, one for each recipe, in the order of the fields of a sample.
+
+    A recipe draws as if it came behind those before it in one.
+    """
 
 class PixelCacheFiller(Filler):
     """Fills rows from the pixels that a cache has, else from files, whose pixels it keeps."""

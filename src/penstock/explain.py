@@ -17,7 +17,6 @@ from penstock.order.keyed import KeyedSampler
 from penstock.order.remainder import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
-from penstock.recipe.reader import DRAWING
 from penstock.recipe.steps import Step
 from penstock.settings import Method, Settings
 from penstock.sources.cached import describe_decoded
@@ -108,8 +107,7 @@ class Explained:
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
-        recipes = [leaf.recipe for leaf in plan.leaves]
-        if any(operation["op"] in DRAWING for recipe in recipes if recipe for operation in recipe.operations):
+        if any(recipe.drawing for leaf in plan.leaves for recipe in leaf.recipes):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
         yield from self._bad_samples_and_device()

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, default_collate
 import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
+from penstock.recipe.blurring import foresee
 from penstock.recipe.handing_on import hands_on
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
@@ -91,6 +92,18 @@ class NativePlan:
     def table(self) -> torch.Tensor | None:
         """What the values of the first field, pixels, are converted to: (channels, 256). None: they are final."""
         return self.leaves[0].table
+
+    def foresee(self, key: tuple[int, int], samples: Indices, positions: Indices) -> None:
+        """Give the native core what torch alone can compute for samples that will be read.
+
+        key: seed and epoch of the draws. samples: indices of the whole dataset. positions: in the order of the epoch.
+        """
+        for leaf in self.leaves:
+            first = 0
+            for recipe in leaf.recipes:
+                if recipe.blurs:
+                    foresee(recipe.native, first, *key, samples, positions)
+                first += recipe.drawing
 
     @cached_property
     def _named(self) -> bool:

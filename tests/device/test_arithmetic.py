@@ -28,7 +28,8 @@ from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.reach import SeedWarnings
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 from tests.sample_datasets import in_memory, noise_image, smooth_photos
 
 pytestmark = pytest.mark.native

@@ -31,7 +31,8 @@ from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from tests.same import assert_same
 from tests.sample_datasets import in_memory

@@ -14,7 +14,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 
 pytestmark = pytest.mark.native
 

@@ -13,6 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from penstock.hooks.calls import natively
+from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
 from tests.hooks.jpegs import PLAIN, jpeg, outcome, picture
 from tests.same import assert_same
@@ -47,6 +48,11 @@ def steps(t: Any) -> dict[str, Any]:
         "grey": t.Grayscale(),
         "five": t.FiveCrop(20),
     }
+
+
+@pytest.fixture(autouse=True)
+def _no_image_of_several_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_image._Repeated, "images", 0)
 
 
 @pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])

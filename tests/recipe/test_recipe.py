@@ -17,7 +17,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as functional_v1
 
 import penstock._native as _native
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import names_interpolations
 
@@ -484,7 +485,7 @@ REFUSED = {
     "no transform": (None, "PIL images cannot be collated"),
     "a function": (lambda image: image, "does not know it"),
     "a subclass": (OwnToTensor(), "a subclass of ToTensor"),
-    "unknown": (v1.Compose([v1.RandomPerspective(), v1.ToTensor()]), "does not know it"),
+    "unknown": (v1.Compose([v1.ElasticTransform(), v1.ToTensor()]), "does not know it"),
     "not a tensor": (v2.Compose([v2.Resize(8)]), "ends in a PIL image"),
     "hooks": (v1.Compose([hooked(), v1.ToTensor()]), "hooks"),
     "replaced": (v1.Compose([replaced(), v1.ToTensor()]), "replaced"),

@@ -22,7 +22,8 @@ from torchvision.transforms import v2
 import penstock._native as _native
 from penstock import Arrays, ImageFolder, TensorFolder
 from penstock.recipe.prefix import read_prefix
-from penstock.recipe.reader import Recipe, read
+from penstock.recipe.reader import read
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from tests.same import assert_same, assert_same_outcome

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from penstock.device.stores import send
-from penstock.recipe.reader import Recipe
+from penstock.recipe.recipe import Recipe
 
 #: Bytes of float32 pictures that are resized at once.
 _ROOM = 64 << 20

@@ -21,6 +21,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
+from penstock.executors.stacking import Stacking
 from penstock.hooks.calls import natively
 from penstock.recipe import drawing, handing_on
 from penstock.recipe.reach import reseed, seedable
@@ -93,6 +94,7 @@ class Fetch:
         self.replacing = replacing
         self.note: Note = no_note
         self._read, self._filling = read, filling
+        self._stacking = Stacking()
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -115,6 +117,11 @@ class Fetch:
     def hands_on(self) -> bool:
         """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
         return self._filling is not None and self._filling.unseen
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the batch is expected to lie where the samples are filled, though a collate_fn makes it."""
+        return self.hands_on or self._stacking.answered
 
     @property
     def one_by_one(self) -> bool:
@@ -149,9 +156,9 @@ class Fetch:
         if self.stacks:
             self._note_collating(task, len(task.given))
             return collated(lambda _: filled.batch(), task.given, None)
-        samples = filled.samples(unseen=self.hands_on)
         if not self.hands_on:
-            return self.collate(task, samples)
+            return self._stacking.collated(partial(self.collate, task), filled)
+        samples = filled.samples(unseen=True)
         with handing_on.answered(samples, filled.batch):
             return self.collate(task, samples)
 
@@ -280,6 +287,7 @@ class Fetch:
         own._read = copied(self._read, type(self.dataset).__qualname__)
         own._filling = None if self._filling is None else self._filling.of(own.dataset)
         own._pipelines, own._owns_dataset = None, own._keyed
+        own._stacking = Stacking()
         return own
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,15 @@ class FilledBatch:
 
     def samples(self, *, unseen: bool) -> list[Any]:
         """Return the samples, whose tensors lie in the rows. unseen: they may be views; else each has its storage."""
+        return self.samples_of([rows.unbind(0) for rows in self.rows] if unseen else self.columns())
+
+    def columns(self) -> list[list[torch.Tensor]]:
+        """Return the tensors of the samples field by field: they lie in the rows, and each has its storage."""
+        return list(map(_own_storages, self.rows))
+
+    def samples_of(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+        """Return the samples that have these tensors, field by field."""
         labels = [] if self.labels is None else [as_objects(self.labels)]
-        columns = [rows.unbind(0) if unseen else _own_storages(rows) for rows in self.rows]
         return self.plan.leaves[0].samples([*columns, *labels])
 
 
@@ -187,6 +194,7 @@ class _Filler:
         crew, pool = self._crew, self._crew.pool
         seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
         positions = as_array(batch.positions)
+        self.plan.foresee((seed, epoch), batch.indices, positions)
         prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
         with crew.lock:

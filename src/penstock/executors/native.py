@@ -249,12 +249,14 @@ class NativePass(IndexedPass):
 
     def _prepare_batch(self, batch: NativeBatch) -> None:
         """Let readers know of a batch."""
+        seed, positions = self._input.seed & 0xFFFFFFFFFFFFFFFF, as_array(batch.positions)
+        self._plan.foresee((seed, self._input.epoch), batch.indices, positions)
         batch.prepared = self._pool.prepare(
-            self._input.seed & 0xFFFFFFFFFFFFFFFF,
+            seed,
             self._input.epoch,
             batch.local,
             batch.indices,
-            as_array(batch.positions),
+            positions,
             batch.leaves,
             batch.names,
         )

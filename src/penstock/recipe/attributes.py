@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import enum
+import functools
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
-_VALUES = (bool, int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device, np.generic)
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device, np.generic),
+    *(FunctionType, functools.partial),
+)
 
 
 class AttributeState:

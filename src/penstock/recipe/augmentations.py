@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from penstock.recipe import effects
-from penstock.recipe.blurring import describe_blur
+from penstock.recipe.blurring import blurs_alike, describe_blur
+from penstock.recipe.choosing import describe_choice
 from penstock.recipe.resampling import interpolation_of
 from penstock.recipe.torchvision import changed, flatten, is_int, is_v1, low_high, refuse, run
 
@@ -30,8 +31,11 @@ class Picture(Protocol):
 
     drawn_by_python: bool
     """Python has the native core draw each sample's effects, and may add to them."""
+    foreseen: bool
+    """Python is told of the samples before the native core draws their effects."""
 
     def is_pil(self) -> bool: ...
+    def size(self) -> tuple[int, int, int] | None: ...
     def dot(self) -> Any: ...
 
 
@@ -50,13 +54,13 @@ def fixed(transform: Any, name: str, value: float | None = None) -> Augmentation
     return {"kind": "effects", "effects": [{"effect": name} if value is None else {"effect": name, "value": value}]}
 
 
-def look_of(transform: Any, picture: Picture) -> dict[str, Any]:
+def look_of(transform: Any, picture: Picture, effect: str = "affine") -> dict[str, Any]:
     """Return the filter of a transform that moves pixels, and the colour of pixels from outside the picture."""
     name = interpolation_of(transform)
     name = "nearest" if name == "nearest-exact" else name
     if name not in ("nearest", "bilinear", "bicubic"):
         refuse(transform, f"Pillow moves pixels by no {name} filter", "another interpolation")
-    _require(transform, f"affine {name}")
+    _require(transform, f"{effect} {name}")
     fill = transform.fill
     if isinstance(fill, dict):
         refuse(transform, "a fill for each type of input", "one fill")
@@ -97,12 +101,23 @@ def _random(name: str, attribute: str | None = None) -> Callable[[Any, Picture],
 
 
 def _blur(transform: Any, picture: Picture) -> Augmentation:
-    if not picture.drawn_by_python:
-        refuse(transform, "torch computes its weights for each sample", "another one")
-    size = transform.kernel_size
+    size, second = transform.kernel_size, not is_v1(transform)
     if len(size) != 2 or not all(is_int(one) and one > 0 and one % 2 for one in size):
         refuse(transform, f"kernel_size={size!r}", "two odd numbers")
-    return describe_blur(low_high(transform, "sigma"), size[1], size[0], second=not is_v1(transform))
+    if not picture.drawn_by_python:
+        _look_at_sums(transform, picture, size[1], size[0], second)
+    return describe_blur(low_high(transform, "sigma"), size[1], size[0], second=second)
+
+
+def _look_at_sums(transform: Any, picture: Picture, rows: int, columns: int, second: bool) -> None:
+    """Refuse a blur unless all pictures have a size for which the native core is known to add as torch does."""
+    if not picture.foreseen:
+        refuse(transform, "torch computes its weights for each sample", "transforms that are all native")
+    found = picture.size()
+    if found is None:
+        refuse(transform, "pictures of many sizes, for which torch may add in many ways", "it after a crop or resize")
+    if not blurs_alike(rows, columns, second, found):
+        refuse(transform, "torch blurs pictures of this size in another way", "another one")
 
 
 def _posterize(transform: Any, picture: Picture) -> Augmentation:
@@ -119,35 +134,53 @@ def _jitter(transform: Any, _: Picture) -> Augmentation:
 
 
 def _parts(transform: Any, picture: Picture) -> list[Augmentation]:
-    """Return the augmentations that a transform of transforms holds."""
+    """Return the augmentations that a transform of transforms holds, one behind the other."""
+    return [one for part in _parts_of_each(transform, picture) for one in part]
+
+
+def _parts_of_each(transform: Any, picture: Picture) -> list[list[Augmentation]]:
+    """Return the augmentations of each transform that a transform holds; a Compose has several."""
     parts = transform.transforms
     if type(parts) not in (list, tuple):
         refuse(transform, f"its transforms are a {type(parts).__name__}", "a list of them")
-    found = []
-    for part in (one for given in parts for one in flatten(given)):
-        own = type(part).__module__.startswith("torchvision.transforms.") and type(part).__name__ in DESCRIPTIONS
-        if not own:
-            refuse(transform, f"{type(part).__name__} in it is no augmentation that the native core knows", "others")
-        if (why := changed(part)) is not None:
-            refuse(part, why, "the class as it is")
-        found.append(DESCRIPTIONS[type(part).__name__](part, picture))
-    return found
+    return [[_part(transform, one, picture) for one in flatten(given)] for given in parts]
+
+
+def _part(transform: Any, part: Any, picture: Picture) -> Augmentation:
+    name = type(part).__name__
+    if not type(part).__module__.startswith("torchvision.transforms.") or name not in DESCRIPTIONS:
+        refuse(transform, f"{name} in it is no augmentation that the native core knows", "others")
+    if name in ("RandomChoice", "RandomPerspective") or (name == "RandomOrder" and is_v1(part)):
+        refuse(transform, f"{name} in it is drawn by Python", "it by itself")
+    if (why := changed(part)) is not None:
+        refuse(part, why, "the class as it is")
+    return DESCRIPTIONS[name](part, picture)
 
 
 def _apply(transform: Any, picture: Picture) -> Augmentation:
     return _maybe(transform, *_parts(transform, picture), in_float32=True, inclusive=is_v1(transform))
 
 
+def _each(transform: Any, picture: Picture) -> list[Augmentation]:
+    """Return an augmentation for each transform that a transform holds."""
+    return [
+        part[0] if len(part) == 1 else {"kind": "all", "parts": part} for part in _parts_of_each(transform, picture)
+    ]
+
+
 def _order(transform: Any, picture: Picture) -> Augmentation:
-    if is_v1(transform):
-        refuse(transform, "it draws from Python's random", "RandomOrder of torchvision.transforms.v2")
-    if not all(_is_one(part) for part in transform.transforms):
-        refuse(transform, "a Compose in it", "single transforms")
-    return {"kind": "shuffled", "parts": _parts(transform, picture)}
+    return {"kind": "shuffled", "parts": _each(transform, picture)}
 
 
-def _is_one(transform: Any) -> bool:
-    return len(list(flatten(transform))) == 1
+def _choice(transform: Any, picture: Picture) -> Augmentation:
+    return describe_choice(transform, _each(transform, picture))
+
+
+def _perspective(transform: Any, picture: Picture) -> Augmentation:
+    if not picture.drawn_by_python:
+        refuse(transform, "torch solves for its coefficients", "RandomAffine")
+    look = look_of(transform, picture, "perspective")
+    return {"kind": "effects", "effects": [], "look": look}
 
 
 def _pair_or_none(transform: Any, name: str) -> tuple[float, float] | None:
@@ -293,8 +326,10 @@ DESCRIPTIONS: dict[str, Callable[[Any, Picture], Augmentation]] = {
     "RandomEqualize": _random("equalize"),
     "RandomApply": _apply,
     "RandomOrder": _order,
+    "RandomChoice": _choice,
     "RandomRotation": _rotation,
     "RandomAffine": _affine,
+    "RandomPerspective": _perspective,
     "TrivialAugmentWide": _trivial_augment,
     "RandAugment": _rand_augment,
     "AutoAugment": _auto_augment,

@@ -1,5 +1,6 @@
-"""GaussianBlur where Python draws: torch computes the weights of each sample, and the native core the sums.
+"""GaussianBlur: torch computes the weights of each sample, and the native core the sums.
 
+Where native threads draw, what they will draw is a function of the sample: the weights are made before they need them.
 The native core adds the products as torch's convolution does. Whether it does is found out by comparing, once in a
 process for each size of pictures and of weights.
 """
@@ -33,12 +34,31 @@ def give_weights(drawn: _native.Effects, channels: int, height: int, width: int)
         ValueError: the native core does not blur pictures of this size as torch does.
     """
     for number, rows, columns, sigma, second in drawn.blurs():
-        key = (rows, columns, second, channels, height, width, *_settings())
-        if key not in _alike:
-            _alike[key] = len(_alike) < _MOST_SIZES and _blurs_alike(rows, columns, second, channels, height, width)
-        if not _alike[key]:
+        if not blurs_alike(rows, columns, second, (channels, height, width)):
             raise ValueError("torch blurs pictures of this size in another way")
         drawn.give_weights(number, _weights(rows, columns, sigma, second))
+
+
+def foresee(recipe: _native.Recipe, first: int, seed: int, epoch: int, samples: Any, positions: Any) -> None:
+    """Give the blurs that a recipe will draw for samples their weights.
+
+    first: how many operations of each sample draw before the recipe's. samples, positions: int64 arrays.
+    """
+    for rows, columns, sigma, second in _native.foreseen_blurs(recipe, seed, epoch, samples, positions, first):
+        _native.keep_blur_weights(_weights(rows, columns, sigma, second), sigma, second)
+
+
+def blurs_alike(rows: int, columns: int, second: bool, size: tuple[int, int, int]) -> bool:
+    """Return whether the native core blurs pictures of a size as torch does, by rows x columns weights.
+
+    second: the weights are transforms.v2's. size: (channels, height, width).
+    """
+    key = (rows, columns, second, *size, *_settings())
+    if key not in _alike:
+        channels, height, width = size
+        known = len(_alike) < _MOST_SIZES and rows // 2 < height and columns // 2 < width
+        _alike[key] = known and _blurs_alike(rows, columns, second, channels, height, width)
+    return _alike[key]
 
 
 def _settings() -> tuple[Any, ...]:

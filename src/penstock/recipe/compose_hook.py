@@ -251,6 +251,11 @@ class Pipeline:
         with suppress(TypeError):  # a transform cannot be referred to weakly
             self._known = KnownTransforms(self._transforms) if transforms else None
 
+    def crops_to_tensor(self, mode: str) -> bool:
+        """Return whether the first transforms make tensors of parts of images of this mode, natively."""
+        known = self._known
+        return known is not None and known.native and known.crops_to_tensor(mode)
+
     def __call__(self, value: Any) -> Any:
         """Return what calling each of the transforms in turn returns."""
         known = self._known

@@ -19,7 +19,7 @@ from penstock.recipe import drawing
 from penstock.recipe.blurring import give_weights
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.encoded_image import view_of
-from penstock.recipe.prefix import picture
+from penstock.recipe.prefix import picture, reads_part
 from penstock.recipe.ramp import channels_of
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Refused, classes, flatten, is_v1, margins
@@ -63,6 +63,10 @@ class Run:
     """Rows and columns that each operation adds before it crops."""
     remakes: bool
     """The result, a PIL image, is never the given image itself."""
+    crops: bool
+    """Only a part of the image is looked at."""
+    foreign_draws: bool
+    """Generators of Python's and NumPy's are drawn from."""
     learned: dict[Any, bool | None] = field(default_factory=dict)
     """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
@@ -99,7 +103,7 @@ class Run:
 
         draw: returns what has been drawn for each operation, as the native core takes it.
         """
-        marked = drawing.mark() if any(self.draws) else None
+        marked = drawing.mark(foreign=self.foreign_draws) if any(self.draws) else None
         key, interleaved = None, None
         try:
             draws = draw()
@@ -133,7 +137,7 @@ class Run:
         for number in range(self.tail, self.moves):
             drawn = draws[number]
             given = [side + more for side, more in zip(sizes[number], self.paddings[number], strict=True)]
-            cropped = drawn[2:] if isinstance(drawn, tuple) else given
+            cropped = drawn[2:4] if isinstance(drawn, tuple) else given
             if min(cropped) < 2:
                 return None
             key += [_compared(given, cropped), _compared(cropped, sizes[number + 1]), drawn is True]
@@ -244,6 +248,8 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         moves,
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
+        reads_part(operations),
+        any("drawn_by" in operation for operation in operations),
     )
 
 
@@ -285,6 +291,8 @@ Draw = Callable[[int, int], Any]
 
 def _draw_of(transform: Any, operation: dict[str, Any], reader: Reader) -> Draw | None:
     kind = type(transform)
+    if "drawn_by" in operation:
+        return operation["drawn_by"]  # type: ignore[no-any-return]
     if operation["op"] == "Augment":
         channels = channels_of(reader.values[0].mode)
         return functools.partial(_effects_drawn, recipe_of(operation["augmentation"]), channels)

@@ -15,6 +15,8 @@ scripts it or puts another in its place goes on as before. A function that is no
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 import threading
 import types
@@ -31,6 +33,7 @@ from penstock.recipe.exchange import exchange_code
 from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import AUTOMATIC, V1, V2
 from penstock.system.process_lock import ProcessLock
+from penstock.system.randomness import generator_states, restore_generators
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -85,24 +88,49 @@ def beside_others() -> Iterator[None]:
         _this_thread.beside_others = before
 
 
-def mark() -> Any:
+def mark(*, foreign: bool = False) -> Any:
     """Return what rewind() needs to have everything drawn from now on drawn once more.
 
     None: nothing can be drawn once more, as other threads have drawn from the generator meanwhile.
+
+    foreign: transforms draw from the global generators of Python and NumPy, too.
     """
-    if _this_thread.draws is not None:
-        return _this_thread.draws.count
-    return None if _this_thread.beside_others else torch.get_rng_state()
+    draws = _this_thread.draws
+    if _this_thread.beside_others and (foreign or draws is None):
+        return None
+    if foreign:
+        return generator_states(), None if draws is None else draws.count
+    return torch.get_rng_state() if draws is None else draws.count
 
 
 def rewind(marked: Any) -> None:
     """Have everything that was drawn since mark() drawn once more, where that can be."""
+    if isinstance(marked, tuple):
+        restore_generators(marked[0])
+        marked = marked[1]
     if marked is None:
         return
     if _this_thread.draws is None:
         torch.set_rng_state(marked)
     else:
         _this_thread.draws.count = marked
+
+
+def is_keyed() -> bool:
+    """Return whether this thread works on a sample whose draws are a function of it."""
+    return _this_thread.draws is not None
+
+
+def shares(weights: Any, count: int) -> list[float] | None:
+    """Return for each of some transforms the share of it and those before it, by their weights; None: by no weights."""
+    given = [1.0] * count if weights is None else weights
+    if not isinstance(given, list | tuple) or not count or len(given) != count:
+        return None
+    if not all(isinstance(one, int | float) and 0 <= one < math.inf for one in given) or not sum(given):
+        return None
+    sums = list(itertools.accumulate(map(float, given)))
+    last = max(number for number in range(count) if given[number])
+    return [1.0 if number >= last else value / sums[-1] for number, value in enumerate(sums)]
 
 
 def flips(p: float) -> bool:
@@ -292,6 +320,22 @@ def _of_operation(draws: _native.SampleDraws, original: Any, *args: Any) -> Any:
         return original(*args)
 
 
+def _choice(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
+    found = shares(self.p, len(self.transforms))
+    with of_next_operation():
+        if found is None:
+            return original(self, *inputs)
+        number = float(torch.rand(1))
+        return self.transforms[next(i for i, share in enumerate(found) if number < share)](*inputs)
+
+
+def _order_v1(draws: _native.SampleDraws, original: Any, self: Any, img: Any) -> Any:
+    with of_next_operation():
+        for number in torch.randperm(len(self.transforms)).tolist():
+            img = self.transforms[number](img)
+        return img
+
+
 def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
     module = vars(sys.modules[V2])
     flips = (module["RandomHorizontalFlip"], module["RandomVerticalFlip"])
@@ -308,7 +352,7 @@ def _flip_v2(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any)
 #: The classes of the second generation that draw once more whether they act, beside the flips.
 _WITH_PROBABILITY = (
     *("RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness"),
-    *("RandomAutocontrast", "RandomEqualize", "RandomErasing"),
+    *("RandomAutocontrast", "RandomEqualize", "RandomErasing", "RandomPerspective"),
 )
 _WITH_PARAMETERS = ("ColorJitter", "GaussianBlur", "RandomRotation", "RandomAffine")
 _AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
@@ -324,11 +368,14 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...
             (name, "forward", _of_operation, _of_self_image.__code__)
             for name in (*_WITH_PROBABILITY, *_WITH_PARAMETERS, "RandomApply")
         ),
+        ("RandomChoice", "__call__", _choice, _of_self_inputs.__code__),
+        ("RandomOrder", "__call__", _order_v1, _of_self_image.__code__),
     ),
     AUTOMATIC: tuple((name, "forward", _of_operation, _of_self_image.__code__) for name in _AUTOMATIC),
     V2: (
         ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
         ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
+        ("RandomChoice", "forward", _choice, _of_self_inputs.__code__),
         ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
         *((name, "make_params", _of_operation, _of_self_flat_inputs.__code__) for name in _WITH_PARAMETERS),
         *(

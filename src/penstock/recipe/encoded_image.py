@@ -1,8 +1,8 @@
 """PIL images whose pixels are not decoded until something looks at them.
 
 An encoded image is a PIL image in all its attributes but one: the memory of its pixels, which Pillow keeps in the
-attribute `_im` (`im` before Pillow 11), is decoded when that attribute is first read: by the native core, or Pillow
-itself, from the bytes that the file held when Pillow would have decoded it. The native core decodes the part that
+attribute `_im` (`im` before Pillow 11), is decoded when that attribute is first read, from the bytes that the file held
+when Pillow would have decoded it: natively where the mode is RGB, else by Pillow. The native core decodes the part that
 transforms need straight from these bytes.
 
 A file is left encoded only where Pillow is sure to decode it without an error (`_native.certify_jpeg`).
@@ -10,9 +10,11 @@ A file is left encoded only where Pillow is sure to decode it without an error (
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any
 
+import torch
 from PIL import Image, ImageFile, JpegImagePlugin
 
 import penstock._native as _native
@@ -38,12 +40,14 @@ class Encoded:
         data: the bytes of the file.
         opened: the attributes of the JpegImageFile that was opened, as far as its load() looks at them; None: none was.
         mode: of the image that the pixels are wanted for, "RGB" or "L".
+        size: (width, height).
     """
 
-    __slots__ = ("data", "mode", "opened", "views")
+    __slots__ = ("data", "mode", "opened", "size", "views")
 
-    def __init__(self, data: bytes, opened: dict[str, Any] | None, mode: str) -> None:
+    def __init__(self, data: bytes, opened: dict[str, Any] | None, mode: str, size: tuple[int, int]) -> None:
         self.data = data
+        self.size = size
         self.opened = opened
         self.mode = mode
         self.views = 0
@@ -51,9 +55,8 @@ class Encoded:
 
     def decode(self) -> Any:
         """Return the memory of the pixels, as Pillow decodes them."""
-        found = self._natively()
-        if found is not None:
-            return found
+        if (natively := self._decoded_natively()) is not None:
+            return natively
         if self.opened is None:
             return getattr(Image.open(_Content(self.data)).convert(self.mode), PIXELS)
         image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
@@ -67,14 +70,20 @@ class Encoded:
         core = getattr(image, PIXELS)
         return core if image.mode == self.mode else core.convert(self.mode, Image.Dither.FLOYDSTEINBERG)
 
-    def _natively(self) -> Any:
-        """Return the same as the native core decodes it; None: Pillow must."""
-        opened = self.opened
-        if opened is None or (self.mode, opened["_mode"]) != ("RGB", "RGB"):
+    def _decoded_natively(self) -> Any:
+        """Return the memory of the pixels as the native core decodes them; None: Pillow must."""
+        if self.mode != "RGB" or replaced_in_opening() is not None:
             return None
-        width, height = opened["_size"]
-        pixels = _native.decode_jpeg(self.data, (0, 0, width, height))
-        return None if isinstance(pixels, str) else getattr(Image.frombytes("RGB", (width, height), pixels), PIXELS)
+        width, height = self.size
+        out = torch.empty((height, width, 3), dtype=torch.uint8, device="cpu")
+        if isinstance(_native.transform_jpeg(_whole(), self.data, [], out), str):
+            return None
+        return getattr(Image.frombytes("RGB", self.size, out.numpy()), PIXELS)
+
+
+@functools.cache
+def _whole() -> _native.Recipe:
+    return _native.Recipe(3, [], "uint8", "hwc", None, [])
 
 
 class _Pixels:
@@ -102,7 +111,7 @@ def unopened(data: bytes, size: tuple[int, int]) -> Image.Image:
     """Return the image, in mode RGB and without info, of the bytes of a certified JPEG file of this (width, height)."""
     image = Image.Image()
     image._mode, image._size = "RGB", size
-    _set(image, Encoded(data, None, "RGB"))
+    _set(image, Encoded(data, None, "RGB", size))
     return image
 
 
@@ -163,7 +172,7 @@ def leave_encoded(image: Any) -> str | None:
     image.tile = []
     image.readonly = 0
     image.fp = None
-    _set(image, Encoded(data if end == len(data) else data[:end], opened, image.mode))
+    _set(image, Encoded(data if end == len(data) else data[:end], opened, image.mode, image.size))
     return None
 
 
@@ -179,7 +188,7 @@ def converted_to_rgb(image: Any) -> Image.Image | None:
     converted = Image.Image()
     converted._mode, converted._size = "RGB", image.size
     converted.info = getattr(image, "_copy_info", image.info.copy)()
-    _set(converted, Encoded(encoded.data, encoded.opened, "RGB"))
+    _set(converted, Encoded(encoded.data, encoded.opened, "RGB", encoded.size))
     return converted
 
 

@@ -54,7 +54,7 @@ _BLURS = "gaussian_blur _get_gaussian_kernel1d _get_gaussian_kernel2d _cast_sque
 _TENSORS = "convert_image_dtype crop get_dimensions hflip pad resize rgb_to_grayscale vflip"
 _EFFECTS = (
     "adjust_brightness adjust_contrast adjust_hue adjust_saturation adjust_sharpness affine autocontrast equalize "
-    "invert posterize rotate solarize"
+    "invert perspective posterize rotate solarize"
 )
 _FIRST = {
     "torchvision.transforms.functional": (

@@ -12,7 +12,8 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe.originals import replaced_in_transforms
-from penstock.recipe.reader import DRAWING, Reader, handlers, unknown
+from penstock.recipe.reader import Reader, handlers, unknown
+from penstock.recipe.recipe import DRAWING
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import Refused, flatten
 

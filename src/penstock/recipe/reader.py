@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,13 +20,17 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.recipe.augmentations import DESCRIPTIONS, describe
+from penstock.recipe.choosing import drawn_by
 from penstock.recipe.erasing import describe_erasing
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
 from penstock.recipe.presets import PRESETS, steps_of
 from penstock.recipe.ramp import bytes_of, channels_of, means_itself, plain, ramp_of, shape_of
+from penstock.recipe.recipe import DRAWING, Recipe, blurs
 from penstock.recipe.resampling import sampling_of
 from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.timm_transforms import HANDLERS as TIMM
+from penstock.recipe.timm_transforms import timm_classes
 from penstock.recipe.torchvision import (
     V2,
     Refused,
@@ -45,31 +48,6 @@ from penstock.recipe.torchvision import (
 )
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What is done to each image."""
-
-    native: _native.Recipe
-    """The recipe as the native core runs it."""
-    dtype: torch.dtype
-    """The dtype of the result."""
-    shape: tuple[int, int, int] | None
-    """(channels, height, width) of the result; None when it depends on the image's size."""
-    steps: tuple[Step, ...]
-    """For explain()."""
-    table: torch.Tensor | None = None
-    """What each pixel value of the result is yet to become, (channels, 256); None: the result is final."""
-    operations: tuple[dict[str, Any], ...] = ()
-    """The operations that move pixels, in order, with their parameters as the native core takes them."""
-    fills: tuple[bytes, ...] | None = None
-    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
-    leading: int = 0
-    """How many operations come before the first one that draws, or that acts on values other than pixels; paddings that
-    would be the last of them are not counted."""
-    leading_fills: tuple[bytes, ...] = ()
-    """The colours of padding as the pixels of these operations, by the numbers that operations give."""
-
-
 def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
     """Return the native recipe of a torchvision transform, or why there is none.
 
@@ -82,7 +60,7 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
     Raises:
         ValueError: another mode.
     """
-    reader = Reader(mode)
+    reader = Reader(mode, foreseen=True)
     if transform is None:
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
@@ -99,11 +77,11 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
-    def __init__(self, mode: str, *, drawn_by_python: bool = False) -> None:
+    def __init__(self, mode: str, *, drawn_by_python: bool = False, foreseen: bool = False) -> None:
         if mode not in ("RGB", "L"):
             raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
         self.source_channels = channels_of(mode)
-        self.drawn_by_python = drawn_by_python
+        self.drawn_by_python, self.foreseen = drawn_by_python, foreseen
         self.operations: list[dict[str, Any]] = []
         self.steps: list[Step] = []
         self.values: list[Any] = [ramp_of(mode)]
@@ -177,6 +155,7 @@ class Reader:
             fills if pixels else None,
             self._leading(),
             tuple(self.fill_pixels),
+            blurs(operations),
         )
 
     def _leading(self) -> int:
@@ -203,6 +182,12 @@ class Reader:
 
     def is_pil(self) -> bool:
         return isinstance(self.values[0], Image.Image)
+
+    def size(self) -> tuple[int, int, int] | None:
+        """Return (channels, height, width) of the picture at this point; None: it depends on the image's size."""
+        fills = [(b"", b"")] * len(self.fill_pixels)
+        so_far = _native.Recipe(self.source_channels, self.operations, "uint8", "chw", None, fills)
+        return _native.output_spec(so_far, 0, 0)[0]
 
     def _raw(self) -> bool:  # still 8-bit, each value meaning itself
         return self.is_pil() or means_itself(self.values[0])
@@ -235,7 +220,7 @@ class Reader:
             refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
         size = pair(transform, transform.size)
         sampling = sampling_of(transform, pil=self.is_pil(), raw=self._raw())
-        self._operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
+        self.add_operation(transform, "resize", op="RandomResizedCrop", size=size, scale=scale, ratio=ratio, **sampling)
 
     def resize(self, transform: Any) -> None:
         given, longest = transform.size, transform.max_size
@@ -247,12 +232,14 @@ class Reader:
         size = tuple(sizes) if len(sizes) == 2 else None
         shorter = sizes[0] if len(sizes) == 1 else 0
         sampling = sampling_of(transform, pil=self.is_pil(), raw=self._raw())
-        self._operation(transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling)
+        self.add_operation(
+            transform, "resize", op="Resize", size=size, shorter=shorter, longest=longest or 0, **sampling
+        )
 
     def center_crop(self, transform: Any) -> None:
         size = pair(transform, transform.size)
         corner = run(transform, type(transform)((4, 4)), self.dot())
-        self._operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
+        self.add_operation(transform, "crop", op="CenterCrop", size=size, fill=self._fill(corner))
 
     def random_crop(self, transform: Any) -> None:
         second = not is_v1(transform)
@@ -261,7 +248,7 @@ class Reader:
             left, right, top, bottom = padding  # transforms.v2 keeps them in this order
             padding = [left, top, right, bottom]
         pads = padding is not None or transform.pad_if_needed
-        self._operation(
+        self.add_operation(
             transform,
             "crop",
             op="RandomCrop",
@@ -277,14 +264,14 @@ class Reader:
     def pad(self, transform: Any) -> None:
         padding, mode = margins(transform, transform.padding), transform.padding_mode
         fill = self._fill(self._padded(transform))
-        self._operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
+        self.add_operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
         self.keeps_info = False
 
     def flip(self, transform: Any) -> None:
         if not isinstance(transform.p, int | float):
             refuse(transform, f"p={transform.p!r} is not a number", "a number")
         horizontal = type(transform) in classes("RandomHorizontalFlip")
-        self._operation(transform, "flip", op="RandomFlip", horizontal=horizontal, p=float(transform.p))
+        self.add_operation(transform, "flip", op="RandomFlip", horizontal=horizontal, p=float(transform.p))
 
     def grayscale(self, transform: Any) -> None:
         wanted = transform.num_output_channels
@@ -293,7 +280,7 @@ class Reader:
             return
         if not self.is_pil() or wanted not in (1, 3):
             refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
-        self._operation(transform, "grey", op="Grayscale", channels=wanted)
+        self.add_operation(transform, "grey", op="Grayscale", channels=wanted)
         # From here on a value of the grey picture means itself; paddings so far are in the picture.
         mode = "L" if wanted == 1 else "RGB"
         self.keeps_info &= wanted == 1
@@ -303,11 +290,14 @@ class Reader:
 
     def augment(self, transform: Any) -> None:
         description = describe(transform, self)
-        self._operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=description)
+        drawn = drawn_by(transform, description, self._channels()) if self.drawn_by_python else None
+        own = {} if drawn is None else {"drawn_by": drawn}
+        name = type(transform).__name__
+        self.add_operation(transform, "augment", op="Augment", name=name, augmentation=description, **own)
 
     def random_erasing(self, transform: Any) -> None:
         described, erased = describe_erasing(transform, self.dot())
-        self._operation(transform, "erase", op="RandomErasing", fill=self._fill(erased), **described)
+        self.add_operation(transform, "erase", op="RandomErasing", fill=self._fill(erased), **described)
         self.erases = True
 
     def preset(self, transform: Any) -> None:
@@ -316,7 +306,8 @@ class Reader:
             if self.is_pil() or type(step) not in classes("PILToTensor"):
                 self.add(step)
 
-    def _operation(self, transform: Any, verb: str, **operation: Any) -> None:
+    def add_operation(self, transform: Any, verb: str, **operation: Any) -> None:
+        """Add what a transform does to pixels, as the native core takes it. Raises Refused."""
         if self.erases and operation["op"] != "RandomErasing":
             refuse(transform, "it comes after RandomErasing", "RandomErasing as the last step but for conversions")
         try:
@@ -353,9 +344,6 @@ class Reader:
         return len(self.fill_pixels) - 1
 
 
-#: The operations of a recipe that draw, by the names that the native core knows.
-DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip", "Augment", "RandomErasing")
-
 _Handler = Callable[[Reader, Any], None]
 _CONVERSIONS = ("ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype")
 _HANDLERS: dict[str, _Handler] = {
@@ -376,7 +364,8 @@ _HANDLERS: dict[str, _Handler] = {
 
 def handlers() -> dict[type, _Handler]:
     """Return what reads each class of transform that is known and imported."""
-    return {kind: handler for name, handler in _HANDLERS.items() for kind in classes(name)}
+    own = {kind: handler for name, handler in _HANDLERS.items() for kind in classes(name)}
+    return own | {kind: handler for name, handler in TIMM.items() for kind in timm_classes(name)}
 
 
 def unknown(transform: object) -> Refusal:

@@ -15,12 +15,14 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import Pipeline
 from penstock.recipe.composed_run import makes_plain_tensors
+from penstock.recipe.encoded_image import unopened
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import replaced_in_opening, replaced_in_transforms
 from penstock.recipe.prefix import Prefix, picture, read_prefix
-from penstock.recipe.reader import Recipe
 from penstock.recipe.reader import read as read_recipe
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.views import Views, read_views
 from penstock.sources.indexed import photos_of
 from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.read_ahead import SampleFile
@@ -40,27 +42,52 @@ def native_images(dataset: Any, raw: bool, names: _native.FileTable | None, **ow
         names: the table of the folder's files; None: `paths` names the files of each batch.
         own: the further attributes of the NativeSource.
     """
+    own.setdefault("apply", lambda position: dataset[position][0])
+    labels = (label_step(dataset.target_transform),) if own.get("labels") is not None else ()
+    if type(dataset.transform) is Views:
+        return _native_views(dataset, dataset.transform, names, labels, own)
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
-    own.setdefault("apply", lambda position: dataset[position][0])
-    labels = (label_step(dataset.target_transform),) if own.get("labels") is not None else ()
     return NativeSource(
         fields=(Field(_native.ImageFileFiller(names, recipe.native, max_pixels()), spec_of(recipe)),),
         steps=(_read_step(dataset, " natively"), *recipe.steps, *labels),
         table=recipe.table,
         recipe=recipe,
-        as_samples=partial(_are_samples, dataset, recipe),
+        as_samples=partial(_are_samples, dataset.transform, recipe),
         image_files=True,
         **own,
     )
 
 
-def _are_samples(dataset: Any, recipe: Recipe) -> bool:
+def _native_views(
+    dataset: Any, views: Views, names: _native.FileTable | None, labels: tuple[Step, ...], own: dict[str, Any]
+) -> NativeSource | Refusal:
+    """Return how the native core reads a folder of images for several views; as native_images(). labels: their step."""
+    recipes = read_views(views, mode="RGB")
+    if isinstance(recipes, Refusal):
+        return recipes
+    fillers = _native.view_fillers(names, [recipe.native for recipe in recipes], max_pixels())
+    steps = [_read_step(dataset, " natively, once for all views,")]
+    for number, recipe in enumerate(recipes, 1):
+        again = number > 1 and views.transforms[number - 1] is views.transforms[number - 2]
+        of = f"{number} of {len(recipes)}{', by the same transform' if again else ''}"
+        steps += [Step(f"view    {of}", "native"), *(() if again else recipe.steps)]
+    return NativeSource(
+        fields=tuple(Field(filler, spec_of(recipe)) for filler, recipe in zip(fillers, recipes, strict=True)),
+        steps=(*steps, *labels),
+        views=recipes,
+        as_samples=lambda: all(map(_are_samples, views.transforms, recipes)),
+        image_files=True,
+        **own,
+    )
+
+
+def _are_samples(transform: Any, recipe: Recipe) -> bool:
     """Return whether rows lie as the tensors of samples do, and NumPy knows their dtype."""
     shaped = recipe.shape is not None and min(recipe.shape[1:]) > 1
     known = recipe.dtype in (torch.float32, torch.float64, torch.uint8)
-    return shaped and known and makes_plain_tensors(dataset.transform, "RGB")
+    return shaped and known and makes_plain_tensors(transform, "RGB")
 
 
 class ImageReader(FolderReader):
@@ -88,6 +115,8 @@ class ImageReader(FolderReader):
         super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader", *alike), state.holds))
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
+        # Then nobody sees the image itself, and no more of it need be decoded than the crop.
+        self._stays_encoded = not self._prefix.steps and self._rest.crops_to_tensor("RGB")
         self.filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
         self._paths, self._located = paths, located
         self._sample = sample or self._pair
@@ -125,7 +154,10 @@ class ImageReader(FolderReader):
         path = None if name is None else os.fsencode(name)
         readers = self._readers
         brought = self._brought(position, path, draw) if readers is not None and readers.depth else None
-        value = self._image(position, path, draw, brought)
+        encoded = self._stays_encoded and self.files and self._cache is None
+        value = self._unopened(position, path, brought) if encoded else None
+        if value is None:
+            value = self._image(position, path, draw, brought)
         if value is not None:
             value = self._rest(value)
         else:
@@ -149,6 +181,26 @@ class ImageReader(FolderReader):
             return read_image(content, self.path(position))
         except Exception:  # the dataset reads the file, and raises the error
             return None
+
+    def _unopened(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
+        """Return the image, not decoded yet, for a transform that begins with a crop; None: it has to be decoded."""
+        try:
+            name = self.dataset.paths.name(position) if path is None else path
+            content = self._content(position, name, brought)
+            if content is None:
+                with open(self.path(position), "rb") as file:
+                    data = file.read()
+            else:
+                data = content.getvalue()
+            found = _native.certify_jpeg(data)
+        except (OSError, ValueError):  # whoever reads it next raises the error
+            return None
+        if isinstance(found, str) or found[2] not in (1, 3):
+            return None
+        width, height, _, end = found
+        if 0 < max_pixels() < width * height:
+            return None
+        return unopened(data if end == len(data) else data[:end], (width, height))
 
     def _image(self, position: int, path: bytes | None, draw: Draw, brought: _native.BroughtFile | None = None) -> Any:
         """Return the image for the rest of the transform; None: Pillow must read it."""

@@ -13,7 +13,7 @@ from typing import Any
 import PIL
 from PIL import Image, ImageFile
 
-from penstock.recipe.reader import DRAWING, Recipe
+from penstock.recipe.recipe import DRAWING, Recipe
 
 #: Part of each form: to be raised when the native core makes other pixels of the same file, or lays them out otherwise.
 _VERSION = 1

@@ -28,6 +28,7 @@ from penstock.recipe.attributes import AttributeState
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
+from penstock.recipe.views import Views
 
 Holds = Callable[[], bool]
 """Returns whether a premise still holds."""
@@ -114,7 +115,8 @@ class TransformState:
 def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
-    return type(value).__module__.startswith("torchvision.transforms") or type(value) in classes("Compose")
+    kind = type(value)
+    return kind is Views or kind.__module__.startswith("torchvision.transforms") or kind in classes("Compose")
 
 
 #: The kind under which torch's table has the function for scalars of numpy.

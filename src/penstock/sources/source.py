@@ -23,7 +23,7 @@ from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
-from penstock.recipe.reader import Recipe
+from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
@@ -116,7 +116,9 @@ class NativeSource:
     table: torch.Tensor | None = None
     """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
     recipe: Recipe | None = None
-    """What is done to each image; None: the first field is no image."""
+    """What is done to each image; None: the first field is no image, or there are several views of it."""
+    views: tuple[Recipe, ...] = ()
+    """What is done to each image for each of the fields, which are views of it; empty: they are none."""
     as_samples: Callable[[], bool] | None = None
     """Returns whether the rows of the first field, the only one, lie as the tensors of the dataset's samples do; None:
     that is not known."""
@@ -141,14 +143,25 @@ class NativeSource:
     remote: RemoteSamples | None = None
     """The shards in an object store that the fillers read once they are here; None: the files are local."""
 
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What is done to each image, view by view."""
+        return self.views or (() if self.recipe is None else (self.recipe,))
+
     def batch(self, fields: list[Any]) -> Any:
         """Return a batch of these fields (and labels), as torch's default_collate gives it."""
+        if self.views:
+            views, labels = fields[: len(self.views)], fields[len(self.views) :]
+            return [views, *labels] if self.pair else views
         if self.keys is not None:
             return dict(zip(self.keys, fields, strict=True))
         return fields if self.pair else fields[0]
 
     def samples(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
         """Return samples of these fields (and labels), each a value a sample."""
+        if self.views:
+            views = list(map(list, zip(*columns[: len(self.views)], strict=True)))
+            columns = [views, *columns[len(self.views) :]]
         if self.keys is not None:
             return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
         return list(zip(*columns, strict=True)) if self.pair else list(columns[0])

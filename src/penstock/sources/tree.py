@@ -271,7 +271,7 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
-    if len({(leaf.pair, leaf.keys, len(leaf.fields)) for leaf in leaves}) > 1:
+    if len({(leaf.pair, leaf.keys, len(leaf.views), len(leaf.fields)) for leaf in leaves}) > 1:
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
     for fields in zip(*(leaf.fields for leaf in leaves), strict=True):
         if len({field.spec.dtype for field in fields if field.spec is not None}) > 1:

@@ -63,6 +63,13 @@ def generator_states() -> States:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
+def restore_generators(states: States) -> None:
+    """Set the states of the global generators."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were."""
@@ -70,9 +77,7 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        restore_generators(before)
 
 
 def generators_drawn_from(before: States, now: States | None = None) -> tuple[str, ...]:

@@ -205,6 +205,7 @@ class NativeCrew:
                     return
                 with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
                     value = leaf.apply(local)  # the user's own transform has the last word
+                value = value[job.field] if leaf.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
         except BaseException as error:
             batch.rescues_failed.setdefault(job.position, error)

@@ -36,7 +36,7 @@ class WorkerBatches:
         """Return the batch of a task, as it is sent."""
         self.unplaced, self.held = (), ()
         self._buffers.begin(task.blocks)
-        filled = fetch.fill(task, self._buffers if fetch.stacks else self if fetch.hands_on else None)
+        filled = fetch.fill(task, self._buffers if fetch.stacks else self if fetch.keeps_rows else None)
         if filled is None:
             self._buffers.begin(task.blocks)  # some may be filled in part
             return fetch.load_samples(task, partial(self._collate, fetch))

@@ -1,0 +1,57 @@
+"""What is done to each image, as a reader of transforms found it and the native core runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import penstock._native as _native
+from penstock.recipe.steps import Step
+
+#: The operations of a recipe that draw, by the names that the native core knows.
+DRAWING = ("RandomResizedCrop", "RandomCrop", "RandomFlip", "Augment", "RandomErasing")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to each image."""
+
+    native: _native.Recipe
+    """The recipe as the native core runs it."""
+    dtype: torch.dtype
+    """The dtype of the result."""
+    shape: tuple[int, int, int] | None
+    """(channels, height, width) of the result; None when it depends on the image's size."""
+    steps: tuple[Step, ...]
+    """For explain()."""
+    table: torch.Tensor | None = None
+    """What each pixel value of the result is yet to become, (channels, 256); None: the result is final."""
+    operations: tuple[dict[str, Any], ...] = ()
+    """The operations that move pixels, in order, with their parameters as the native core takes them."""
+    fills: tuple[bytes, ...] | None = None
+    """The colours of padding, a byte a channel, by the numbers that operations give; None: the result is no pixels."""
+    leading: int = 0
+    """How many operations come before the first one that draws, or that acts on values other than pixels; paddings that
+    would be the last of them are not counted."""
+    leading_fills: tuple[bytes, ...] = ()
+    """The colours of padding as the pixels of these operations, by the numbers that operations give."""
+    blurs: bool = False
+    """The native core is to be given weights for each sample (blurring.py)."""
+
+    @property
+    def drawing(self) -> int:
+        """How many operations draw."""
+        return sum(operation["op"] in DRAWING for operation in self.operations)
+
+
+def blurs(operations: Sequence[dict[str, Any]]) -> bool:
+    """Return whether any of some operations blurs."""
+    return any(_holds_blur(operation.get("augmentation", {})) for operation in operations)
+
+
+def _holds_blur(augmentation: dict[str, Any]) -> bool:
+    parts = (*augmentation.get("then", ()), *augmentation.get("parts", ()))
+    return augmentation.get("kind") == "blur" or any(map(_holds_blur, parts))
