@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import crash_reports
+from tests.resources import collect
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,8 +21,8 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_heap() -> None:
-    """Keep what was made before a module's tests out of their gc.collect(), which takes seconds otherwise."""
-    gc.collect()
+    """Keep what was made before a module's tests out of their collections, which take seconds otherwise."""
+    collect()
     gc.freeze()
 
 

@@ -32,6 +32,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.system.cgroup import Memory, memory
+from tests.resources import collect
 from tests.waiting import wait_until
 
 get_worker_info: Any = tud.get_worker_info
@@ -130,23 +131,15 @@ def left_by(pids: list[int]) -> list[str]:
     return alive + [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collection() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if "method" in request.fixturenames:  # these stay, with their descriptors
         multiprocessing.resource_tracker.ensure_running()
         multiprocessing.forkserver.ensure_running()
-    gc.collect()
+    collect()
     before = len(os.listdir("/proc/self/fd")), threading.active_count(), shared_memory()
     yield
-    gc.collect()
+    collect()
     assert multiprocessing.active_children() == []
     wait_until(lambda: threading.active_count() <= before[1])  # threads of closed queues
     assert len(os.listdir("/proc/self/fd")) <= before[0], sorted(os.listdir("/proc/self/fd"))

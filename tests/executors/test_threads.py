@@ -24,6 +24,7 @@ import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers.pace import Pace
+from tests.resources import collect
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream
 from tests.samples import SAMPLES, image
@@ -240,7 +241,7 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         return i
 
     for _ in range(8):
-        gc.collect()  # while a thread collects what earlier tests left behind, collections of others do nothing
+        collect()
         in_cycle.clear()
         batches = iter(
             penstock.DataLoader(

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
-from penstock.recipe import drawing
+from penstock.recipe import blurring, drawing
 from penstock.recipe.blurring import foresee
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
@@ -24,6 +24,12 @@ from tests.same import assert_same
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
+
+
+@pytest.fixture(autouse=True)
+def _no_sizes_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test find no table that other tests have filled."""
+    monkeypatch.setattr(blurring, "_alike", {})
 
 
 def recipe_of(t: Any, size: int = 24, kernel: Any = 5) -> Any:

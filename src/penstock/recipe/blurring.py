@@ -56,8 +56,9 @@ def blurs_alike(rows: int, columns: int, second: bool, size: tuple[int, int, int
     key = (rows, columns, second, *size, *_settings())
     if key not in _alike:
         channels, height, width = size
-        known = len(_alike) < _MOST_SIZES and rows // 2 < height and columns // 2 < width
-        _alike[key] = known and _blurs_alike(rows, columns, second, channels, height, width)
+        if len(_alike) >= _MOST_SIZES or rows // 2 >= height or columns // 2 >= width:
+            return False
+        _alike[key] = _blurs_alike(rows, columns, second, channels, height, width)
     return _alike[key]
 
 
