@@ -59,6 +59,7 @@ def launch(node: int, folder: Path, addresses: tuple[str, ...], port: int, machi
         "XDG_CACHE_HOME": str(folder / f"node-{node}"),
         "GLOO_SOCKET_IFNAME": "lo" if machines is None else "cable",
         "PYTHONPATH": str(ROOT),
+        "RES_OPTIONS": "timeout:1 attempts:1",  # nobody answers there who an address is
     }
     with (folder / f"said-{node}").open("w") as said:
         options: dict[str, Any] = {"env": environment, "stdout": said, "stderr": said, "start_new_session": True}

@@ -1,4 +1,4 @@
-"""torchvision's datasets of images with masks and boxes, with transforms of both: segmentation and detection."""
+"""torchvision's datasets of images with masks, boxes, points and attributes, with transforms of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from torchvision.datasets import wrap_dataset_for_transforms_v2
 from torchvision.transforms import v2
 
 from tests.own_datasets.conformance import assert_conforms
-from tests.own_datasets.torchvision_files import coco_tools, write_cityscapes, write_coco, write_pets, write_voc
+from tests.own_datasets.torchvision_files import (
+    coco_tools,
+    write_caltech,
+    write_celeba,
+    write_cityscapes,
+    write_coco,
+    write_pets,
+    write_voc,
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +123,16 @@ def test_cityscapes_instances(tmp_path: Path) -> None:
 def test_pets(kinds: Any, tmp_path: Path) -> None:
     dataset = datasets.OxfordIIITPet(write_pets(tmp_path), target_types=kinds, transforms=segmenting())
     assert_conforms(wrap_dataset_for_transforms_v2(dataset))
+
+
+@pytest.mark.parametrize("dataset", [datasets.Caltech101, datasets.Caltech256])
+def test_caltech(dataset: Any, tmp_path: Path) -> None:
+    assert_conforms(dataset(write_caltech(tmp_path), transform=RESIZED), seed=None)
+
+
+@pytest.mark.parametrize("kinds", ["attr", "identity", ["attr", "bbox", "landmarks"]])
+def test_celeba(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as checksums:
+        checksums.setattr(datasets.CelebA, "_check_integrity", lambda self: True)
+        dataset = datasets.CelebA(write_celeba(tmp_path), target_type=kinds, transform=RESIZED)
+    assert_conforms(dataset, seed=None)

@@ -1,4 +1,4 @@
-"""The files of torchvision's datasets of images with masks and boxes, a few samples each."""
+"""The files of torchvision's datasets of images with masks, boxes and attributes, a few samples each."""
 
 from __future__ import annotations
 
@@ -91,6 +91,38 @@ def write_pets(root: Path) -> Path:
         classes(base / "annotations" / "trimaps" / f"{number}.png", size, most=4)
         lines.append(f"{number} {1 + number % 3} {1 + number % 2} 1\n")
     (base / "annotations" / "trainval.txt").write_text("".join(lines))
+    return root
+
+
+def write_caltech(root: Path) -> Path:
+    """Write Caltech101 and Caltech256."""
+    (root / "caltech101" / "101_ObjectCategories" / "BACKGROUND_Google").mkdir(parents=True)
+    for category in range(2):
+        for number in range(1, 4):
+            for folder, name in (
+                (f"caltech101/101_ObjectCategories/{category}", f"image_{number:04}.jpg"),
+                (f"caltech256/256_ObjectCategories/{category + 1:03}.a", f"{category + 1:03}_{number:04}.jpg"),
+            ):
+                photo(root / folder, 4 + number)
+                (root / folder / f"{4 + number}.jpg").rename(root / folder / name)
+    return root
+
+
+def write_celeba(root: Path) -> Path:
+    """Write CelebA, with checksums that are not its own."""
+    base = root / "celeba"
+    names = [f"{number}.jpg" for number in range(4, 4 + COUNT)]
+    for number in range(4, 4 + COUNT):
+        photo(base / "img_align_celeba", number)
+    for file, columns, header in (
+        ("list_eval_partition.txt", (0,), False),
+        ("identity_CelebA.txt", (5,), False),
+        ("list_bbox_celeba.txt", (1, 2, 30, 40), True),
+        ("list_landmarks_align_celeba.txt", tuple(range(10)), True),
+        ("list_attr_celeba.txt", (1, -1, 1), True),
+    ):
+        lines = [f"{name} {' '.join(map(str, columns))}" for name in names]
+        (base / file).write_text("\n".join([str(COUNT), "a b c"] * header + lines) + "\n")
     return root
 
 
