@@ -26,6 +26,7 @@
 #include "bind/reading.h"
 #include "bind/spec.h"
 #include "image/image_filler.h"
+#include "pool/loop_counter.h"
 #include "pool/pool.h"
 
 namespace nb = nanobind;
@@ -280,6 +281,17 @@ class PyPool {
 
 void bind_pool(nb::module_& m) {
   m.def("count_stages", &Pool::count_stages, nb::arg("enabled"));
+  nb::class_<LoopCounter>(m, "LoopCounter")
+      .def(nb::init<>())
+      .def("add", &LoopCounter::add, nb::arg("waited"), nb::arg("worked").none(), nb::arg("in_flight") = 0)
+      .def("add_work", &LoopCounter::add_work, nb::arg("seconds"))
+      .def("counts", [](const LoopCounter& self) {
+        const LoopCounter::Counts found = self.counts();
+        nb::list waits;
+        for (const std::uint64_t count : found.waits) waits.append(count);
+        return nb::make_tuple(found.batches, found.in_flight, found.waited, found.first_waited, found.worked,
+                              found.longest_wait, nb::tuple(waits));
+      });
   nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
   nb::class_<Batch>(m, "PreparedBatch");
   nb::class_<PythonJob>(m, "PythonJob")

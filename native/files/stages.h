@@ -3,8 +3,8 @@
 //
 // A reading of the clock costs about 25 ns. A file's sample reads it once a stage, which no open() or decoder notices;
 // samples in memory, which cost little more than such a reading, are counted one by one and timed a batch at a time.
-// The thread's processor time, a call of the system of up to 1 us, is read at one sample in 64, of samples in memory at
-// one batch in 64: its share of the time of these stands for all.
+// The thread's processor time, a call of the system of up to 1 us, is read at one sample in 256, of samples in memory at
+// one batch in 256: its share of the time of these stands for all.
 //
 // Threads: StageCounters are written by one thread at a time and read by any, at any time, without a lock; merge() may
 // be called by any thread. A StageClock belongs to one thread. Memory: plain numbers; counters fill cache lines of
@@ -199,7 +199,7 @@ class StageClock {
     return ran_ - before;
   }
 
-  static constexpr std::uint32_t kFirst = 16, kEvery = 64;
+  static constexpr std::uint32_t kFirst = 16, kEvery = 256;
   [[nodiscard]] static constexpr bool meters(std::uint32_t number) noexcept {
     return number < kFirst || number % kEvery == 0;
   }

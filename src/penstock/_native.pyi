@@ -554,6 +554,22 @@ Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
 def count_stages(enabled: bool) -> None:
     """Set whether pools that are made from now on count what their stages take: for benchmarks of the count itself."""
 
+class LoopCounter:
+    """What the loop over a loader's batches does with its time, added up. Any thread may call any method."""
+
+    def __init__(self) -> None: ...
+    def add(self, waited: float, worked: float | None, in_flight: int = 0) -> None:
+        """Count a batch that was waited for.
+
+        worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
+        """
+
+    def add_work(self, seconds: float) -> None:
+        """Count what a loop did with the last batch of its pass."""
+
+    def counts(self) -> tuple[int, int, float, float, float, float, tuple[int, ...]]:
+        """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
+
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import penstock._native as _native
 from penstock.observe import Delivery, Observer
 from penstock.system.cpus import machine_cpu_seconds
 
@@ -74,36 +75,10 @@ class LoopMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._batches = self._in_flight = 0
-        self._waited = self._first_waited = self._worked = self._longest = 0.0
+        self._counter = _native.LoopCounter()
         self._cpu = self._machine_cpu = self._idle = 0.0
-        self._waits = [0] * WAIT_CLASSES
-
-    def add(self, waited: float, worked: float | None, in_flight: int = 0) -> None:
-        """Count a batch.
-
-        Args:
-            waited: seconds that it was waited for.
-            worked: seconds between the batch before and the call for this one; None: it is the first of its pass.
-            in_flight: batches that are in flight behind it.
-        """
-        with self._lock:
-            self._batches += 1
-            self._in_flight += in_flight
-            self._waited += waited
-            if worked is None:
-                self._first_waited += waited
-                return
-            if worked > 0:
-                self._worked += worked
-            if waited > self._longest:
-                self._longest = waited
-            self._waits[min(WAIT_CLASSES - 1, int(waited * 1e6).bit_length())] += 1
-
-    def add_work(self, seconds: float) -> None:
-        """Count what a loop did with the last batch of its pass."""
-        with self._lock:
-            self._worked += seconds
+        # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
+        self.add, self.add_work = self._counter.add, self._counter.add_work
 
     def add_idle(self, seconds: float) -> None:
         """Count time in which the device had nothing to do because its loop waited."""
@@ -118,17 +93,17 @@ class LoopMeter:
 
     def times(self) -> LoopTimes:
         """Return the times so far."""
+        batches, in_flight, waited, first_waited, worked, longest_wait, waits = self._counter.counts()
         with self._lock:
-            times = (self._waited, self._first_waited, self._worked, self._longest)
             cpu = (self._cpu, self._machine_cpu, self._idle)
-            return LoopTimes(self._batches, *times, *cpu, tuple(self._waits), self._in_flight)
+        return LoopTimes(batches, waited, first_waited, worked, longest_wait, *cpu, waits, in_flight)
 
 
 class LoopClock(Observer):
     """Measures the loop over one pass: the last of the observers of what its user gets."""
 
     def __init__(self, meter: LoopMeter) -> None:
-        self._meter = meter
+        self._meter, self._add = meter, meter.add
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         self._looked = 0.0  # when the CPU times were read
         self._ran = 0.0, 0.0  # of the process and the machine, then
@@ -138,7 +113,7 @@ class LoopClock(Observer):
         now, left = time.perf_counter(), self._left
         self._left = now
         worked = None if left is None else now - delivery.waited - left
-        self._meter.add(delivery.waited, worked, delivery.in_flight)
+        self._add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
             self._look(now, first=left is None)
 

@@ -45,6 +45,9 @@ class Delivery:
 class Observer:
     """Watches the passes of a loader. Its methods are called by the thread that calls next(); here they do nothing."""
 
+    harmless = False
+    """Its methods raise nothing."""
+
     def delivered(self, delivery: Delivery) -> None:
         """Take note of a batch that its user is about to get; an exception is raised in its place."""
 
@@ -88,12 +91,14 @@ def watching(loader: Any) -> Observers:
             with contextlib.suppress(ValueError):
                 _watchers.remove(watcher)
         else:
-            found += [] if observer is None else [Harmless(observer)]
+            found += [] if observer is None else [observer if observer.harmless else Harmless(observer)]
     return tuple(found)
 
 
 class Harmless(Observer):
     """Passes on what an observer is to know, until the observer raises an exception, which is logged."""
+
+    harmless = True
 
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer

@@ -71,6 +71,8 @@ class _Loader:
 class _Live(Observer):
     """Takes note that a loop is alive, and writes the file when it is time to."""
 
+    harmless = True
+
     def __init__(self, publisher: Publisher, loader: _Loader, read_stats: Callable[[], Stats]) -> None:
         self._publisher, self._loader = publisher, loader
         self._read_stats = read_stats  # kept alive
