@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torchvision import transforms
 import penstock
 from penstock.loop_model import Cause, FillerWork, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
-from penstock.observe import Delivery, StageTime
+from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.cpus import machine_cpu_seconds
 from penstock.verdict import findings, larger_batches, verdict
 from tests.forking import assert_in_child
@@ -253,6 +255,26 @@ def test_outlying_waits_are_a_few_long_ones() -> None:
     assert outliers(replace(loop, waits=tuple(waits)))[0] == 0
 
 
+class Collecting(float):
+    """A number that has something done when it is added, as a garbage collection in that line would."""
+
+    does: Callable[[], object]
+
+    def __radd__(self, other: Any) -> float:
+        self.does()
+        return float(self) + other
+
+
+def test_stages_are_read_by_a_collection_amid_their_addition() -> None:
+    meter, found = Meter(), []
+    seconds = Collecting(2.0)
+    seconds.does = lambda: found.append(meter.stages())
+    meter._finished.extend([("read", 1.0, 1), ("read", seconds, 1), ("read", 4.0, 1)])
+    assert meter.stages()["read"][:2] == (7.0, 3)
+    assert found == [{"read": StageTime(5.0, 2)}]  # but for what was being added
+    assert meter.stages()["read"][:2] == (7.0, 3)
+
+
 # --- the clock of a loop --------------------------------------------------------------------------------------------
 
 
@@ -337,6 +359,19 @@ def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
 def slow(index: int) -> torch.Tensor:
     time.sleep(0.01)  # a loop that waits for over a second
     return torch.zeros(2)
+
+
+def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    loader: Any = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
+    list(loader)
+    read, meter, gone = loader.stats_reader(), loader._executors.counters.meter, weakref.ref(loader)
+    loader.cycle = loader
+    del loader
+    seconds = Collecting(0.0)
+    seconds.does = gc.collect
+    meter._finished.append(("read", seconds, 1))
+    assert "read" in read().stages
+    assert gone() is None and "The consumer waited" in caplog.text
 
 
 def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ class LoopMeter:
     """Adds up the times of all passes of a loader. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
         self._counter = _native.LoopCounter()
         self._cpu = self._machine_cpu = self._idle = 0.0
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.

@@ -285,11 +285,13 @@ SpanReader = Callable[[], Iterable[tuple[str, str, float, float, int]]]
 class Meter:
     """Adds up the stages of all workers that a loader ever had. Any thread may call any method.
 
-    A garbage collection in any line may end workers: `close` takes no lock.
+    A garbage collection in any line may end workers, and may log the verdict of a loader, which reads its stages:
+    `close` takes no lock, and a thread that adds counts up may read them meanwhile.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._adding = False  # the thread that has the lock moves finished counts to the totals
         self._totals: dict[str, StageTime] = {}
         self._working: list[StageReader] = []
         self._finished: deque[tuple[Any, ...]] = deque()  # counts that the totals do not have yet
@@ -369,8 +371,16 @@ class Meter:
     def _count_finished(self) -> dict[str, StageTime]:
         """Add what is finished to the totals, and return a copy of them."""
         with self._lock:
-            _count(self._totals, (self._finished.popleft() for _ in range(len(self._finished))))
-            return dict(self._totals)
+            if self._adding:  # all but what the same thread is adding further out
+                totals = dict(self._totals)
+                _count(totals, list(self._finished))
+                return totals
+            self._adding = True
+            try:
+                _count(self._totals, (self._finished.popleft() for _ in range(len(self._finished))))
+                return dict(self._totals)
+            finally:
+                self._adding = False
 
 
 def _count(totals: dict[str, StageTime], found: Iterable[tuple[Any, ...]]) -> None:

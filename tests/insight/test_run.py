@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import penstock
 from penstock.cli import run as verb
 from penstock.insight import comparison
 from penstock.insight.live_line import LiveLine
@@ -102,7 +103,7 @@ def test_an_error_of_a_dataset_has_no_frame_of_ours(commands: PenstockProcesses,
     written(tmp_path, {"train.py": script})
     ended = commands.run("run", "train.py", folder=tmp_path)
     assert ended.code == 1 and "in _next_data" in ended.err
-    assert "penstock/" not in ended.program_err
+    assert os.path.dirname(penstock.__file__) not in ended.program_err
 
 
 def test_steps(commands: PenstockProcesses, tmp_path: Path) -> None:

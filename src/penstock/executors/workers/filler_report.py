@@ -22,7 +22,7 @@ class Arriving:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
         self._coming: set[int] = set()
         self._since = self._before = 0.0
 
