@@ -58,13 +58,12 @@ def count(enabled: bool) -> None:
     import penstock._native
     import penstock.loader
     from penstock.loop_times import LoopClock
-    from penstock.observe import Observer
+    from penstock.observe import Observer, watching
 
     penstock._native.count_stages(enabled)
     seen_by: Any = vars(penstock.loader)
-    seen_by.setdefault("kept watching", seen_by["watching"])
     seen_by["LoopClock"] = LoopClock if enabled else lambda meter: Observer()
-    seen_by["watching"] = seen_by["kept watching"] if enabled else lambda loader: ()
+    seen_by["watching"] = watching if enabled else lambda loader: ()
 
 
 def table(name: str, title: str, dataset: Callable[[Setup], Any], how: str) -> Table:

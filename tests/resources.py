@@ -30,7 +30,7 @@ def collect() -> None:
     try:
         gc.collect()
         while not done:
-            time.sleep(0.001)
+            time.sleep(0.001)  # until the other thread's collection is over
             gc.collect()
     finally:
         gc.callbacks.remove(note)

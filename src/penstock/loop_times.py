@@ -12,7 +12,7 @@ from penstock.observe import Delivery, Observer
 from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
-WAIT_CLASSES = 28
+WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
 #: CPU times, which take some 50 us, are read once in so many seconds.
 LOOK_SECONDS = 0.25
 

@@ -347,32 +347,30 @@ def test_tensors_are_read_from_the_memory_of_another_process() -> None:
             lender.read(here, here, 4)
 
 
+def assert_not_lent() -> None:
+    """Assert that an offer of this process's memory is refused, and that both ends know it."""
+    here, there = socket.socketpair()
+    with here, there:
+        taken: list[Any] = []
+        other = threading.Thread(target=lambda: taken.append(accept(here)))
+        other.start()
+        assert not offer(there)
+        other.join()
+        assert taken == [None]
+
+
 def test_memory_that_cannot_be_read_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "not allowed")
 
     monkeypatch.setattr(Neighbour, "read", refuse)
-    here, there = socket.socketpair()
-    with here, there:
-        taken: list[Any] = []
-        other = threading.Thread(target=lambda: taken.append(accept(here)))
-        other.start()
-        assert not offer(there)
-        other.join()
-        assert taken == [None]
+    assert_not_lent()
 
 
 def test_a_lender_that_is_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of a process in another container may be that of a process here: the text shows which one it is."""
     monkeypatch.setattr(Neighbour, "read", lambda self, address, to, size: None)
-    here, there = socket.socketpair()
-    with here, there:
-        taken: list[Any] = []
-        other = threading.Thread(target=lambda: taken.append(accept(here)))
-        other.start()
-        assert not offer(there)
-        other.join()
-        assert taken == [None]
+    assert_not_lent()
 
 
 @pytest.mark.parametrize("end", [offer, accept])

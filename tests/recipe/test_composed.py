@@ -24,7 +24,7 @@ import penstock._native as _native
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
 from penstock.recipe.known_transforms import Debt
-from tests.same import assert_same
+from tests.same import assert_same, seeded_outcome
 
 pytestmark = pytest.mark.native
 
@@ -46,24 +46,14 @@ def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.
     return image
 
 
-def outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call gives or raises, and what torch's generator gives after it."""
-    torch.manual_seed(5)
-    try:
-        value = call()
-    except Exception as error:
-        return (type(error), str(error)), torch.rand(1).item()
-    return value, torch.rand(1).item()
-
-
 def natively(transform: Any, image: Any) -> Any:
     with composed.natively():
         return transform(image)
 
 
 def assert_as_torchvision(transform: Any, image: Any) -> None:
-    found, after = outcome(lambda: natively(transform, image))
-    wanted, wanted_after = outcome(lambda: transform(image))
+    found, after = seeded_outcome(lambda: natively(transform, image))
+    wanted, wanted_after = seeded_outcome(lambda: transform(image))
     assert_same(found, wanted)
     assert after == wanted_after
 
@@ -242,11 +232,11 @@ def test_an_image_that_is_not_loaded_yet(tmp_path: Any) -> None:
     path = tmp_path / "whole.jpg"
     picture(64, 48).save(path)
     compose = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
-    found, _ = outcome(lambda: natively(compose, Image.open(path)))
-    wanted, _ = outcome(lambda: compose(Image.open(path)))
+    found, _ = seeded_outcome(lambda: natively(compose, Image.open(path)))
+    wanted, _ = seeded_outcome(lambda: compose(Image.open(path)))
     assert_same(found, wanted)
     cut = io.BytesIO(path.read_bytes()[:700])
-    found, _ = outcome(lambda: natively(compose, Image.open(cut)))
+    found, _ = seeded_outcome(lambda: natively(compose, Image.open(cut)))
     assert found[0] is OSError and "truncated" in found[1]
 
 
@@ -267,8 +257,8 @@ def test_images_of_a_class_of_ones_own() -> None:
 def test_several_inputs_are_torchvisions() -> None:
     compose = v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()])
     image, other = picture(20, 10), picture(20, 10, seed=1)
-    found, _ = outcome(lambda: natively(lambda given: compose(*given), (image, other)))
-    wanted, _ = outcome(lambda: compose(image, other))
+    found, _ = seeded_outcome(lambda: natively(lambda given: compose(*given), (image, other)))
+    wanted, _ = seeded_outcome(lambda: compose(image, other))
     for one, two in zip(found, wanted, strict=True):
         assert_same(one, two)
 

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import Debt
 from penstock.recipe.sample_run import SampleRun
-from tests.same import assert_same
+from tests.same import assert_same, seeded_outcome
 
 pytestmark = pytest.mark.native
 
@@ -130,24 +130,14 @@ TRANSFORMS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call gives or raises, and what torch's generator gives after it."""
-    torch.manual_seed(5)
-    try:
-        value = call()
-    except Exception as error:
-        return (type(error), str(error)), torch.rand(1).item()
-    return value, torch.rand(1).item()
-
-
 def natively(transform: Any, *inputs: Any) -> Any:
     with composed.natively():
         return transform(*inputs)
 
 
 def assert_as_torchvision(transform: Any, make: Callable[[], tuple[Any, ...]]) -> None:
-    found, after = outcome(lambda: natively(transform, *make()))
-    wanted, wanted_after = outcome(lambda: transform(*make()))
+    found, after = seeded_outcome(lambda: natively(transform, *make()))
+    wanted, wanted_after = seeded_outcome(lambda: transform(*make()))
     assert_same(found, wanted)
     assert after == wanted_after
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock import CorruptDownload
 from tests.object_server import ObjectServer
 
 SAMPLES = 240
@@ -32,6 +33,29 @@ def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
 
 def downloads(server: ObjectServer) -> dict[str, int]:
     return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+
+
+def damage_a_shard(server: ObjectServer, packed: Path) -> str:
+    """Change the last byte of the fifth shard on the server, and return its name."""
+    name = sorted(path.name for path in packed.glob("*.tar"))[4]
+    good = server.objects[name]
+    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    return name
+
+
+def assert_all_but_a_damaged_shard(over: Any, name: str) -> None:
+    """Assert that a pass in batches of 8 gives all samples, but for batches that raise an error with a shard's name."""
+    batches, errors, rows = iter(over), 0, 0
+    while True:
+        try:
+            rows += len(next(batches)[1])
+        except StopIteration:
+            break
+        except CorruptDownload as error:
+            assert name in str(error)
+            errors += 1
+    assert errors
+    assert rows + 8 * errors == SAMPLES
 
 
 def bounded(cache: Any, limit: int) -> Any:

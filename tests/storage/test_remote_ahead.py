@@ -14,10 +14,19 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 import penstock
-from penstock.errors import CorruptDownload
 from tests.object_server import ObjectServer
 from tests.same import assert_same
-from tests.storage.remote import SAMPLES, WINDOW, bounded, downloads, limit_for, loader, remote
+from tests.storage.remote import (
+    SAMPLES,
+    WINDOW,
+    assert_all_but_a_damaged_shard,
+    bounded,
+    damage_a_shard,
+    downloads,
+    limit_for,
+    loader,
+    remote,
+)
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
@@ -138,23 +147,11 @@ def test_parts_that_lie_elsewhere(server: ObjectServer, packed: Path, tmp_path: 
 
 
 def test_a_shard_that_cannot_be_fetched(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    name = sorted(path.name for path in packed.glob("*.tar"))[4]
-    good = server.objects[name]
-    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    name = damage_a_shard(server, packed)
     over = loader(
         remote(server, tmp_path / "cache", transform=negative), shuffle=False, batch_size=8, worker_method="thread"
     )
-    batches, errors, rows = iter(over), 0, 0
-    while True:
-        try:
-            rows += len(next(batches)[1])
-        except StopIteration:
-            break
-        except CorruptDownload as error:
-            assert name in str(error)
-            errors += 1
-    assert errors
-    assert rows + 8 * errors == SAMPLES
+    assert_all_but_a_damaged_shard(over, name)
 
 
 def test_indices_that_the_dataset_refuses(server: ObjectServer, tmp_path: Path) -> None:

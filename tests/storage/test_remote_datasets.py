@@ -21,12 +21,23 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 import penstock
-from penstock.errors import CorruptDownload, MissingObject, StorageError
+from penstock.errors import MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 from tests.same import assert_same
-from tests.storage.remote import SAMPLES, WINDOW, bounded, downloads, limit_for, loader, objects_of, remote
+from tests.storage.remote import (
+    SAMPLES,
+    WINDOW,
+    assert_all_but_a_damaged_shard,
+    bounded,
+    damage_a_shard,
+    downloads,
+    limit_for,
+    loader,
+    objects_of,
+    remote,
+)
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
@@ -199,20 +210,9 @@ except KeyboardInterrupt:
 def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
     server: ObjectServer, packed: Path, tmp_path: Path
 ) -> None:
-    name = sorted(path.name for path in packed.glob("*.tar"))[4]
-    good = server.objects[name]
-    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    name = damage_a_shard(server, packed)
     over = loader(remote(server, tmp_path / "cache"), shuffle=False, batch_size=8)
-    batches, errors, rows = iter(over), 0, 0
-    while True:
-        try:
-            rows += len(next(batches)[1])
-        except StopIteration:
-            break
-        except CorruptDownload as error:
-            assert name in str(error)
-            errors += 1
-    assert errors and rows + 8 * errors == SAMPLES
+    assert_all_but_a_damaged_shard(over, name)
 
 
 def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, packed: Path, tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ def open_path(path: str) -> BinaryIO:
         raise system_error(error.errno or errno.EIO, path, path) from error
 
 
+def require_regular(file: BinaryIO, sample_id: str, path: str) -> None:
+    """Raise UnreadableSample where an open file is neither a regular one nor an io.BytesIO."""
+    if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise UnreadableSample(
+            f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
+            sample_id=sample_id,
+            path=path,
+        )
+
+
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
 
@@ -94,12 +104,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """
     with file:
         try:
-            if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UnreadableSample(
-                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
-                    sample_id=sample_id,
-                    path=path,
-                )
+            require_regular(file, sample_id, path)
             magic = file.read(6)
             file.seek(0)
             tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)

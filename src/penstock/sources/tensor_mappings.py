@@ -6,10 +6,7 @@ The format of .safetensors is described at https://github.com/huggingface/safete
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import stat
 import sys
 from typing import Any, BinaryIO
 
@@ -17,12 +14,12 @@ import numpy as np
 import torch
 
 import penstock._native as _native
-from penstock.errors import CorruptSample, SampleError, UnreadableSample, like
+from penstock.errors import CorruptSample, SampleError, like
 from penstock.recipe.steps import Step
 from penstock.sources.arrays import tensor_of
 from penstock.sources.integrity import length_of
 from penstock.sources.premises import same_attributes
-from penstock.sources.reading import system_error
+from penstock.sources.reading import require_regular, system_error
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.system.words import counted
 
@@ -67,12 +64,7 @@ def read_mapping(file: BinaryIO, sample_id: str, path: str) -> dict[str, torch.T
     """
     with file:
         try:
-            if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UnreadableSample(
-                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
-                    sample_id=sample_id,
-                    path=path,
-                )
+            require_regular(file, sample_id, path)
             return _read_npz(file) if path.endswith(".npz") else _read_safetensors(file)
         except (SampleError, MemoryError):
             raise
