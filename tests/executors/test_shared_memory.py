@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import weakref
@@ -175,6 +176,24 @@ def test_all_batches_may_be_kept() -> None:
     size = 4 * (shared_memory.MOST_BLOCKS + 20)
     kept = list(loader(large, size))
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, size, 4))
+
+
+def in_three(samples: list[torch.Tensor]) -> Any:
+    batch = torch.stack(samples)
+    return batch, batch[:2], batch[2:]
+
+
+def test_memory_with_several_tensors_is_used_again_only_when_all_are_gone() -> None:
+    held: list[Any] = []
+    ours = loader(large, 400, collate_fn=in_three)
+    for number, batch in enumerate(itertools.chain(ours, ours)):
+        held.append((batch, torch.arange(4.0) + 4 * (number % 100)))
+        del batch
+        if len(held) > 6:
+            (_, first, second), expected = held.pop(0)
+            del _
+            assert torch.equal(torch.cat([first, second])[:, -1], expected)
+            del first, second
 
 
 def receive(queue: Any, answers: Any) -> None:

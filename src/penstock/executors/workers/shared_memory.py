@@ -401,10 +401,11 @@ class _ByValue:
 def _in_block(
     number: int, dtype: torch.dtype, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    block, shelf = _blocks[number], _shelves[number]
-    block.lent = True
+    block = _blocks[number]
     tensor = block.tensor(shape, strides, dtype, offset)
-    shelf.lend(block, tensor)
+    if not block.lent:  # it comes back once, however many tensors lie on it; who takes it looks whether any is left
+        block.lent = True
+        _shelves[number].lend(block, tensor)
     return tensor
 
 
