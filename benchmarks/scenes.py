@@ -179,7 +179,7 @@ TABLES = tuple(
     Table(name, f"{title}; batch {BATCH}, shuffled, 2 workers", CONTESTANTS, (Target(best, 2, "torch"),))
     for name, best, title in (
         ("segmentation", "penstock", "VOCSegmentation: RandomResizedCrop(512), flip, Normalize of image and mask"),
-        ("detection", "penstock thread", "CocoDetection: flip, float32, boxes"),
+        ("detection", "penstock", "CocoDetection: flip, float32, boxes"),
     )
 )
 QUESTION = Question("scenes", "Images with masks and boxes", TABLES, prepare)

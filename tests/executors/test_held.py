@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
+from tests import python_processes
 
 pytestmark = pytest.mark.native
 
@@ -167,7 +166,6 @@ def test_the_memory_of_one_huge_image(tmp_path: Path, workers: int, called: str)
     Image.new("RGB", (8, 8)).save(tmp_path / "class" / "small.jpg")
     pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((8000, 6000)).save(tmp_path / "class" / "huge.jpg", quality=50)
-    command = [sys.executable, "-c", textwrap.dedent(HUGE), str(tmp_path), str(workers), called]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+    out = python_processes.run(textwrap.dedent(HUGE), tmp_path, workers, called).stdout
     before, after = map(int, out.split())
     assert after - before < 100, (before, after)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import penstock
 from penstock.sources.reading import read_image
 from penstock.system.cgroup import cgroup_quota
 from penstock.system.cpus import usable_cpus
+from tests.python_processes import Program
 
 pytestmark = pytest.mark.native
 
@@ -163,16 +162,11 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 gate.set()
 """
-    command = [sys.executable, "-c", PREAMBLE + script, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "reading\n"
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "interrupted\n"
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    with Program(PREAMBLE + script, tmp_path) as process:
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.wait() == 0
 
 
 def test_inside_torchs_worker_processes(folder: Path) -> None:

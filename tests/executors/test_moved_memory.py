@@ -6,11 +6,11 @@ A fault would end the test run, so that each test runs a script in a process of 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests import python_processes
 
 pytestmark = pytest.mark.native
 
@@ -35,10 +35,10 @@ def pictures(name, data):
 """
 
 
-def run(script: str, *, code: int = 0, timeout: float = 110) -> str:
+def run(script: str, *, code: int = 0) -> str:
     """Run a script after BEGIN, assert how it ends, and return what it wrote to stderr."""
     source = BEGIN + textwrap.dedent(script) + "\nprint('to the end')\n"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=timeout)
+    done = python_processes.run(source)
     assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-4000:])
     if code == 0:
         assert done.stdout.endswith("to the end\n"), done.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,6 +13,7 @@ from torchvision.transforms import v2
 import penstock._native as _native
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
+from tests import python_processes
 
 pytestmark = pytest.mark.native
 
@@ -118,5 +117,5 @@ class Late:
 sys.late = Late()  # freed while the interpreter ends
 time.sleep(0.1)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = python_processes.run(script)
     assert (done.returncode, done.stderr) == (0, "")

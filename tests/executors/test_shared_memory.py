@@ -132,7 +132,7 @@ def test_samples_that_grow_get_memory_of_their_size() -> None:
     ours = loader(grown, persistent_workers=True)
     for _ in range(2):
         assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
-    assert ours._executors.shared.field_bytes in ((4 * LARGE,), (8 * LARGE,))
+    assert ours._executors.shared.needs.field_bytes in ((4 * LARGE,), (8 * LARGE,))
 
 
 def keep(batch: torch.Tensor) -> Any:
@@ -303,14 +303,14 @@ def test_workers_that_cannot_open_the_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> int:
+    def refuse(nbytes: int, **named: Any) -> int:
         raise OSError(28, "No space left on device")
 
     ours = loader()
     list(map(len, ours))  # what a field takes is known
     monkeypatch.setattr(shared_memory, "SharedBlock", refuse)
     ours._executors.shared = shared_memory.SharedBuffers()
-    ours._executors.shared.learn([4 * LARGE, 8], 4)
+    ours._executors.shared.learn(shared_memory.Needs((4 * LARGE, 8)), 4)
     assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
@@ -341,7 +341,7 @@ def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)
     for _ in range(2):
         list(map(len, ours))
-    assert ours._executors.shared.field_bytes == ()
+    assert ours._executors.shared.needs.field_bytes == ()
 
 
 def test_errors_are_those_of_default_collate() -> None:
@@ -349,7 +349,7 @@ def test_errors_are_those_of_default_collate() -> None:
         with pytest.raises(Exception) as ours:
             list(loader(make))
         with pytest.raises(Exception) as theirs:
-            list(tud.DataLoader(Samples(make), 4, num_workers=2))
+            list(tud.DataLoader(Samples(make), 4))
         assert type(ours.value) is type(theirs.value)
 
 

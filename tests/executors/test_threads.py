@@ -7,8 +7,6 @@ import gc
 import itertools
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +22,7 @@ import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers.pace import Pace
+from tests import python_processes
 from tests.resources import collect
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream
@@ -481,7 +480,7 @@ class Slow(torch.utils.data.Dataset):
 iterator = iter(penstock.DataLoader(Slow(), num_workers=2, worker_method="thread"))
 raise SystemExit(7)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = python_processes.run(script)
     assert (done.returncode, done.stderr) == (7, "")
 
 

@@ -1,49 +1,19 @@
-"""Processes that run the command `penstock`, forked from one that has imported it: torch's import takes seconds."""
+"""The command `penstock` in processes of its own, and Python beside it."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Its forks leave the loop, and end as Python ends the command: with its exit handlers, its error and its exit code.
-_PARENT = """
-import gc, json, os, sys
-import penstock
-from penstock.cli import main
+from tests.python_processes import Program
 
-gc.collect(), gc.freeze()  # what the import has made is no work for the end of each fork
-orders, answers = (os.fdopen(int(number), mode) for number, mode in zip(sys.argv[1:], "rw"))
-while job := json.loads(orders.readline() or "null"):
-    child = os.fork()
-    if child == 0:
-        orders.close(), answers.close()
-        os.setpgid(0, 0)
-        os.chdir(job["folder"])
-        os.environ.clear()
-        os.environ.update(job["environment"])
-        for number, (path, flags) in enumerate(job["files"]):
-            opened = os.open(path, flags | os.O_NOCTTY)
-            os.dup2(opened, number)
-            os.close(opened)
-        if job["no_stderr"]:
-            os.close(2)
-            sys.stderr = sys.__stderr__ = None
-        sys.argv = ["penstock", *job["arguments"]]
-        break
-    print(child, file=answers, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
-else:
-    sys.exit()
-sys.exit(main())
-"""
+_COMMAND = "import sys; from penstock.cli import main; sys.argv[0] = 'penstock'; sys.exit(main())"
+_NO_STDERR = "import os, sys; os.close(2); sys.stderr = sys.__stderr__ = None; "
 
 
 class Ended(NamedTuple):
@@ -67,64 +37,25 @@ class Ended(NamedTuple):
 class Command:
     """A command that runs."""
 
-    def __init__(self, parent: PenstockProcesses, out: Path, err: Path) -> None:
-        self._parent, self._out, self._err = parent, out, err
-        self.process = int(parent.answers.readline())
+    def __init__(self, *arguments: str, no_stderr: bool = False, **given: Any) -> None:
+        self._program = Program(_NO_STDERR * no_stderr + _COMMAND, *arguments, **given)
+        self._program.stdin.close()
 
     def interrupt(self) -> None:
         """Send what Ctrl-C sends."""
-        os.killpg(self.process, signal.SIGINT)
+        os.killpg(self._program.pid, signal.SIGINT)
 
     def end(self) -> Ended:
-        """Wait for its end."""
-        code = int(self._parent.answers.readline())
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process, signal.SIGKILL)
-        read = [path.read_text() if path.is_file() else "" for path in (self._out, self._err)]
-        return Ended(code, *read)
+        """Wait for its end, and end what it has left."""
+        ended = self._program.communicate()
+        code = self._program.wait()
+        self._program.kill()
+        return Ended(code, *ended)
 
 
-class PenstockProcesses:
-    """The process that commands are forked from; one runs at a time."""
-
-    def __init__(self) -> None:
-        ours, theirs = os.pipe(), os.pipe()
-        self.orders, self.answers = os.fdopen(ours[1], "w"), os.fdopen(theirs[0])
-        numbers = (ours[0], theirs[1])
-        words = [sys.executable, "-c", _PARENT, *map(str, numbers)]
-        self._process = subprocess.Popen(words, pass_fds=numbers)
-        for number in numbers:
-            os.close(number)
-        self._folder = tempfile.TemporaryDirectory()
-
-    def start(
-        self,
-        *arguments: str,
-        folder: Path,
-        environment: Mapping[str, str] | None = None,
-        stderr: Path | None = None,
-        no_stderr: bool = False,
-    ) -> Command:
-        """Start a command. stderr: in the place of a file; no_stderr: it is closed."""
-        out, err = (Path(self._folder.name, name) for name in ("out", "err"))
-        writes = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        err = stderr or err
-        files = [("/dev/null", os.O_RDONLY), (str(out), writes), (str(err), os.O_RDWR if stderr else writes)]
-        environment = {**os.environ, **(environment or {})}
-        job = {"folder": str(folder), "files": files, "environment": environment, "no_stderr": no_stderr}
-        print(json.dumps({**job, "arguments": arguments}), file=self.orders, flush=True)
-        return Command(self, out, err)
-
-    def run(self, *arguments: str, folder: Path, **more: Any) -> Ended:
-        """Run a command to its end."""
-        return self.start(*arguments, folder=folder, **more).end()
-
-    def close(self) -> None:
-        """End the process."""
-        for file in (self.orders, self.answers):
-            file.close()
-        self._process.wait()
-        self._folder.cleanup()
+def penstock_command(*arguments: str, folder: Path, **given: Any) -> Ended:
+    """Run the command `penstock` to its end. no_stderr: it is closed; all else: as Program has it."""
+    return Command(*arguments, folder=folder, **given).end()
 
 
 def python(*arguments: str, folder: Path) -> Ended:

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.utils.data
 
 from penstock.cli import main
-from tests.insight.penstock_processes import Ended, PenstockProcesses, python, written
+from tests.insight.penstock_processes import Command, Ended, penstock_command, python, written
 from tests.waiting import wait_until
 
 INIT = torch.utils.data.DataLoader.__init__
@@ -89,13 +88,6 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def commands() -> Iterator[PenstockProcesses]:
-    processes = PenstockProcesses()
-    yield processes
-    processes.close()
-
-
 def assert_same(ours: Ended, theirs: Ended, *, report: bool = True) -> None:
     """Assert that a program did the same under `penstock run`, which printed a report (or could not)."""
     assert (ours.code, ours.out, ours.program_err) == (theirs.code, theirs.out, theirs.err)
@@ -103,25 +95,25 @@ def assert_same(ours: Ended, theirs: Ended, *, report: bool = True) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_script_runs_as_python_runs_it(commands: PenstockProcesses, tmp_path: Path, name: str) -> None:
+def test_a_script_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
     written(tmp_path, {"train.py": PROGRAMS[name]})
-    ours = commands.run("run", "train.py", "--quiet", "-m", "x", "--", "--help", folder=tmp_path)
+    ours = penstock_command("run", "train.py", "--quiet", "-m", "x", "--", "--help", folder=tmp_path)
     theirs = python("train.py", "--quiet", "-m", "x", "--", "--help", folder=tmp_path)
     assert_same(ours, theirs, report=name not in ("os_exit", "killed", "terminated"))
 
 
 @pytest.mark.parametrize("path", ["./train.py", "sub/../train.py", "sub/link.py", "ABSOLUTE"])
-def test_a_script_by_any_path(commands: PenstockProcesses, tmp_path: Path, path: str) -> None:
+def test_a_script_by_any_path(tmp_path: Path, path: str) -> None:
     written(tmp_path, {"train.py": SURROUNDINGS, "sub/other.py": ""})
     (tmp_path / "sub/link.py").symlink_to("../train.py")
     path = str(tmp_path / "train.py") if path == "ABSOLUTE" else path
-    ours, theirs = commands.run("run", path, "a", folder=tmp_path), python(path, "a", folder=tmp_path)
+    ours, theirs = penstock_command("run", path, "a", folder=tmp_path), python(path, "a", folder=tmp_path)
     # Versions of Python differ in what they make of "./".
     assert_same(ours._replace(out=ours.out.replace("/./", "/")), theirs._replace(out=theirs.out.replace("/./", "/")))
 
 
 @pytest.mark.parametrize("name", ["single", "pack.module", "pack", "pack.fails", "spawns"])
-def test_a_module_runs_as_python_runs_it(commands: PenstockProcesses, tmp_path: Path, name: str) -> None:
+def test_a_module_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
     written(
         tmp_path,
         {
@@ -134,19 +126,19 @@ def test_a_module_runs_as_python_runs_it(commands: PenstockProcesses, tmp_path: 
             "spawns.py": SPAWN,
         },
     )
-    ours = commands.run("run", "-m", name, "-m", "--lr", "0.1", folder=tmp_path)
+    ours = penstock_command("run", "-m", name, "-m", "--lr", "0.1", folder=tmp_path)
     theirs = python("-m", name, "-m", "--lr", "0.1", folder=tmp_path)
     shown = [line for line in theirs.err.splitlines(keepends=True) if "<frozen runpy>" not in line]
     assert_same(ours, theirs._replace(err="".join(shown)))
 
 
-def test_a_folder_and_a_zip_file(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_a_folder_and_a_zip_file(tmp_path: Path) -> None:
     written(tmp_path, {"app/__main__.py": f"import part\n{SURROUNDINGS}", "app/part.py": "print('part')"})
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as file:
         for name in ("__main__.py", "part.py"):
             file.write(tmp_path / "app" / name, name)
     for name in ("app", "app.zip"):
-        assert_same(commands.run("run", name, "a", folder=tmp_path), python(name, "a", folder=tmp_path))
+        assert_same(penstock_command("run", name, "a", folder=tmp_path), python(name, "a", folder=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -190,19 +182,17 @@ def test_what_is_no_program_is_an_error(
     assert sys.modules["__main__"] is main_module and INIT is torch.utils.data.DataLoader.__init__
 
 
-def test_a_module_that_a_package_of_the_program_lacks_is_the_programs_error(
-    commands: PenstockProcesses, tmp_path: Path
-) -> None:
+def test_a_module_that_a_package_of_the_program_lacks_is_the_programs_error(tmp_path: Path) -> None:
     written(tmp_path, {"pack/__init__.py": "import lacking", "pack/module.py": ""})
-    ended = commands.run("run", "-m", "pack.module", folder=tmp_path)
+    ended = penstock_command("run", "-m", "pack.module", folder=tmp_path)
     assert ended.code == 1
     assert "import lacking\nModuleNotFoundError: No module named 'lacking'\n" in ended.program_err
     assert "penstock/" not in ended.program_err
 
 
-def test_ctrl_c(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_ctrl_c(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": "import time\nopen('begun', 'w').close()\ntime.sleep(60)\n"})
-    command = commands.start("run", "train.py", folder=tmp_path)
+    command = Command("run", "train.py", folder=tmp_path)
     wait_until((tmp_path / "begun").exists)
     command.interrupt()
     ended = command.end()
@@ -211,18 +201,18 @@ def test_ctrl_c(commands: PenstockProcesses, tmp_path: Path) -> None:
     assert ended.program_err.endswith("KeyboardInterrupt\n") and len(ended.said) == 1
 
 
-def test_a_closed_stderr(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_a_closed_stderr(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": "print(1)", "closes.py": "import os, sys; print(2); sys.stderr.close()"})
-    assert commands.run("run", "train.py", folder=tmp_path, no_stderr=True) == (0, "1\n", "")
-    assert commands.run("run", "closes.py", folder=tmp_path) == (0, "2\n", "")
+    assert penstock_command("run", "train.py", folder=tmp_path, no_stderr=True) == (0, "1\n", "")
+    assert penstock_command("run", "closes.py", folder=tmp_path) == (0, "2\n", "")
 
 
-def test_nobody_reads_stderr(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_nobody_reads_stderr(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     written(tmp_path, {"train.py": "import os; print(1, flush=True)\nwhile not os.path.exists('go'): pass"})
-    command = commands.start("run", "train.py", folder=tmp_path, stderr=pipe)
+    command = Command("run", "train.py", folder=tmp_path, stderr=pipe)
     os.close(reader)
     (tmp_path / "go").touch()
     ended = command.end()

@@ -25,7 +25,7 @@ from penstock.insight.loops import Loop, facts_of
 from penstock.insight.running import run_child
 from tests.frameworks.launching import TORCHRUN
 from tests.frameworks.launching import run as launched
-from tests.insight.penstock_processes import PenstockProcesses, written
+from tests.insight.penstock_processes import penstock_command, written
 
 TRAIN = """
 import hashlib, sys, time
@@ -56,17 +56,10 @@ SENTENCE = re.compile(
 )
 
 
-@pytest.fixture(scope="module")
-def commands() -> Iterator[PenstockProcesses]:
-    processes = PenstockProcesses()
-    yield processes
-    processes.close()
-
-
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_report_and_unchanged_output(commands: PenstockProcesses, tmp_path: Path, workers: str) -> None:
+def test_report_and_unchanged_output(tmp_path: Path, workers: str) -> None:
     written(tmp_path, {"train.py": TRAIN})
-    ended = commands.run("run", "--json", "out.json", "train.py", workers, folder=tmp_path)
+    ended = penstock_command("run", "--json", "out.json", "train.py", workers, folder=tmp_path)
     assert ended.code == 0, ended.err
     (line,) = ended.err.splitlines()
     assert SENTENCE.fullmatch(line), line
@@ -76,21 +69,21 @@ def test_report_and_unchanged_output(commands: PenstockProcesses, tmp_path: Path
     wanted = {"dataset": "Photos", "workers": int(workers), "place": "train.py:18", "batches": 8, "samples": 128}
     assert {name: loop[name] for name in wanted} == wanted
     shutil.copy(tmp_path / "train.py", tmp_path / "plain.py")
-    again = commands.run("run", "-m", "plain", workers, folder=tmp_path)
+    again = penstock_command("run", "-m", "plain", workers, folder=tmp_path)
     assert again.out == ended.out and ended.out.endswith("torch.utils.data.dataloader\n")
 
 
-def test_replaced_in_place(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_replaced_in_place(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": TRAIN})
-    ended = commands.run("run", "--replace", "--after-only", "train.py", "2", folder=tmp_path)
+    ended = penstock_command("run", "--replace", "--after-only", "train.py", "2", folder=tmp_path)
     assert (ended.code, ended.out.split()[1]) == (0, "penstock.loader"), ended.err
     assert " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:18" in ended.err
 
 
-def test_a_report_of_a_program_that_fails(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_a_report_of_a_program_that_fails(tmp_path: Path) -> None:
     script = "from torch.utils.data import DataLoader\nfor x in DataLoader([1, 2, 3]):\n    assert x < 2"
     written(tmp_path, {"train.py": script})
-    ended = commands.run("run", "train.py", folder=tmp_path)
+    ended = penstock_command("run", "train.py", folder=tmp_path)
     assert ended.code == 1
     assert ended.err.startswith(
         f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3, in <module>'
@@ -98,41 +91,41 @@ def test_a_report_of_a_program_that_fails(commands: PenstockProcesses, tmp_path:
     assert len(ended.said) == 1 and ended.err.splitlines()[-1] == ended.said[0]  # behind the traceback
 
 
-def test_an_error_of_a_dataset_has_no_frame_of_ours(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_an_error_of_a_dataset_has_no_frame_of_ours(tmp_path: Path) -> None:
     script = "from torch.utils.data import DataLoader\nlist(DataLoader([1, 'a', 3], 3))"
     written(tmp_path, {"train.py": script})
-    ended = commands.run("run", "train.py", folder=tmp_path)
+    ended = penstock_command("run", "train.py", folder=tmp_path)
     assert ended.code == 1 and "in _next_data" in ended.err
     assert os.path.dirname(penstock.__file__) not in ended.program_err
 
 
-def test_steps(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_steps(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": TRAIN.replace("range(2)", "range(10**9)")})
-    ended = commands.run("run", "--steps", "6", "train.py", "0", folder=tmp_path)
+    ended = penstock_command("run", "--steps", "6", "train.py", "0", folder=tmp_path)
     assert (ended.code, ended.out) == (0, "") and "; 6 batches in 2 passes" in ended.err
 
 
-def test_figures_that_cannot_be_written(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_figures_that_cannot_be_written(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": "print(1)"})
-    ended = commands.run("run", "--json", "none/out.json", "train.py", folder=tmp_path)
+    ended = penstock_command("run", "--json", "none/out.json", "train.py", folder=tmp_path)
     assert (ended.code, ended.out) == (0, "1\n")
     assert ended.said[1] == "penstock: none/out.json: No such file or directory"
 
 
-def test_rank_0_reports(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_rank_0_reports(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": "print(1)"})
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     words = ("run", "--json", "{rank}.json", "train.py")
-    assert commands.run(*words, folder=tmp_path, environment=ranks) == (0, "1\n", "")
+    assert penstock_command(*words, folder=tmp_path, environment=ranks) == (0, "1\n", "")
     assert json.loads((tmp_path / "1.json").read_text())["loops"] == []
-    ended = commands.run("run", "--replace", "train.py", folder=tmp_path, environment=ranks)
+    ended = penstock_command("run", "--replace", "train.py", folder=tmp_path, environment=ranks)
     assert ended.code == 2 and "--after-only" in ended.err
 
 
 @pytest.mark.timeout(300)
-def test_replace(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_replace(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": TRAIN})
-    ended = commands.run("run", "--replace", "--json", "both.json", "train.py", "0", folder=tmp_path)
+    ended = penstock_command("run", "--replace", "--json", "both.json", "train.py", "0", folder=tmp_path)
     assert ended.code == 0, ended.err
     assert [line.split()[1] for line in ended.out.splitlines()] == ["torch.utils.data.dataloader", "penstock.loader"]
     assert "penstock: run 1 of 2, with torch's loader" in ended.said
@@ -226,20 +219,20 @@ def terminal() -> Iterator[tuple[int, Path]]:
         os.close(theirs)
 
 
-def test_live_line(commands: PenstockProcesses, tmp_path: Path) -> None:
+def test_live_line(tmp_path: Path) -> None:
     written(tmp_path, {"train.py": TRAIN.replace("sleep(0.001)", "sleep(0.1)")})
     with terminal() as (ours, name):
         shown = {"TERM": "xterm", "LOCAL_RANK": "0"}
-        ended = commands.run("run", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
+        ended = penstock_command("run", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
         text = os.read(ours, 1 << 16).decode()
         assert ended.code == 0
         lines = re.findall(r"\r\x1b\[K(Photos: \d batches, [\d.]+/s, \d+ samples/s, waited \d+ % of the time)\r", text)
         assert lines
         assert SENTENCE.search(text.rpartition("\r\x1b[K")[2])  # the line is gone, and comes no more
         for more in ({"TERM": "dumb"}, {"LOCAL_RANK": "1"}):
-            commands.run("run", "train.py", "0", folder=tmp_path, environment={**shown, **more}, stderr=name)
+            penstock_command("run", "train.py", "0", folder=tmp_path, environment={**shown, **more}, stderr=name)
             assert "\x1b" not in os.read(ours, 1 << 16).decode()
-        commands.run("run", "--quiet", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
+        penstock_command("run", "--quiet", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
         assert "\x1b" not in os.read(ours, 1 << 16).decode()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from penstock.packing import bucket
 from penstock.packing.engines import Packing
 from penstock.storage import objects
 from tests.packing.packed import contents, plain, write_photos
+from tests.python_processes import Program
 from tests.s3_server import S3, serve
 from tests.same import assert_same
 
@@ -102,9 +101,7 @@ penstock.pack(penstock.ImageFolder(sys.argv[1]), sys.argv[2], shard_size=6000, w
 
 
 def test_killed_in_the_middle(s3: S3, photos: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _KILLED, str(tmp_path / "photos"), f"{s3.url}/killed"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with Program(_KILLED, tmp_path / "photos", f"{s3.url}/killed") as process:
         assert process.stdout.readline() == "here\n"
         process.send_signal(signal.SIGKILL)
     penstock.pack(photos, tmp_path / "out", shard_size=6000)

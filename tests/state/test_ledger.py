@@ -11,8 +11,6 @@ import os
 import pickle
 import signal
 import struct
-import subprocess
-import sys
 import tempfile
 import weakref
 import zlib
@@ -30,6 +28,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, Ledger, Record, Verdict, compare, ids_bytes, read, records, writing
+from tests.python_processes import Program
 from tests.sample_datasets import Made
 from tests.waiting import wait_until
 
@@ -483,8 +482,8 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     """Killed again and again: the file is readable, and the next run goes on behind the last whole record."""
     path = tmp_path / "a"
     for more in (1, 50, 400):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"open\n"
+        with Program(WRITER, path) as process:
+            assert process.stdout.readline() == "open\n"
             enough = path.stat().st_size + more * RECORD
             wait_until(partial(_is_longer, path, enough))
             process.send_signal(signal.SIGKILL)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from penstock.sources.kept_pixels import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.python_processes import Program
 from tests.same import assert_same
 from tests.sample_datasets import noise_image, tensor_files
 from tests.storage.test_tiers import TIERS, only, spoil
@@ -359,9 +358,8 @@ print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
 """
 
 
-def read_elsewhere(root: Path, folder: Path, size: int) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", READER, str(root), str(folder), str(size)]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+def read_elsewhere(root: Path, folder: Path, size: int) -> Program:
+    return Program(READER, root, folder, size)
 
 
 def test_processes_and_recipes_share_a_folder(tmp_path: Path) -> None:
@@ -373,12 +371,12 @@ def test_processes_and_recipes_share_a_folder(tmp_path: Path) -> None:
             sum(image.double().sum().item() for image, _ in map(ImageFolder(root, made).__getitem__, range(18))), 3
         )
     sizes = (20, 24, 20)
-    read = [process.communicate(timeout=300)[0].split() for process in [read_elsewhere(root, folder, n) for n in sizes]]
+    read = [process.communicate()[0].split() for process in [read_elsewhere(root, folder, n) for n in sizes]]
     assert [float(words[0]) for words in read] == [totals[size] for size in sizes]
     assert {words[3] for words in read} == {"0"}
     spoil(root)
     for size in (20, 24):
-        words = read_elsewhere(root, folder, size).communicate(timeout=300)[0].split()
+        words = read_elsewhere(root, folder, size).communicate()[0].split()
         assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
     assert len(list(folder.glob("*.index"))) == 2
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +35,7 @@ from tests.indexed_photos import (
     scan_of,
     torchs,
 )
+from tests.python_processes import Program
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -234,15 +232,14 @@ for epoch in range(int(sys.argv[3])):
 """
 
 
-def read_elsewhere(root: Path, seed: int, epochs: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", READ, str(root), str(seed), str(epochs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def read_elsewhere(root: Path, seed: int, epochs: int) -> Program:
+    return Program(READ, root, seed, epochs)
 
 
 def test_processes_share_an_index(tmp_path: Path, home: Path) -> None:
     root = pictures(tmp_path / "data")
     both = [read_elsewhere(root, 1, 4) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in both]
+    said = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] != ""
     loader = DataLoader(ImageFolder(root, MIDDLE), batch_size=4, num_workers=2)
@@ -255,12 +252,9 @@ def test_a_process_that_is_killed(tmp_path: Path, home: Path) -> None:
     root = pictures(tmp_path / "data")
     for line in (0, 9):
         process = read_elsewhere(root, line, 1000)
-        assert process.stdout is not None
         for _ in range(line + 1):
             process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-        process.stdout.close()
+        process.kill()
         dataset = ImageFolder(root, MIDDLE)
         assert_same(list(DataLoader(dataset, batch_size=4, num_workers=2)), torchs(dataset))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from penstock.errors import MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
+from tests.python_processes import Program
 from tests.same import assert_same
 from tests.storage.remote import (
     SAMPLES,
@@ -196,15 +195,11 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
     server.faults = lambda method, name, number: "hang" if name.endswith(".tar") and method == "GET" else ""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            wait_until(lambda: bool(downloads(server)))
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "interrupted\n"
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    with Program(script) as process:
+        wait_until(lambda: bool(downloads(server)))
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.wait() == 0
 
 
 def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +13,7 @@ import pytest
 import torch
 
 import penstock
+from tests.python_processes import Program
 from tests.same import assert_same
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
@@ -99,17 +96,11 @@ def bucket(served: Bucket) -> Bucket:
 
 
 def start(bucket: Bucket, cache: Path, *, rank: int = 0, world: int = 1, limit: int = 1 << 30, pause: float = 0) -> Any:
-    arguments = [bucket.url, str(cache), str(rank), str(world), str(limit), str(pause)]
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAIN, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **bucket.environment},
-    )
+    return Program(TRAIN, bucket.url, cache, rank, world, limit, pause, environment=bucket.environment)
 
 
 def labels_of(process: Any) -> list[list[int]]:
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate()
     assert process.returncode == 0
     return [json.loads(line) for line in out.splitlines()]
 
@@ -146,7 +137,6 @@ def test_killed_at_any_moment_the_next_start_works(bucket: Bucket, packed: Path,
     limit = 6 * max(sizes)
     for attempt in range(3):
         process = start(bucket, tmp_path / "cache", limit=limit, pause=0.02)
-        assert process.stdout is not None
         if attempt:
             process.stdout.readline()
         else:
@@ -154,8 +144,6 @@ def test_killed_at_any_moment_the_next_start_works(bucket: Bucket, packed: Path,
             while not list((tmp_path / "cache").glob("*.tar-*")) and time.monotonic() < deadline:
                 time.sleep(0.001)
         time.sleep(0.05 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()
     assert labels_of(start(bucket, tmp_path / "cache", limit=limit)) == expected(packed)
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= limit + 4096

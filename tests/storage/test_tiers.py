@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +24,7 @@ from penstock.errors import StorageError, UnsafeCache
 from penstock.storage.tiers import Caches, Tier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.python_processes import Program
 from tests.same import assert_same
 from tests.sample_datasets import noise_image, tensor_files
 
@@ -309,18 +307,18 @@ print(round(total, 3), counts.samples, counts.hits, counts.dropped)
 """
 
 
-def read_elsewhere(root: Path, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", READER, str(root), str(folder)], stdout=subprocess.PIPE, text=True)
+def read_elsewhere(root: Path, folder: Path) -> Program:
+    return Program(READER, root, folder)
 
 
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     root, folder = tensor_files(tmp_path / "data", 200, (50,), name="{:03}"), tmp_path / "cache"
     total = round(sum(torch.load(path).double().sum().item() for path in root.iterdir()), 3)
     processes = [read_elsewhere(root, folder) for _ in range(3)]
-    found = [process.communicate(timeout=100)[0].split() for process in processes]
+    found = [process.communicate()[0].split() for process in processes]
     assert {float(words[0]) for words in found} == {total}
     assert {words[3] for words in found} == {"0"}
-    later = read_elsewhere(root, folder).communicate(timeout=100)[0].split()
+    later = read_elsewhere(root, folder).communicate()[0].split()
     assert int(later[2]) >= 200 and float(later[0]) == total
 
 
@@ -328,11 +326,10 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     root, folder = tensor_files(tmp_path / "data", 3000, (4,), name="{:04}"), tmp_path / "cache"
     for _ in range(4):
         process = read_elsewhere(root, folder)
-        while process.poll() is None and not list(folder.glob("*.data")):
+        while not process.has_ended() and not list(folder.glob("*.data")):
             time.sleep(0.002)
         time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
     dataset = TensorFolder(root)
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=100))
     loader = DataLoader(dataset, batch_size=100, cache=folder)

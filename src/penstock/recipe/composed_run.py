@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
-from penstock.recipe import drawing
+from penstock.recipe import drawing, result_memory
 from penstock.recipe.blurring import give_weights
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.encoded_image import view_of
@@ -167,7 +167,9 @@ class Run:
         dtype = torch.uint8 if self.mode is not None else self.like.dtype
         channels = len(self.mode) if self.mode is not None else int(self.like.shape[0])  # of modes "RGB" and "L"
         shape = (height, width, channels) if interleaved else (channels, height, width)
-        return torch.empty(shape, dtype=dtype, device="cpu")
+        if self.mode is not None:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return result_memory.empty(shape, dtype)
 
 
 def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any], out: torch.Tensor) -> bool | str:

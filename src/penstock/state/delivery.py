@@ -36,8 +36,8 @@ class Delivered:
     batch: Any
     bad: list[BadSample] = field(default_factory=list)
     state: Any = None
-    field_bytes: tuple[int, ...] = ()
-    """Bytes of a sample in each field of the batch, where the worker was given no shared memory for it."""
+    lacking: Any = None
+    """The shared memory that batches need, where the worker was not given enough."""
     held: tuple[int, ...] = ()
     """Numbers of the blocks of shared memory that the user's code in the worker has kept a part of."""
 

@@ -47,11 +47,11 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        field_bytes, held = ((), ()) if self._builder is None else (self._builder.unplaced, self._builder.held)
-        if self._states is None and not (bad or field_bytes or held):
+        lacking, held = (None, ()) if self._builder is None else (self._builder.lacking, self._builder.held)
+        if self._states is None and not (bad or lacking or held):
             return batch
         state = None if self._states is None else state_of(self.dataset)
-        return Delivered(batch, bad, state, field_bytes, held)
+        return Delivered(batch, bad, state, lacking, held)
 
     __getitems__ = __getitem__
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.multiprocessing
+from torch._utils import ExceptionWrapper
 from torch.utils.data import MapDataPipe, _utils, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import (
@@ -247,8 +248,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         state = None
         if isinstance(batch, Delivered):
-            if batch.field_bytes and self._shared is not None:
-                self._shared.learn(batch.field_bytes, self._prefetch_factor * self._num_workers)
+            if batch.lacking is not None and self._shared is not None:
+                self._shared.learn(batch.lacking, self._prefetch_factor * self._num_workers)
             batch, self._bad, state = batch.batch, batch.bad, batch.state
         if self.streams is not None:
             if isinstance(batch, End):
@@ -299,7 +300,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             else:
                 self._stuck = False
                 self._came = data[0]
-                self._give_back(data[0], data[1].held if isinstance(data[1], Delivered) else ())
+                self._give_back(data[0], _held(data[1]))
                 self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
@@ -362,8 +363,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
-    def _give_back(self, number: Any, held: tuple[int, ...] = ()) -> None:
-        """Give back what was reserved for a task. held: numbers of blocks that the worker's code holds."""
+    def _give_back(self, number: Any, held: tuple[int, ...] | None = ()) -> None:
+        """Give back what was reserved for a task. held: numbers of blocks that the worker's code holds; None: all."""
         if (needed := self._needed.pop(number, None)) is not None:
             needed.release()
         blocks = self._reserved.pop(number, ())
@@ -392,6 +393,13 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
+
+
+def _held(message: Any) -> tuple[int, ...] | None:
+    """Return the numbers of the blocks that a worker's code holds; None: of a batch that failed, it may hold all."""
+    if isinstance(message, ExceptionWrapper):
+        return None
+    return message.held if isinstance(message, Delivered) else ()
 
 
 _NOTHING = object()

@@ -9,7 +9,9 @@ from typing import Any
 from penstock.executors.buffers import Field, Rows
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.shared_memory import SHARED_BYTES, OwnMemory, WorkerBuffers
+from penstock.executors.workers.shared_memory import SHARED_BYTES, Needs
+from penstock.executors.workers.worker_memory import MOST_COPIED, OwnMemory, WorkerBuffers, aligned
+from penstock.recipe.result_memory import placed
 from penstock.state.delivery import Task
 
 
@@ -20,7 +22,7 @@ class WorkerBatches:
     as a copy, and that block is not used again.
 
     Attributes:
-        unplaced: bytes of a sample in each field of the latest batch, where a field had no block of its size.
+        lacking: what batches need, where there was no block for a large tensor of the latest one.
         held: numbers of the blocks that the user's code in this process holds a part of.
     """
 
@@ -28,18 +30,29 @@ class WorkerBatches:
         self._buffers = WorkerBuffers()
         self._own = OwnMemory(self._buffers)
         self._rows_are_sent = True  # the batch before lay in the rows of its samples
-        self._each: tuple[int, ...] = ()  # bytes of a sample in each large tensor of the batch before
-        self.unplaced: tuple[int, ...] = ()
+        self._each: tuple[int, ...] | None = None  # bytes of a sample in each large tensor of the batch before
+        self.lacking: Needs | None = None
         self.held: tuple[int, ...] = ()
 
     def load(self, fetch: Fetch, task: Task) -> Any:
         """Return the batch of a task, as it is sent."""
-        self.unplaced, self.held = (), ()
+        self.lacking, self.held = None, ()
         self._buffers.begin(task.blocks)
+        try:
+            return self._made(fetch, task)
+        except BaseException:
+            self._buffers.abandon()
+            raise
+
+    def _made(self, fetch: Fetch, task: Task) -> Any:
         filled = fetch.fill(task, self._buffers if fetch.stacks else self if fetch.keeps_rows else None)
         if filled is None:
             self._buffers.begin(task.blocks)  # some may be filled in part
-            return fetch.load_samples(task, partial(self._collate, fetch))
+            if fetch.stacks:
+                return fetch.load_samples(task, partial(self._collate, fetch))
+            with placed(self._buffers.room):
+                made = [fetch.load_samples(task)]
+            return self._sent(made, len(task.given) if isinstance(task.given, Sized) else 0)
         if fetch.stacks:
             self._report(filled.row_bytes, len(task.given))
             return self._buffers.packed(fetch.collate_filled(task, filled))
@@ -54,9 +67,7 @@ class WorkerBatches:
         return reserved or self._own.rows(samples, field)
 
     def _collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
-        """Return what collate_fn gives for the samples, as it is sent."""
-        if not fetch.stacks:
-            return self._sent([fetch.collate(task, samples)], len(samples) if isinstance(samples, Sized) else 0)
+        """Return what default_collate gives for the samples, as it is sent."""
         if type(samples) not in (list, tuple) or not samples:  # of a __getitems__: default_collate has the word
             return fetch.collate(task, samples)
         fetch.note("collate", None, len(samples))
@@ -75,10 +86,13 @@ class WorkerBatches:
         self._rows_are_sent = not self._buffers.large.keys().isdisjoint(rows)
         del batch
         sizes = tuple(nbytes for nbytes, _ in self._buffers.large.values())
-        lacking = not all(placed for _, placed in self._buffers.large.values())
-        each = tuple(size // samples for size in sizes) if samples and not any(size % samples for size in sizes) else ()
-        if lacking and each == self._each:  # batches of a size that changes come torch's way
-            self.unplaced = each
+        alike = samples > 0 and len(sizes) <= MOST_COPIED and not any(size % samples for size in sizes)
+        each = tuple(size // samples for size in sizes) if alike else ()
+        if not all(placed for _, placed in self._buffers.large.values()):
+            if each and each == self._each:
+                self.lacking = Needs(field_bytes=each)
+            elif not each or self._each is not None:
+                self.lacking = Needs(loose_bytes=sum(map(aligned, sizes)))
         self._each = each
         packed, self.held = self._buffers.take_back(packed)
         return packed
@@ -86,4 +100,4 @@ class WorkerBatches:
     def _report(self, sizes: tuple[int, ...], samples: int) -> None:
         """Take note of the bytes of a sample in each field of a batch, where one has no block."""
         if self._buffers.placed < sum(size * samples >= SHARED_BYTES for size in sizes):
-            self.unplaced = sizes
+            self.lacking = Needs(field_bytes=sizes)

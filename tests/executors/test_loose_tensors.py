@@ -1,0 +1,179 @@
+"""Batches of tensors that have sizes of their own, from worker processes: torch's, in memory that is used again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as tud
+from PIL import Image
+from torchvision.transforms import v2
+
+import penstock
+from penstock.testing.bitwise import difference
+
+SIZE, BATCH = 48, 4
+CONVERT = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+
+
+def picture(index: int) -> Image.Image:
+    sides = 60 + 7 * (index % 5), 80 + 3 * (index % 3)
+    return Image.fromarray(np.full((*sides, 3), index, dtype=np.uint8))
+
+
+class Pictures(tud.Dataset[Any]):
+    """Sample i is what `make` returns of it and its picture, converted by torchvision."""
+
+    def __init__(self, make: Callable[[Any, int], Any] | None = None, size: int = SIZE) -> None:
+        self.make, self.size = make, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        image = CONVERT(picture(index))
+        return (image, index) if self.make is None else self.make(image, index)
+
+
+def as_columns(samples: list[Any]) -> Any:
+    return tuple(zip(*samples, strict=True))
+
+
+def loader(dataset: Any, cls: Any = penstock.DataLoader, **options: Any) -> Any:
+    given = {"batch_size": BATCH, "num_workers": 2, "collate_fn": as_columns, "persistent_workers": True}
+    return cls(dataset, **{**given, **options})
+
+
+def blocks(ours: Any) -> list[Any]:
+    return list(ours._executors.shared._made)
+
+
+def with_mask(image: torch.Tensor, index: int) -> Any:
+    return image, {"mask": image[0] > 0.1, "boxes": torch.ones(index % 4, 4)}, str(index)
+
+
+def doubled(image: torch.Tensor, index: int) -> Any:
+    return image * 2, index
+
+
+def with_crop(image: torch.Tensor, index: int) -> Any:
+    return image, image[:, :50], image
+
+
+def as_list(samples: list[Any]) -> Any:
+    return samples
+
+
+@pytest.mark.parametrize(
+    "make", [None, with_mask, doubled, with_crop], ids=lambda make: getattr(make, "__name__", "as made")
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"collate_fn": as_list, "batch_size": 11}, {"seed": 3}], ids=["", "list", "seed"]
+)
+def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
+    given = {name: value for name, value in options.items() if name != "seed"}
+    theirs = list(loader(Pictures(make), tud.DataLoader, **given))
+    ours = loader(Pictures(make), **options)
+    for _ in range(3):
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert difference(batch, expected) is None
+
+
+@pytest.mark.parametrize("make", [None, doubled], ids=["as made", "copied"])
+def test_memory_is_used_again_and_each_tensor_has_a_storage(make: Any) -> None:
+    ours = loader(Pictures(make))
+    inside = 0
+    for epoch in range(4):
+        for images, _ in ours:
+            for image in images:
+                assert image.untyped_storage().nbytes() == image.nbytes and image.storage_offset() == 0
+                assert image.is_leaf and image._base is None
+            first = images[0].data_ptr()
+            inside += epoch > 1 and any(one.address <= first < one.address + one.nbytes for one in blocks(ours))
+            del images, image
+    assert 0 < len(blocks(ours)) < 12
+    assert inside == 2 * SIZE // BATCH
+
+
+def test_an_image_that_is_kept_is_not_overwritten() -> None:
+    kept: list[Any] = []
+    ours = loader(Pictures())
+    for images, labels in itertools.chain(ours, ours, ours):
+        kept.append((images[-1], labels[-1]))
+        del images
+    assert all(torch.equal(image, CONVERT(picture(index))) for image, index in kept)
+
+
+class Keeping(Pictures):
+    """Keeps each converted picture in its process, and says when one of them has changed."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        super().__init__()
+        self.fails = fails
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        for known, image in self.kept.items():
+            if not torch.equal(image, CONVERT(picture(known))):
+                raise AssertionError(f"picture {known} has changed")
+        if index not in self.kept:
+            self.kept[index] = CONVERT(picture(index))
+        if index == self.fails:
+            raise OSError(f"picture {index} cannot be read")
+        return self.kept[index], index
+
+
+def test_what_a_dataset_keeps_is_its_own() -> None:
+    ours = loader(Keeping())
+    for images, labels in itertools.chain(ours, ours, ours):
+        for image, label in zip(images, labels, strict=True):
+            assert torch.equal(image, CONVERT(picture(label)))
+            image.fill_(-1)
+
+
+def test_what_a_dataset_kept_of_a_batch_that_failed_is_its_own() -> None:
+    ours = loader(Keeping(fails=30), timeout=60)
+    for _ in range(4):
+        batches = iter(ours)
+        for number in range(SIZE // BATCH):
+            if number == 30 // BATCH:
+                with pytest.raises(OSError, match="picture 30 cannot be read"):
+                    next(batches)
+                continue
+            images, labels = next(batches)
+            for image, label in zip(images, labels, strict=True):
+                assert torch.equal(image, CONVERT(picture(label)))
+                image.fill_(-1)
+
+
+class Growing(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((100 * (index + 60),), float(index)), index
+
+
+def test_batches_that_grow() -> None:
+    ours = loader(Growing())
+    for _ in range(3):
+        for images, labels in ours:
+            assert [image.shape[0] for image in images] == [100 * (index + 60) for index in labels]
+            assert [image.unique().tolist() for image in images] == [[index] for index in labels]
+    largest = sum(400 * (index + 60) for index in range(SIZE - BATCH, SIZE))
+    assert ours._executors.shared.needs.loose_bytes in range(largest, largest * 9 // 8 + 1)
+
+
+def kept_in_the_worker(samples: list[Any]) -> Any:
+    batch = torch.cat([image.reshape(-1) for image, _ in samples])
+    kept_in_the_worker.batch = batch  # type: ignore[attr-defined]
+    return batch, batch[:100], [index for _, index in samples]
+
+
+def test_tensors_that_share_memory_do_so_where_they_arrive() -> None:
+    ours = loader(Pictures(), collate_fn=kept_in_the_worker)
+    for _ in range(3):
+        for batch, beginning, labels in ours:
+            assert beginning.data_ptr() == batch.data_ptr()
+            assert torch.equal(batch, torch.cat([CONVERT(picture(index)).reshape(-1) for index in labels]))
