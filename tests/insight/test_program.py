@@ -197,7 +197,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     command.interrupt()
     ended = command.end()
     assert ended.code == -signal.SIGINT
-    assert ended.program_err.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3')
+    assert ended.program_err.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line ')
     assert ended.program_err.endswith("KeyboardInterrupt\n") and len(ended.said) == 1
 
 
