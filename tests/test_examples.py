@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import python_processes
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
+_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def demo_run(test: Callable[..., None]) -> Callable[..., None]:
@@ -20,8 +23,8 @@ def demo_run(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.slow(pytest.mark.timeout(400)(test))
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+def run(*arguments: str, script: Path = SCRIPT) -> python_processes.Ended:
+    return python_processes.run(_RUN, script, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def demo(folder: Path) -> "subprocess.CompletedProcess[str]":
     """What `make demo` runs, but for the place of the data and the device."""
-    return run("--data", str(folder), "--device", "cpu", "--workers", "2")
+    command = [sys.executable, str(SCRIPT), "--data", str(folder), "--device", "cpu", "--workers", "2"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_named(main, capsys, tmp_path):
 @pytest.mark.timeout(200)
 def test_data_parallel_learns() -> None:
     script = SCRIPT.with_name("data_parallel.py")
-    done = subprocess.run([sys.executable, str(script), "--epochs", "3"], capture_output=True, text=True, check=False)
+    done = run("--epochs", "3", script=script)
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"^epoch \d: mean loss ([\d.]+) on", done.stdout, re.MULTILINE)]
     assert len(losses) == 3
@@ -139,8 +143,7 @@ def test_the_reference_recipe_runs_to_its_end(tmp_path) -> None:
             Image.fromarray(noise + np.uint8(150 * (number % 2))).save(path)
     script = SCRIPT.with_name("imagenet.py")
     given = "--epochs 2 --batch-size 8 --workers 2 --model shufflenet_v2_x0_5 --crop 32 --lr 0.05 --ema-decay 0.5"
-    command = [sys.executable, str(script), str(tmp_path), "--device", "cpu", *given.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(str(tmp_path), "--device", "cpu", *given.split(), script=script)
     assert done.returncode == 0, done.stderr
     epochs = re.findall(r"^epoch (\d): mean loss [\d.]+, validation accuracy [\d.]+%$", done.stdout, re.MULTILINE)
     assert epochs == ["1", "2"]

@@ -49,8 +49,9 @@ SampleFile SampleFile::checked(SampleFile part, std::uint32_t crc32c) noexcept {
   return part;
 }
 
-SampleFile SampleFile::memory(std::span<const std::uint8_t> bytes) noexcept {
+SampleFile SampleFile::memory(std::span<const std::uint8_t> bytes, std::shared_ptr<const void> keeper) noexcept {
   SampleFile file;
+  file.keeper_ = std::move(keeper);
   file.memory_ = true;
   file.bytes_ = bytes;
   return file;

@@ -39,8 +39,8 @@ class SampleFile {
   // every read they fail where the CRC-32C is another one, or the file ends before.
   static SampleFile checked(SampleFile part, std::uint32_t crc32c) noexcept;
 
-  // Bytes in memory that somebody else keeps, or that it owns.
-  static SampleFile memory(std::span<const std::uint8_t> bytes) noexcept;
+  // Bytes in memory that somebody else keeps, for as long as `keeper` lives where there is one; or that it owns.
+  static SampleFile memory(std::span<const std::uint8_t> bytes, std::shared_ptr<const void> keeper = {}) noexcept;
   static SampleFile memory(std::unique_ptr<std::uint8_t[]> bytes, std::size_t size) noexcept;
 
   SampleFile(SampleFile&&) noexcept = default;
@@ -87,6 +87,7 @@ class SampleFile {
   std::uint64_t length_ = 0;  // of a part
   std::uint64_t bytes_read_ = 0;
   std::unique_ptr<std::uint8_t[]> memory_owned_;
+  std::shared_ptr<const void> keeper_;
   std::span<const std::uint8_t> bytes_;
 };
 

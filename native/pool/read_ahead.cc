@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <span>
 #include <system_error>
 #include <utility>
 
 #include "files/cache_tier.h"
 #include "files/unique_fd.h"
 #include "pool/block_signals.h"
+#include "pool/file_memory.h"
 
 namespace penstock {
 namespace {
@@ -23,6 +25,7 @@ constexpr double kWorthShare = 0.1;
 constexpr unsigned kJudged = 8;           // samples seen before that is judged,
 constexpr unsigned kJudgedIfSlow = 2;     // where the workers slept for so long in so many samples
 constexpr double kSlowlySeconds = 0.004;
+constexpr std::uint32_t kMeteredEvery = 4;  // files of a reader: whether it slept is looked at for one in so many
 constexpr std::size_t kMostSpans = 1 << 14;  // files that are recorded until they are taken
 
 // Of a pool that ends: nobody will see it.
@@ -52,14 +55,16 @@ struct ReadAhead::Shared : std::enable_shared_from_this<ReadAhead::Shared> {
   bool claim(Claim& claim);
   std::unique_ptr<BroughtFile> bring(Claim& claim);
   void bring_bytes(Claim& claim, BroughtFile& brought);
+  std::shared_ptr<const void> room_of(Claim& claim, FileMemory::Piece piece);
   bool make_room(Claim& claim, std::uint64_t bytes);
-  void finish(const Claim& claim, std::unique_ptr<BroughtFile> brought, bool blocked, std::uint64_t nanoseconds);
+  void finish(const Claim& claim, std::unique_ptr<BroughtFile> brought, std::uint64_t nanoseconds);
   void release(std::uint64_t bytes) noexcept;
   void set_depth();
 
   const std::uint64_t bound;
   std::atomic<unsigned> depth{0};      // written under lock
   std::atomic<bool> stop{false};       // written under lock
+  FileMemory memory;
   std::atomic<std::uint64_t> held{0};  // bytes brought and not taken, and those promised; grows under lock only
   std::atomic<bool> short_of_room{false};
 
@@ -113,6 +118,7 @@ bool ReadAhead::Shared::claim(Claim& claim) {
 
 void ReadAhead::Shared::run(unsigned reader) {
   std::unique_lock hold(lock);
+  std::uint32_t number = 0;
   while (!stop.load(std::memory_order_relaxed)) {
     if (reader >= depth.load(std::memory_order_relaxed)) {
       parked.wait(hold);
@@ -126,8 +132,9 @@ void ReadAhead::Shared::run(unsigned reader) {
       continue;
     }
     hold.unlock();
+    const bool metered = number++ % kMeteredEvery == 0;
     SleepClock clock;
-    clock.start();
+    if (metered) clock.start();
     const auto began = Clock::now();
     std::unique_ptr<BroughtFile> file;
     try {
@@ -138,12 +145,14 @@ void ReadAhead::Shared::run(unsigned reader) {
     }
     const auto ended = Clock::now();
     double seconds = 0;
-    const bool blocked = clock.asleep(seconds) > 0;
+    const bool blocked = metered && clock.asleep(seconds) > 0;
     hold.lock();
+    if (metered) ++span.metered, ++counts.seen;
+    if (blocked) ++span.blocked, ++counts.blocked;
     if (spans.size() < spans.capacity())
       spans.push_back({reader, {span_time(began), span_time(ended), 1, Stage::read_ahead}});
     const auto took = std::chrono::nanoseconds(ended - began).count();
-    finish(mine, std::move(file), blocked, static_cast<std::uint64_t>(took));
+    finish(mine, std::move(file), static_cast<std::uint64_t>(took));
   }
   if (--running == 0) ended.notify_all();
 }
@@ -162,8 +171,7 @@ std::unique_ptr<BroughtFile> ReadAhead::Shared::bring(Claim& claim) {
   if (file->outcome.ok()) bring_bytes(claim, *file);
   if (where.cache != nullptr && where.keeps_file && file->file.in_memory())
     where.cache->keep(where.sample, where.table->name(where.index), file->file.bytes());
-  if (claim.held > 0)
-    file->room = {nullptr, [self = shared_from_this(), bytes = claim.held](const void*) { self->release(bytes); }};
+  if (claim.held > 0) file->room = room_of(claim, {});
   return file;
 }
 
@@ -177,10 +185,10 @@ void ReadAhead::Shared::bring_bytes(Claim& claim, BroughtFile& brought_file) {
   }
   // A byte more than it has: a file that has grown meanwhile is left to the worker, which reads to its end. One that is
   // as long as it was ends with a short read, after which no other read has to find its end.
-  std::unique_ptr<std::uint8_t[]> bytes(new (std::nothrow) std::uint8_t[size + 1]);
+  FileMemory::Piece piece = memory.take(size + 1);
   std::uint64_t done = 0;
-  while (bytes && done <= size && !stop.load(std::memory_order_relaxed)) {
-    const iovec room{bytes.get() + done, static_cast<std::size_t>(std::min(size + 1 - done, kPiece))};
+  while (piece.bytes && done <= size && !stop.load(std::memory_order_relaxed)) {
+    const iovec room{piece.bytes.get() + done, static_cast<std::size_t>(std::min(size + 1 - done, kPiece))};
     const ssize_t got = brought_file.file.readv({&room, 1}, done);
     if (got < 0) break;
     if (brought_file.file.in_memory()) {  // a large one that is checked as a whole
@@ -190,11 +198,22 @@ void ReadAhead::Shared::bring_bytes(Claim& claim, BroughtFile& brought_file) {
     done += static_cast<std::uint64_t>(got);
     if (got > 0 && done != size) continue;
     brought_file.bytes = done;
-    brought_file.file = SampleFile::memory(std::move(bytes), done);
+    const std::span<const std::uint8_t> bytes(piece.bytes.get(), done);
+    brought_file.room = room_of(claim, std::move(piece));
+    brought_file.file = SampleFile::memory(bytes, brought_file.room);
     return;
   }
   release(claim.held);
   claim.held = 0;
+}
+
+// What gives back the bytes that are held for a file, and their memory, when nobody needs them any more.
+std::shared_ptr<const void> ReadAhead::Shared::room_of(Claim& claim, FileMemory::Piece piece) {
+  auto end = [self = shared_from_this(), held = std::exchange(claim.held, 0), piece = std::move(piece)](const void*) mutable {
+    if (piece.bytes) self->memory.give_back(std::move(piece));
+    self->release(held);
+  };
+  return {nullptr, std::move(end)};  // which calls it where there is no memory
 }
 
 // Whether a file of this size may be held; a file larger than all that may be held never is.
@@ -218,8 +237,7 @@ void ReadAhead::Shared::release(std::uint64_t bytes) noexcept {
 }
 
 // Hands a file to the worker that comes, or has come, for it. Under the lock.
-void ReadAhead::Shared::finish(const Claim& claim, std::unique_ptr<BroughtFile> file, bool blocked,
-                               std::uint64_t nanoseconds) {
+void ReadAhead::Shared::finish(const Claim& claim, std::unique_ptr<BroughtFile> file, std::uint64_t nanoseconds) {
   const std::uint64_t bytes = file ? file->bytes : 0;
   ReadSlot& slot = claim.list->slots[claim.file];
   slot.brought = std::move(file);
@@ -229,9 +247,6 @@ void ReadAhead::Shared::finish(const Claim& claim, std::unique_ptr<BroughtFile> 
   stages.add(Stage::read_ahead, nanoseconds, 1);
   span.bytes += bytes;
   ++span.files;
-  span.blocked += blocked ? 1 : 0;
-  ++counts.seen;
-  counts.blocked += blocked ? 1 : 0;
   span.seconds = seconds_since(span_began);
   if (depth.load(std::memory_order_relaxed) == 0 || !control.judges(span)) return;
   control.judge(span);

@@ -17,7 +17,8 @@ struct ReadSpan {
   double seconds = 0;
   std::uint64_t bytes = 0;    // that readers brought
   std::uint64_t files = 0;    // that readers opened
-  std::uint64_t blocked = 0;  // of these files: the reader slept for them
+  std::uint64_t metered = 0;  // of these files: it was looked at whether the reader slept for them
+  std::uint64_t blocked = 0;  // of these: it did
   std::uint64_t served = 0;   // samples whose bytes had been brought when a worker came for them
   std::uint64_t starved = 0;  // samples that a worker waited for, or read itself
 };
@@ -42,7 +43,7 @@ class ReadDepth {
 
   // Chooses the number of readers for the next span.
   void judge(const ReadSpan& span) noexcept {
-    if (span.blocked * kBlockedShare < span.files) {
+    if (span.blocked * kBlockedShare < span.metered) {
       now_ = before_ = 0;
       return;
     }

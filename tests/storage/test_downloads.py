@@ -166,7 +166,7 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(objects: dict[st
         process.start()
         assert reached.wait(60)
         deadline = time.monotonic() + 30
-        while server.bytes_sent < 3 * (64 << 10) and time.monotonic() < deadline:
+        while server.bytes_sent < 2 * (64 << 10) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2)
         assert process.pid is not None

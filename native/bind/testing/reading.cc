@@ -102,7 +102,7 @@ void bind_reading(nb::module_& m) {
       .def("judge",
            [](ReadDepth& depth, double seconds, std::uint64_t bytes, std::uint64_t files, std::uint64_t blocked,
               std::uint64_t served, std::uint64_t starved) {
-             const ReadSpan span{seconds, bytes, files, blocked, served, starved};
+             const ReadSpan span{seconds, bytes, files, files, blocked, served, starved};
              const bool judged = depth.judges(span);
              if (judged) depth.judge(span);
              return judged;
