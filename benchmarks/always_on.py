@@ -62,7 +62,7 @@ def count(enabled: bool) -> None:
 
     penstock._native.count_stages(enabled)
     seen_by: Any = vars(penstock.loader)
-    seen_by["LoopClock"] = LoopClock if enabled else lambda meter: Observer()
+    seen_by["LoopClock"] = LoopClock if enabled else lambda meter, others: Observer()
     seen_by["watching"] = watching if enabled else lambda loader: ()
 
 

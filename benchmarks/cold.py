@@ -112,10 +112,10 @@ def readers(setup: Setup, folder: Path) -> dict[str, Callable[..., int]]:
 
 
 def best_depth(setup: Setup, folder: Path, forget: Callable[[], None]) -> Running:
-    """The bare reader at the depth that is the fastest in the warm-up: all depths in turn, TRIES times, by their medians.
+    """The bare reader at the depth that is the fastest in the warm-up: of all depths in turn, by the medians of TRIES.
 
-    What is in memory is forgotten before each pass. The best of all depths in each round would be the luckiest one: they
-    differ by less than one of them does from pass to pass.
+    What is in memory is forgotten before each pass. The best of all depths in each round would be the luckiest one: one
+    depth differs more from pass to pass than most of them differ from each other.
     """
     reads = readers(setup, folder)
     found: dict[str, float] = {}

@@ -256,7 +256,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)
-        followers = (*followers, LoopClock(executors.counters.loop), *watching(self))
+        watchers = watching(self)
+        others = tuple(observer for observer in watchers if not observer.by_batch)
+        clock = LoopClock(executors.counters.loop, others)
+        followers = (*followers, clock, *(observer for observer in watchers if observer.by_batch))
         if feed is None or target is None:
             batches = self._batches(settings, None)
             tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)

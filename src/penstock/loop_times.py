@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 import penstock._native as _native
-from penstock.observe import Delivery, Observer
+from penstock.observe import Delivery, Observer, Observers
 from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
@@ -100,10 +100,15 @@ class LoopMeter:
 
 
 class LoopClock(Observer):
-    """Measures the loop over one pass: the last of the observers of what its user gets."""
+    """Measures the loop over one pass: the last of the observers of what its user gets.
 
-    def __init__(self, meter: LoopMeter) -> None:
-        self._meter, self._add = meter, meter.add
+    Args:
+        meter: adds up the times.
+        others: those that need not know of each batch, and cost nothing at most of them.
+    """
+
+    def __init__(self, meter: LoopMeter, others: Observers = ()) -> None:
+        self._meter, self._add, self._others = meter, meter.add, others
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         self._looked = 0.0  # when the CPU times were read
         self._ran = 0.0, 0.0  # of the process and the machine, then
@@ -116,10 +121,14 @@ class LoopClock(Observer):
         self._add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
             self._look(now, first=left is None)
+            for other in self._others:
+                other.looked()
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
         self._left = time.perf_counter()
+        for other in self._others:
+            other.failed(error)
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
@@ -128,6 +137,8 @@ class LoopClock(Observer):
             self._meter.add_work(max(0.0, now - self._left))
             self._look(now)
         self._left = None
+        for other in self._others:
+            other.ended()
 
     def _look(self, now: float, *, first: bool = False) -> None:
         """Count the CPU times since they were read; first: only read them."""

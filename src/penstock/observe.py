@@ -47,6 +47,8 @@ class Observer:
 
     harmless = False
     """Its methods raise nothing."""
+    by_batch = True
+    """It is to know of each batch; else it looks at its loader now and then, in looked(), and raises nothing."""
 
     def delivered(self, delivery: Delivery) -> None:
         """Take note of a batch that its user is about to get; an exception is raised in its place."""
@@ -56,6 +58,9 @@ class Observer:
 
     def ended(self) -> None:
         """Take note that the pass was gone through to its end."""
+
+    def looked(self) -> None:
+        """Take note of the first batch of the pass, and of a batch a few times a second from then on."""
 
 
 Observers = tuple[Observer, ...]
@@ -196,7 +201,7 @@ class Reading:
     direct: int = 0
     """Samples that workers read themselves while readers were at work."""
     seen: int = 0
-    """Reads at which it was seen whether the thread sleeps for them: some of the workers', all of the readers'."""
+    """Reads at which it was seen whether the thread sleeps for them: some of the workers' and of the readers'."""
     blocked: int = 0
     """Of these, those that did."""
     bytes: int = 0

@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
     monkeypatch.setattr(publishing, "EVERY", 0.0)
     monkeypatch.setattr(publishing, "_SHARE", 0.0)
+    monkeypatch.setattr("penstock.loop_times.LOOK_SECONDS", 0.0)  # at each batch
     publish()
     found = live_folder()
     assert found is not None

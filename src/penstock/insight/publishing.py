@@ -31,7 +31,7 @@ from torch.utils.data import get_worker_info
 from penstock.insight.live_files import ProcessName, live_folder, remove, remove_stale, this_process, write
 from penstock.insight.loader_facts import title_of
 from penstock.loader import DataLoader
-from penstock.observe import Delivery, Observer, watch
+from penstock.observe import Observer, watch
 from penstock.stats import Stats
 
 #: Of the format of the file.
@@ -72,6 +72,7 @@ class _Live(Observer):
     """Takes note that a loop is alive, and writes the file when it is time to."""
 
     harmless = True
+    by_batch = False
 
     def __init__(self, publisher: Publisher, loader: _Loader, read_stats: Callable[[], Stats]) -> None:
         self._publisher, self._loader = publisher, loader
@@ -84,7 +85,7 @@ class _Live(Observer):
         if self._open:  # the loop was left before the end of the pass
             self._loader.open -= 1
 
-    def delivered(self, delivery: Delivery) -> None:
+    def looked(self) -> None:
         """Take note of a batch."""
         self._loader.got = now = time.monotonic()
         if now >= self._publisher.due:
