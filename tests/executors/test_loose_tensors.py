@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock
+from penstock.executors.workers import shared_memory
 from penstock.testing.bitwise import difference
 
 SIZE, BATCH = 48, 4
@@ -108,6 +109,16 @@ def test_an_image_that_is_kept_is_not_overwritten() -> None:
     assert all(torch.equal(image, CONVERT(picture(index))) for image, index in kept)
 
 
+def test_a_program_that_keeps_an_image_of_each_batch_keeps_little_else() -> None:
+    ours = loader(Pictures(size=160))
+    kept = [images[0] for images, _ in itertools.chain(ours, ours)]
+    held = {
+        id(one) for one in blocks(ours) for image in kept if one.address <= image.data_ptr() < one.address + one.nbytes
+    }
+    assert len(kept) == 80 and 0 < len(held) <= 4 + shared_memory.MOST_KEPT
+    assert all(torch.equal(image, CONVERT(picture(BATCH * (n % 40)))) for n, image in enumerate(kept))
+
+
 class Keeping(Pictures):
     """Keeps each converted picture in its process, and says when one of them has changed."""
 
@@ -161,6 +172,7 @@ def test_batches_that_grow() -> None:
         for images, labels in ours:
             assert [image.shape[0] for image in images] == [100 * (index + 60) for index in labels]
             assert [image.unique().tolist() for image in images] == [[index] for index in labels]
+    assert ours._executors.shared.needs.loose_bytes in {block.nbytes for block in blocks(ours)}
     largest = sum(400 * (index + 60) for index in range(SIZE - BATCH, SIZE))
     assert ours._executors.shared.needs.loose_bytes in range(largest, largest * 9 // 8 + 1)
 

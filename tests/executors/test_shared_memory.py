@@ -345,7 +345,7 @@ def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
 
 
 def error_of(batches: Any) -> type[Exception] | None:
-    """Return the class of the error of a pass; kept itself, it would keep torch's iterator for the garbage collector."""
+    """Return the class of the error of a pass; kept itself, it would keep torch's iterator until a collection."""
     try:
         list(batches)
     except Exception as error:

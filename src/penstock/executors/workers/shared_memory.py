@@ -29,6 +29,9 @@ SHARED_BYTES = 16 << 10
 #: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
 #: keeps all of them come torch's way.
 MOST_BLOCKS = 128
+#: Divided blocks beside those of batches in flight. A tensor that a program keeps keeps its whole block: a program that
+#: keeps one of each batch gets the others torch's way, each tensor in memory of its own.
+MOST_KEPT = 6
 
 
 class BlockName(NamedTuple):
@@ -103,6 +106,7 @@ class SharedBuffers:
     def __init__(self) -> None:
         self._fields, self._divided = Shelf(0), Shelf(0)
         self._made: weakref.WeakSet[SharedBlock] = weakref.WeakSet()
+        self._most_divided = 0
         self.needs = Needs()
         self.space = ShmSpace()
         """For the batches that come torch's way."""
@@ -129,9 +133,13 @@ class SharedBuffers:
         return tuple(blocks)
 
     def _make(self, nbytes: int, shelf: Shelf) -> SharedBlock | None:
+        divided = shelf is self._divided
         if len(self._made) >= MOST_BLOCKS:
             return None
-        block = SharedBlock(nbytes, divided=shelf is self._divided)
+        alike = sum(block.name.divided and block.nbytes == nbytes for block in self._made)
+        if divided and alike >= self._most_divided:
+            return None
+        block = SharedBlock(nbytes, divided=divided)
         self._made.add(block)
         _blocks[block.name.number], _shelves[block.name.number] = block, shelf
         return block
@@ -154,7 +162,7 @@ class SharedBuffers:
             loose = max(self.needs.loose_bytes, -(-loose // step) * step)
         self.needs = Needs(needs.field_bytes, loose)
         self._fields.keep = (in_flight + 2) * len(needs.field_bytes)
-        self._divided.keep = (in_flight + 2) * bool(loose)
+        self._divided.keep, self._most_divided = (in_flight + 2) * bool(loose), in_flight + MOST_KEPT
 
 
 def _note_fork() -> None:

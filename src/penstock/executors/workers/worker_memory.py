@@ -71,9 +71,8 @@ class WorkerBuffers:
         self._used: dict[int, int] = {}  # numbers of blocks that rows lie in, by address
         self._copied: dict[int, int] = {}  # numbers of blocks, by the address of the storage that was copied to each
         self._divided: _Divided | None = None
-        self._parts: dict[int, Part] = {}  # of the divided block, by the address of the storage that lies there or
-        # was copied to it
-        self._made: set[int] = set()  # addresses of parts that transforms have written
+        self._parts: dict[int, Part] = {}  # by the address of the storage that lies there, or was copied there
+        self._made: set[int] = set()  # addresses of parts that transforms were given
         self._unreserved: dict[int, Block] = {}  # by address: rows, and copied storages, that lie in no block
         self._seen: Counter[int] = Counter()  # tensors of the user's batch, by the address of their storage
         self._of_user = False
@@ -193,9 +192,10 @@ class WorkerBuffers:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         part = self._parts.get(address)
-        number = self._used.get(address, self._copied.get(address)) if part is None else None
         if part is not None and self._divided is not None:
-            number = self._divided.number
+            number: int | None = self._divided.number
+        else:
+            number = self._used.get(address, self._copied.get(address))
         if number is not None:
             self.large[address] = storage.nbytes(), True
             return InBlock(number, part, tensor)
