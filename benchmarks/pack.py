@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import photos, tensor_files
+from benchmarks.cold import timed
 from benchmarks.question import Contestant, Options, Question, Role, Running, Setup, Table, Target
 
 _SHARD = 64 << 20
@@ -33,12 +36,13 @@ def files_of(setup: Setup) -> list[tuple[str, str, int]]:
 
 
 def packing(setup: Setup, pack: Callable[[str], int]) -> Running:
-    """Epochs that pack into a folder, which is removed before."""
+    """Epochs that pack into a folder, which is removed before; what others have written is on the disk by then."""
     out = setup.path().parent / f"packed-{setup.variant}-{pack.__qualname__.partition('.')[0]}"
 
-    def epoch() -> int:
+    def epoch() -> dict[str, float]:
         shutil.rmtree(out, ignore_errors=True)
-        return pack(str(out))
+        os.sync()  # else who syncs waits for what others have left to be written
+        return timed(partial(pack, str(out)))
 
     return Running(epoch)
 
