@@ -12,6 +12,7 @@ by /proc.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import weakref
@@ -157,12 +158,24 @@ class SharedBuffers:
     def learn(self, needs: Needs, in_flight: int) -> None:
         """Take note of what a worker has reported, and of how many batches are in flight."""
         loose = needs.loose_bytes
+        if loose and not _parts_hold():
+            loose = 0
         if loose:  # sizes a sixteenth to an eighth apart
             step = max(SHARED_BYTES, 1 << loose.bit_length() - 4)
             loose = max(self.needs.loose_bytes, -(-loose // step) * step)
         self.needs = Needs(needs.field_bytes, loose)
         self._fields.keep = (in_flight + 2) * len(needs.field_bytes)
         self._divided.keep, self._most_divided = (in_flight + 2) * bool(loose), in_flight + MOST_KEPT
+
+
+@functools.cache
+def _parts_hold() -> bool:
+    """Return whether this torch tells that a part of a block is in use."""
+    block = Block(torch.UntypedStorage(16))  # type: ignore[no-untyped-call]
+    tensor = Part(8, 8).of(block).tensor((8,), (1,), torch.uint8)
+    held = block.is_held
+    del tensor
+    return held and not block.is_held
 
 
 def _note_fork() -> None:
