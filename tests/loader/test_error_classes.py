@@ -202,7 +202,7 @@ def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -
         if damage != "shape":
             before = descriptors()
             assert isinstance(raised(lambda d=dataset: d[3]), (type(want), penstock.SampleError))  # type: ignore[misc]
-            assert descriptors() == before
+            assert descriptors() <= before  # what an earlier test left may be closed meanwhile
 
 
 def test_labels(tmp_path: Path) -> None:
