@@ -120,10 +120,10 @@ class TestBeneath:
             for index in range(len(paths)):
                 with contextlib.suppress(OSError):
                     os.close(paths.open(index))
-        assert open_descriptors() == before + 1  # the root
+        assert open_descriptors() <= before + 1  # the root; others may be closed meanwhile
         del paths
         gc.collect()
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "../x", "a/../x", "a/..", "a/b/.."])
