@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -40,6 +41,19 @@ def descriptors() -> int:
     """Return how many descriptors this process has, when nothing waits for the garbage collector."""
     collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return each descriptor of this process and what it leads to, when nothing waits for the garbage collector.
+
+    What an earlier test has left may be closed at any time: a count of them may hide a file that stays open.
+    """
+    collect()
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 def held() -> tuple[int, int, int, int]:

@@ -1,9 +1,9 @@
 // How long a thread worked at each stage of its samples, how much of that it ran on a processor, and how many samples
 // and bytes each stage had.
 //
-// A reading of the clock costs about 10 ns (tick_clock.h). A file's sample reads it once a stage, which no open() or decoder notices;
-// samples in memory, which cost little more than such a reading, are counted one by one and timed a batch at a time.
-// The thread's processor time, a call of the system of up to 1 us, is read at one sample in 256, of samples in memory at
+// A reading of the clock costs about 10 ns (tick_clock.h). A file's sample reads it once a stage, which no open() or
+// decoder notices; samples in memory, which cost little more than such a reading, are counted one by one and timed a
+// batch at a time. The thread's processor time, a call of the system of up to 1 us, is read at one sample in 256, of samples in memory at
 // one batch in 256: its share of the time of these stands for all.
 //
 // Threads: StageCounters are written by one thread at a time and read by any, at any time, without a lock; merge() may

@@ -1,5 +1,5 @@
-// Readings of time that cost little: of the processor's time-stamp counter where Linux itself keeps its time by it (about
-// 10 ns), else of std::chrono::steady_clock (about 25 ns).
+// Readings of time that cost little: of the processor's time-stamp counter where Linux itself keeps its time by it
+// (about 10 ns), else of std::chrono::steady_clock (about 25 ns).
 //
 // Threads: any thread may call any function. Memory: none.
 #pragma once

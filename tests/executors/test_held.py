@@ -166,6 +166,7 @@ def test_the_memory_of_one_huge_image(tmp_path: Path, workers: int, called: str)
     Image.new("RGB", (8, 8)).save(tmp_path / "class" / "small.jpg")
     pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((8000, 6000)).save(tmp_path / "class" / "huge.jpg", quality=50)
-    out = python_processes.run(textwrap.dedent(HUGE), tmp_path, workers, called).stdout
-    before, after = map(int, out.split())
+    done = python_processes.run(textwrap.dedent(HUGE), tmp_path, workers, called)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
     assert after - before < 100, (before, after)

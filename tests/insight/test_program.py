@@ -191,13 +191,13 @@ def test_a_module_that_a_package_of_the_program_lacks_is_the_programs_error(tmp_
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": "import time\nopen('begun', 'w').close()\ntime.sleep(60)\n"})
+    written(tmp_path, {"train.py": "import time\n\nopen('begun', 'w').close(); time.sleep(60)\n"})
     command = Command("run", "train.py", folder=tmp_path)
     wait_until((tmp_path / "begun").exists)
     command.interrupt()
     ended = command.end()
     assert ended.code == -signal.SIGINT
-    assert ended.program_err.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line ')
+    assert ended.program_err.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3')
     assert ended.program_err.endswith("KeyboardInterrupt\n") and len(ended.said) == 1
 
 
