@@ -135,10 +135,8 @@ class SharedBuffers:
 
     def _make(self, nbytes: int, shelf: Shelf) -> SharedBlock | None:
         divided = shelf is self._divided
-        if len(self._made) >= MOST_BLOCKS:
-            return None
-        alike = sum(block.name.divided and block.nbytes == nbytes for block in self._made)
-        if divided and alike >= self._most_divided:
+        alike = sum(block.nbytes == nbytes for block in self._made if block.name.divided) if divided else 0
+        if len(self._made) >= MOST_BLOCKS or (divided and alike >= self._most_divided):
             return None
         block = SharedBlock(nbytes, divided=divided)
         self._made.add(block)

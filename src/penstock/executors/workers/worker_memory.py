@@ -68,11 +68,11 @@ class WorkerBuffers:
     def begin(self, names: Sequence[BlockName]) -> None:
         """Use these blocks for the batch that comes."""
         self._free = list(names)
-        self._used: dict[int, int] = {}  # numbers of blocks that rows lie in, by address
-        self._copied: dict[int, int] = {}  # numbers of blocks, by the address of the storage that was copied to each
         self._divided: _Divided | None = None
-        self._parts: dict[int, Part] = {}  # by the address of the storage that lies there, or was copied there
-        self._made: set[int] = set()  # addresses of parts that transforms were given
+        # By the address of each storage that lies in a block, or was copied to one: its number, and the part of it.
+        self._placed: dict[int, tuple[int, Part | None]] = {}
+        self._lent: set[int] = set()  # numbers of the blocks in which rows lie, or what transforms make
+        self._made: dict[int, int] = {}  # bytes of what transforms make in the divided block, by address
         self._unreserved: dict[int, Block] = {}  # by address: rows, and copied storages, that lie in no block
         self._seen: Counter[int] = Counter()  # tensors of the user's batch, by the address of their storage
         self._of_user = False
@@ -81,14 +81,14 @@ class WorkerBuffers:
 
     def abandon(self) -> None:
         """Forget the blocks of a batch that failed: whoever made its samples may hold them."""
-        for number in [*self._used.values(), *([] if self._divided is None else [self._divided.number])]:
+        for number in self._lent:
             self._mapped.pop(number, None)
         self.begin(())
 
     @property
     def placed(self) -> int:
         """How many fields of the batch lie in blocks."""
-        return len(self._used)
+        return len(self._lent)
 
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a field of a batch."""
@@ -106,8 +106,13 @@ class WorkerBuffers:
     def reserved_rows(self, samples: int, field: Field) -> Rows | None:
         """Return memory for a field of a batch in a block that the parent has reserved; None: it has reserved none."""
         nbytes = samples * field.nbytes
-        block = None if nbytes < SHARED_BYTES else self._reserved(nbytes)
-        return None if block is None else _rows_on(block, samples, field)
+        found = None if nbytes < SHARED_BYTES else self._reserved(nbytes)
+        if found is None:
+            return None
+        number, block = found
+        self._placed[block.address] = number, None
+        self._lent.add(number)
+        return _rows_on(block, samples, field)
 
     def note_unreserved(self, block: Block) -> None:
         """Take note that rows of the batch lie in shared memory that the parent has not reserved."""
@@ -116,31 +121,37 @@ class WorkerBuffers:
     def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Return memory for a tensor that a transform makes, in the divided block; None: there is none."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if not self._places or nbytes < SHARED_BYTES or (part := self._part(nbytes)) is None:
+        found = self._part(nbytes) if self._places and nbytes >= SHARED_BYTES else None
+        if found is None:
             return None
-        assert self._divided is not None
-        block = part.of(self._divided.block)
-        self._parts[block.address] = part
-        self._made.add(block.address)
+        number, part, block = found
+        self._placed[block.address] = number, part
+        self._lent.add(number)
+        self._made[block.address] = nbytes
         return block.tensor(tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
 
-    def _part(self, nbytes: int) -> Part | None:
-        """Return a free part of the divided block; None: none is reserved, or it cannot be opened, or is full."""
+    def _part(self, nbytes: int) -> tuple[int, Part, Block] | None:
+        """Return the number of the divided block, a free part of it, and that part as a block.
+
+        None: none is reserved, or it cannot be opened, or is full.
+        """
         if self._divided is None:
             name = next((name for name in self._free if name.divided), None)
             block = None if name is None else self._opened(name)
             if name is None or block is None:
                 return None
             self._divided = _Divided(name.number, block)
-        return self._divided.take(nbytes)
+        part = self._divided.take(nbytes)
+        return None if part is None else (self._divided.number, part, part.of(self._divided.block))
 
-    def _reserved(self, nbytes: int) -> Block | None:
-        """Return a block that the parent has reserved; None: none has that size, or it cannot be opened."""
+    def _reserved(self, nbytes: int) -> tuple[int, Block] | None:
+        """Return the number of a block that the parent has reserved, and the block.
+
+        None: none has that size, or it cannot be opened.
+        """
         name = next((name for name in self._free if name.nbytes == nbytes and not name.divided), None)
         block = None if name is None else self._opened(name)
-        if name is not None and block is not None:
-            self._used[block.address] = name.number
-        return block
+        return None if name is None or block is None else (name.number, block)
 
     def _opened(self, name: BlockName) -> Block | None:
         """Return a block, which is not free from here on; None: it cannot be opened."""
@@ -191,14 +202,9 @@ class WorkerBuffers:
             return tensor
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        part = self._parts.get(address)
-        if part is not None and self._divided is not None:
-            number: int | None = self._divided.number
-        else:
-            number = self._used.get(address, self._copied.get(address))
-        if number is not None:
+        if address in self._placed:
             self.large[address] = storage.nbytes(), True
-            return InBlock(number, part, tensor)
+            return InBlock(*self._placed[address], tensor)
         # A quantised tensor is more than its elements, and torch warns of each empty one of complex halves.
         plain = not tensor.is_quantized and tensor.dtype is not torch.complex32
         if storage.nbytes() < SHARED_BYTES:
@@ -215,14 +221,15 @@ class WorkerBuffers:
     def _copy(self, tensor: torch.Tensor, storage: torch.UntypedStorage, address: int) -> Any:
         """Copy the storage of a tensor into a block, or other shared memory, and return the tensor there."""
         nbytes = storage.nbytes()
-        block = self._reserved(nbytes)
-        part = self._part(nbytes) if block is None else None
-        self.large[address] = nbytes, block is not None or part is not None
-        if block is not None:
-            self._copied[address] = self._used.pop(block.address)
-        elif part is not None and self._divided is not None:
-            self._parts[address], block = part, part.of(self._divided.block)
+        block: Block | None
+        if (whole := self._reserved(nbytes)) is not None:
+            number, block = whole
+            self._placed[address] = number, None
+        elif (found := self._part(nbytes)) is not None:
+            number, part, block = found
+            self._placed[address] = number, part
         else:
+            self.large[address] = nbytes, False
             block = _unreserved(nbytes) if len(self._unreserved) < MOST_COPIED else None
             if block is None:
                 return tensor
@@ -235,12 +242,9 @@ class WorkerBuffers:
 
         The blocks are forgotten. Called when nobody but the user's code can hold a part of the batch.
         """
-        used = [*self._used.values()]
-        if self._made and self._divided is not None:
-            used.append(self._divided.number)
-            sent = sum(self._parts[address].nbytes for address in self._made if address in self.large)
-            self._places &= 2 * sent >= sum(self._parts[address].nbytes for address in self._made)
-        held = {number: self._mapped[number] for number in used if self._mapped[number].is_held}
+        sent = sum(nbytes for address, nbytes in self._made.items() if address in self.large)
+        self._places &= 2 * sent >= sum(self._made.values())
+        held = {number: self._mapped[number] for number in self._lent if self._mapped[number].is_held}
         if not held:
             return packed, ()
         self._places &= self._divided is None or self._divided.number not in held
