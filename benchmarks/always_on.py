@@ -57,13 +57,10 @@ def count(enabled: bool) -> None:
     """Switch what is always on, for passes that begin: the clocks of stages, the loop's clock, the live recording."""
     import penstock._native
     import penstock.loader
-    from penstock.loop_times import LoopClock
-    from penstock.observe import Observer, watching
+    from penstock.loop_times import clocked
 
     penstock._native.count_stages(enabled)
-    seen_by: Any = vars(penstock.loader)
-    seen_by["LoopClock"] = LoopClock if enabled else lambda meter, others: Observer()
-    seen_by["watching"] = watching if enabled else lambda loader: ()
+    vars(penstock.loader)["clocked"] = clocked if enabled else lambda meter, watchers: ()
 
 
 def table(name: str, title: str, dataset: Callable[[Setup], Any], how: str) -> Table:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
-from penstock.loop_times import LoopClock
+from penstock.loop_times import clocked
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
@@ -256,10 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)
-        watchers = watching(self)
-        others = tuple(observer for observer in watchers if not observer.by_batch)
-        clock = LoopClock(executors.counters.loop, others)
-        followers = (*followers, clock, *(observer for observer in watchers if observer.by_batch))
+        followers = (*followers, *clocked(executors.counters.loop, watching(self)))
         if feed is None or target is None:
             batches = self._batches(settings, None)
             tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)

@@ -146,3 +146,9 @@ class LoopClock(Observer):
         self._looked = now
         if not first:
             self._meter.add_cpu(*map(operator.sub, self._ran, before))
+
+
+def clocked(meter: LoopMeter, watchers: Observers) -> Observers:
+    """Return the clock of a loop, with the watchers that need not know of each batch, and the other watchers."""
+    clock = LoopClock(meter, tuple(watcher for watcher in watchers if not watcher.by_batch))
+    return clock, *(watcher for watcher in watchers if watcher.by_batch)
