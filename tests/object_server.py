@@ -112,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         step = 16 << 10 if fault == "slow" else 1 << 20
         for at in range(0, len(part), step):
             if fault == "slow":
-                time.sleep(0.01)
+                time.sleep(0.01)  # a slow connection
             try:
                 self.wfile.write(part[at : at + step])
             except OSError:

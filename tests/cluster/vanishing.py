@@ -38,7 +38,7 @@ def main(address: str, folder: Path) -> None:
             longest = 0.0
         if len(firsts) == 30:  # what was asked for before is on its way, or was made, when the machine vanishes
             while not (folder / "vanished").exists():
-                time.sleep(0.01)
+                time.sleep(0.01)  # what the other machine writes gives no event
             last = time.monotonic()
     found = {"firsts": firsts, "hosts": sorted(hosts), "longest": longest, "explained": loader.explain()}
     (folder / "found.json").write_text(json.dumps(found))

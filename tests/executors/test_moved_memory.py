@@ -160,7 +160,7 @@ def test_another_thread_that_exchanges_memory_all_the_time(how):
                     fillers.append(x.untyped_storage())
                     x.set_(torch.ones(1_000, 128))
                 addresses.append(x.data_ptr())
-                time.sleep(0.0005)
+                time.sleep(0.0005)  # a native thread reads what has moved
             done.set()
 
         thread = threading.Thread(target=exchange, daemon=True)
@@ -381,7 +381,7 @@ def test_handlers_of_others_come_before_and_after():
         signal.signal(signal.SIGBUS, lambda *_: caught.append(1))
         move(num_workers=2)
         os.kill(os.getpid(), signal.SIGBUS)
-        time.sleep(0)
+        time.sleep(0)  # Python runs the handler
         assert caught == [1]
     """)
 

@@ -112,10 +112,10 @@ for _ in range(4):
 class Late:
     def __del__(self):
         pool.close()
-        time.sleep(0.2)
+        time.sleep(0.2)  # threads of the pool end meanwhile
 
 sys.late = Late()  # freed while the interpreter ends
-time.sleep(0.1)
+time.sleep(0.1)  # its threads are at work
 """
     done = python_processes.run(script)
     assert (done.returncode, done.stderr) == (0, "")

@@ -38,7 +38,7 @@ class Photos(Dataset):
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # a sample that takes a while
         return torch.full((3,), float(index)) + torch.rand(3)
 
 torch.manual_seed(0)
@@ -46,7 +46,7 @@ digest = hashlib.sha256()
 for epoch in range(2):
     for x in DataLoader(Photos(), 16, shuffle=True, num_workers=int(sys.argv[1])):
         digest.update(x.numpy().tobytes())
-        time.sleep(0.001)
+        time.sleep(0.001)  # a step of training
 print(digest.hexdigest(), type(DataLoader([1])).__module__)
 """
 SENTENCE = re.compile(

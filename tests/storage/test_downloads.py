@@ -167,8 +167,8 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(objects: dict[st
         assert reached.wait(60)
         deadline = time.monotonic() + 30
         while server.bytes_sent < 2 * (64 << 10) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.2)
+            time.sleep(0.01)  # what the server sends gives no event
+        time.sleep(0.2)  # the parts sent are written meanwhile
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -188,7 +188,7 @@ def test_a_killed_process_leaves_what_the_next_one_goes_on_with(objects: dict[st
 
 def _read_all(url: str, folder: str, described_shards: list[Shard], start: float) -> None:
     shards = RemoteShards(ObjectStore(url), described_shards, CacheFolder(folder))
-    time.sleep(max(0.0, start - time.time()))
+    time.sleep(max(0.0, start - time.time()))  # both processes begin at once
     for number in range(len(described_shards)):
         assert _native.crc32c(fetch(shards, number)) == described_shards[number].crc32c
 
@@ -455,7 +455,7 @@ def test_forked_children_read_by_their_parent(objects: dict[str, bytes], tmp_pat
     while any(thread.name == "penstock-counter" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         gc.collect()
-        time.sleep(0.01)
+        time.sleep(0.01)  # the thread ends with its owner, which is collected
 
 
 def _read_in_child(shards: RemoteShards, data: bytes) -> None:

@@ -29,7 +29,7 @@ data = penstock.Shards(url, window=3, cache_folder=cache, cache_limit=limit)
 shard = None if world == 1 else (rank, world)
 for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, num_workers=1, shard=shard):
     print(json.dumps(labels.tolist()), flush=True)
-    time.sleep(pause)
+    time.sleep(pause)  # a step of training
 """
 
 
@@ -142,8 +142,8 @@ def test_killed_at_any_moment_the_next_start_works(bucket: Bucket, packed: Path,
         else:
             deadline = time.monotonic() + 60  # in the middle of the first downloads
             while not list((tmp_path / "cache").glob("*.tar-*")) and time.monotonic() < deadline:
-                time.sleep(0.001)
-        time.sleep(0.05 * attempt)
+                time.sleep(0.001)  # what another process writes gives no event
+        time.sleep(0.05 * attempt)  # another moment of the pass
         process.kill()
     assert labels_of(start(bucket, tmp_path / "cache", limit=limit)) == expected(packed)
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= limit + 4096

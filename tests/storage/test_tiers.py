@@ -327,8 +327,8 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     for _ in range(4):
         process = read_elsewhere(root, folder)
         while not process.has_ended() and not list(folder.glob("*.data")):
-            time.sleep(0.002)
-        time.sleep(0.005)
+            time.sleep(0.002)  # what another process writes gives no event
+        time.sleep(0.005)  # amid what it writes next
         process.kill()
     dataset = TensorFolder(root)
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=100))
