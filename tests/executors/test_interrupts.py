@@ -22,6 +22,7 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
+from tests.python_processes import run
 from tests.sample_datasets import Made
 
 #: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
@@ -30,6 +31,7 @@ FILES = tuple(
     for name in (
         "executors/iterator.py", "executors/native.py", "executors/threads.py", "executors/batch.py", "observe.py",
         "executors/workers/crew.py", "executors/workers/native.py", "device/gathering.py", "state/progress.py",
+        "executors/workers/processes.py", "executors/torch_pass.py", "executors/workers/results.py",
     )
 )  # fmt: skip
 
@@ -49,8 +51,9 @@ class Interrupting:
         name = frame.f_code.co_filename
         if name not in FILES or frame.f_code.co_name in SPARED:
             return None
-        # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go.
-        if event == "line" and self.where is None and not source(frame).startswith("with "):
+        # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go; nor is one
+        # before a line that returns a name.
+        if event == "line" and self.where is None and not source(frame).startswith(("with ", "return batch")):
             self.left -= 1
             if self.left < 0:
                 self.where = (frame.f_code.co_name, frame.f_lineno)
@@ -285,3 +288,61 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
         assert numbers(came) == wanted()[0]
     with pytest.raises(StopIteration):
         next(batches)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_behind_an_interrupt_a_pass_of_worker_processes_is_whole_or_says_so(persistent: bool) -> None:
+    made = penstock.DataLoader(Made(square, 12), 3, num_workers=1, persistent_workers=persistent)
+    for at in range(0, 400, 17):
+        interrupting = Interrupting(at)
+        batches = iter(made)
+        got: list[Any] = []
+        with contextlib.suppress(KeyboardInterrupt), tracing(interrupting):
+            got.extend(iter(lambda: next(batches, None), None))
+        said = ""
+        try:
+            got.extend(batches)
+        except RuntimeError as error:
+            said = str(error).split(" (")[0]
+        assert said in ("", "This iterator was interrupted")
+        assert list(map(numbers, got)) == (wanted()[: len(got)] if said else wanted()), interrupting.where
+        del batches
+        assert list(map(numbers, made)) == wanted(), interrupting.where
+
+
+INTERRUPTED = """
+import os, signal, sys
+import torch, penstock
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        if index == 100:
+            os.killpg(0, signal.SIGINT)  # as a terminal sends it: to the workers, too
+        return torch.full((4000,), float(index))
+
+os.setpgid(0, 0)
+loader = penstock.DataLoader(Slow(), 4, num_workers=2, persistent_workers=sys.argv[1] == "True")
+batches = iter(loader)
+got = 0
+try:
+    for batch in batches:
+        got += 1
+except KeyboardInterrupt:
+    pass
+try:
+    next(batches)
+except RuntimeError as error:
+    print("This iterator was interrupted" in str(error))
+print(loader.state_dict()["batches"] if "batches" in loader.state_dict() else None, got)
+Slow.__getitem__ = lambda self, index: torch.full((4000,), float(index))
+print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 4)))
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_in_a_terminal_hangs_no_pass_of_worker_processes(persistent: bool) -> None:
+    done = run(INTERRUPTED, str(persistent))
+    assert done.stdout.splitlines()[0] == "True", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "True", done.stdout + done.stderr

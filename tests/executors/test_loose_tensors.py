@@ -50,7 +50,7 @@ def loader(dataset: Any, cls: Any = penstock.DataLoader, **options: Any) -> Any:
 
 
 def blocks(ours: Any) -> list[Any]:
-    return list(ours._executors.shared._made)
+    return list(ours._executors.shared._blocks)
 
 
 def with_mask(image: torch.Tensor, index: int) -> Any:
@@ -172,9 +172,10 @@ def test_batches_that_grow() -> None:
         for images, labels in ours:
             assert [image.shape[0] for image in images] == [100 * (index + 60) for index in labels]
             assert [image.unique().tolist() for image in images] == [[index] for index in labels]
-    assert ours._executors.shared.needs.loose_bytes in {block.nbytes for block in blocks(ours)}
     largest = sum(400 * (index + 60) for index in range(SIZE - BATCH, SIZE))
-    assert ours._executors.shared.needs.loose_bytes in range(largest, largest * 9 // 8 + 1)
+    block_bytes = ours._executors.shared.block_bytes
+    assert block_bytes in {block.nbytes for block in blocks(ours)}
+    assert block_bytes in range(largest, (largest + 64 * BATCH) * 9 // 8 + 1)
 
 
 def kept_in_the_worker(samples: list[Any]) -> Any:

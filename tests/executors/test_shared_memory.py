@@ -101,11 +101,11 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
     for _ in range(3):
         for batch, labels in ours:
             addresses.add(batch.data_ptr())
-            assert batch.is_shared() and batch.untyped_storage().nbytes() == batch.nbytes
+            assert batch.untyped_storage().nbytes() == batch.nbytes
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
     assert len(addresses) < 12
-    blocks = [weakref.ref(block) for block in ours._executors.shared._made]
+    blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]
     assert 0 < len(blocks) < 12
     del ours
     gc.collect()
@@ -132,7 +132,8 @@ def test_samples_that_grow_get_memory_of_their_size() -> None:
     ours = loader(grown, persistent_workers=True)
     for _ in range(2):
         assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
-    assert ours._executors.shared.needs.field_bytes in ((4 * LARGE,), (8 * LARGE,))
+    batch = 4 * 8 * LARGE  # bytes
+    assert batch <= ours._executors.shared.block_bytes <= batch * 9 // 8
 
 
 def keep(batch: torch.Tensor) -> Any:
@@ -173,7 +174,7 @@ def large_and_epoch(epoch: int) -> Any:
 
 
 def test_all_batches_may_be_kept() -> None:
-    size = 4 * (shared_memory.MOST_BLOCKS + 20)
+    size = 4 * (shared_memory.MOST_KEPT + 40)
     kept = list(loader(large, size))
     assert [int(batch[0, 0]) for batch in kept] == list(range(0, size, 4))
 
@@ -282,7 +283,7 @@ def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
         ours = loader(dying)
         with pytest.raises(penstock.WorkerDied):
             list(map(len, ours))
-        blocks = [weakref.ref(block) for block in ours._executors.shared._made]
+        blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]
         del ours
         gc.collect()
         assert [block for block in blocks if block() is not None] == []
@@ -310,7 +311,7 @@ def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     list(map(len, ours))  # what a field takes is known
     monkeypatch.setattr(shared_memory, "SharedBlock", refuse)
     ours._executors.shared = shared_memory.SharedBuffers()
-    ours._executors.shared.learn(shared_memory.Needs((4 * LARGE, 8)), 4)
+    ours._executors.shared.learn(4 * 4 * LARGE)
     assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
@@ -341,7 +342,7 @@ def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
     ours = loader(large, **options)
     for _ in range(2):
         list(map(len, ours))
-    assert ours._executors.shared.needs.field_bytes == ()
+    assert ours._executors.shared.counts() == (0, 0)
 
 
 def error_of(batches: Any) -> type[Exception] | None:

@@ -28,10 +28,6 @@ _requires_grad = operator.attrgetter("requires_grad")
 _is_neg = operator.methodcaller("is_neg")  # negated lazily
 
 
-#: torch.stack keeps these formats of samples that all have them.
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 class _Differs(Exception):
     """A sample is not like the first one of its batch."""
 
@@ -82,8 +78,6 @@ def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[Rows], int], _
         and not value.is_nested
     ):
         dtype = str(value.dtype).removeprefix("torch.")
-        if _is_channels_last(value):
-            make, shape = _ChannelsLast, _ahead(value).shape
     elif kind is np.ndarray and value.ndim:
         dtype, make = _torch_name(value.dtype), partial(_Arrays, dtype=value.dtype)
     if dtype in _native.DTYPES and value.ndim <= _native.MAX_DIMS:
@@ -177,8 +171,6 @@ class _Tensors:
         if values[0].shape != rows.shape[1:]:  # or stack resizes
             raise _Differs
         try:
-            if any(map(_is_channels_last, values)):
-                raise _Differs
             torch.stack(values, out=rows)  # type: ignore[arg-type]
         except (RuntimeError, ValueError):  # of another shape, not on the CPU, sparse, or with a gradient
             raise _Differs from None
@@ -197,47 +189,6 @@ class _Tensors:
 
     def batch(self, kind: type) -> Any:
         return self._rows
-
-
-class _ChannelsLast:
-    """Tensors in one of torch's formats with the channels last, stacked in rows that have them last too."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows.tensor
-        self._tensors = _Tensors(rows)
-
-    def take(self, values: Sequence[Any], begin: int) -> None:
-        try:
-            if not all(type(value) is torch.Tensor and _is_channels_last(value) for value in values):
-                raise _Differs
-            self._tensors.take([_ahead(value) for value in values], begin)
-        except RuntimeError:  # sparse
-            raise _Differs from None
-
-    def value(self, position: int) -> Any:
-        row = self._rows[position]
-        return row.permute(0, row.ndim - 1, *range(1, row.ndim - 1))
-
-    def batch(self, kind: type) -> Any:
-        rows = self._rows
-        batch = rows.permute(0, 1, rows.ndim - 1, *range(2, rows.ndim - 1))
-        if rows.shape[1] == 1:  # of such a dimension torch.stack gives another stride, which addresses nothing
-            strides = torch.stack([self.value(0)] * min(2, len(rows))).stride()
-            batch = batch.as_strided(batch.shape, strides)
-        return batch
-
-
-def _is_channels_last(value: torch.Tensor) -> bool:
-    return (
-        value.ndim in _CHANNELS_LAST
-        and not value.is_contiguous()
-        and value.is_contiguous(memory_format=_CHANNELS_LAST[value.ndim])
-    )
-
-
-def _ahead(value: torch.Tensor) -> torch.Tensor:
-    """Return a view of a sample with the channels last, as they lie in memory."""
-    return value.permute(0, *range(2, value.ndim), 1)
 
 
 class _Arrays:

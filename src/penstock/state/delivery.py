@@ -20,8 +20,8 @@ class Task:
     epoch: int
     positions: Positions = range(0)
     """The positions of its samples in the order of the epoch."""
-    blocks: tuple[Any, ...] = ()
-    """Names of the shared memory that a worker process builds the batch in."""
+    block: Any = None
+    """Names the shared memory that a worker process builds the batch in."""
 
     @property
     def first(self) -> int:
@@ -36,10 +36,10 @@ class Delivered:
     batch: Any
     bad: list[BadSample] = field(default_factory=list)
     state: Any = None
-    lacking: Any = None
-    """The shared memory that batches need, where the worker was not given enough."""
-    held: tuple[int, ...] = ()
-    """Numbers of the blocks of shared memory that the user's code in the worker has kept a part of."""
+    needed: int = 0
+    """Bytes of shared memory that the batch takes, or would have taken."""
+    kept: bool = False
+    """The user's code in the worker has kept a part of that memory."""
 
     def pin_memory(self) -> Delivered:
         """Pin the batch: torch's pinning thread calls this."""

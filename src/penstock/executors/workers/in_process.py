@@ -47,11 +47,11 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        lacking, held = (None, ()) if self._builder is None else (self._builder.lacking, self._builder.held)
-        if self._states is None and not (bad or lacking or held):
+        if self._builder is None and self._states is None and not bad:
             return batch
         state = None if self._states is None else state_of(self.dataset)
-        return Delivered(batch, bad, state, lacking, held)
+        needed, kept = (0, False) if self._builder is None else (self._builder.needed, self._builder.kept)
+        return Delivered(batch, bad, state, needed, kept)
 
     __getitems__ = __getitem__
 

@@ -32,10 +32,11 @@ from penstock.executors.staging import BatchShards
 from penstock.executors.torch_pass import LoaderView, TorchPass
 from penstock.executors.workers.autopsy import Identify, clear_away, end
 from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
+from penstock.executors.workers.lease_states import Event
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
 from penstock.executors.workers.results import QueueContext
-from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
+from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import ShmSpace, note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, is_built_in_place
 from penstock.executors.workers.watching import WorkerWatch
@@ -55,7 +56,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
-    finished. After WorkerStuck next() waits anew, as torch's iterator does. Where `reusable` is False a loader with
+    finished. After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError. After WorkerStuck next() waits anew, as torch's iterator does. Where `reusable` is False a loader with
     persistent_workers makes a new iterator.
 
     Args:
@@ -107,6 +108,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._grace: int | None = None  # batches that may still be taken from the queue after a death
         self._failure = ""  # the first sentence of what ended all workers
         self._stuck = False  # the last wait for a batch took too long
+        self._inside: dict[int, bool] = {}  # threads in the middle of a call, or whose call was interrupted there
         self._one_at_a_time = threading.Lock()
         self._clear_away: multiprocessing.util.Finalize | None = None
         self._board = Board(loader.num_workers)
@@ -117,11 +119,13 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self.batches, self.staging = batches, staging
         self._shared = shared if fetch is not None and is_built_in_place(fetch) else None
         self._space = ShmSpace() if shared is None else shared.space
-        self._reserved: dict[int, tuple[SharedBlock, ...]] = {}  # by the number of the task
+        self._leases: dict[int, Lease] = {}  # of tasks whose batches have not come, by the number of the task
         self._needed: dict[int, BatchShards | None] = {}  # shards, by the number of the task
         self._tasks = None
         if fetch is not None:
             self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
+        if self._shared is not None:
+            self._shared.expect(loader.num_workers * loader.prefetch_factor)
         super().__init__(self._view(loader, fetch, composes))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
@@ -167,9 +171,10 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with these workers."""
-        return not (self._failure or self._stuck or self._shutdown)
+        return not (self._failure or self._stuck or self._inside or self._shutdown)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._inside[threading.get_ident()] = True
         if first_iter:
             # torch's SIGCHLD handler would raise wherever the program is; here a death is noticed by next().
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
@@ -191,6 +196,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         super()._reset(loader, first_iter)
         self._left_at = time.perf_counter()
         self._meter.processes.loader += self._left_at - began
+        del self._inside[threading.get_ident()]
 
     def _try_put_index(self) -> None:
         while self._turn:
@@ -201,7 +207,9 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
         if self._tasks is not None:
-            self._reserved[self._send_idx], self._needed[self._send_idx] = self._tasks.reserved, self._tasks.needed
+            self._needed[self._send_idx] = self._tasks.needed
+            if self._tasks.lease is not None:
+                self._leases[self._send_idx] = self._tasks.lease
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index
@@ -221,7 +229,17 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
 
     def __next__(self) -> Any:
         self._space.warn()  # here a warning that is an error loses no batch
-        return super().__next__()
+        thread = threading.get_ident()
+        if thread in self._inside:  # an interrupt reaches the workers too: what they did with their batches is unknown
+            raise RuntimeError(_INTERRUPTED)
+        self._inside[thread] = True
+        try:
+            batch = super().__next__()
+        except Exception:
+            del self._inside[thread]
+            raise
+        del self._inside[thread]  # no interrupt comes between this step of the interpreter and the return
+        return batch
 
     def _next_batch(self) -> Any:
         try:
@@ -248,8 +266,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         state = None
         if isinstance(batch, Delivered):
-            if batch.lacking is not None and self._shared is not None:
-                self._shared.learn(batch.lacking, self._prefetch_factor * self._num_workers)
+            if self._shared is not None:
+                self._shared.learn(batch.needed)
             batch, self._bad, state = batch.batch, batch.bad, batch.state
         if self.streams is not None:
             if isinstance(batch, End):
@@ -300,7 +318,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             else:
                 self._stuck = False
                 self._came = data[0]
-                self._give_back(data[0], _held(data[1]))
+                self._note_arrival(data[0], data[1])
                 self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = time.monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
@@ -356,24 +374,29 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 clear_away(self._board, self._watch.pids)
             else:
                 self._clear_away()
-            for number in [*self._reserved, *self._needed]:  # no worker uses them any more
-                self._give_back(number)
+            self._leases.clear()  # their blocks are not used again
+            for number in list(self._needed):
+                self._release_shards(number)
             if self._tasks is not None:
                 self._tasks.bring_shards(self, None)
             self._meter.close(self._stages, self._board.calls)
             self._board.close()
 
-    def _give_back(self, number: Any, held: tuple[int, ...] | None = ()) -> None:
-        """Give back what was reserved for a task. held: numbers of blocks that the worker's code holds; None: all."""
+    def _note_arrival(self, number: Any, message: Any) -> None:
+        """Take note that a message has come: the worker has finished with the memory of its task, or keeps some."""
+        self._release_shards(number)
+        lease = self._leases.pop(number, None)
+        if lease is not None:  # samples of a batch that failed may be kept by anybody
+            kept = isinstance(message, ExceptionWrapper) or (isinstance(message, Delivered) and message.kept)
+            lease.take_note(Event.KEEP if kept else Event.RECEIVE)
+
+    def _release_shards(self, number: Any) -> None:
         if (needed := self._needed.pop(number, None)) is not None:
             needed.release()
-        blocks = self._reserved.pop(number, ())
-        if self._shared is not None:
-            self._shared.give_back(blocks, held)
 
     def _is_sound(self) -> bool:
         """Return whether torch's protocol of ending can work: all workers live, listen, and hold no lock of it."""
-        if self._failure or self._stuck or self._watch.notice() or not hasattr(self, "_workers_status"):
+        if self._failure or self._stuck or self._inside or self._watch.notice() or not hasattr(self, "_workers_status"):
             return False
         if any(map(is_ending, self._index_queues)):
             return False  # the iterator was in a cycle: torch would wait 5 s for each worker and then end it
@@ -395,12 +418,9 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         results.close()
 
 
-def _held(message: Any) -> tuple[int, ...] | None:
-    """Return the numbers of the blocks that a worker's code holds; None: of a batch that failed, it may hold all."""
-    if isinstance(message, ExceptionWrapper):
-        return None
-    return message.held if isinstance(message, Delivered) else ()
-
-
+_INTERRUPTED = (
+    "This iterator was interrupted (Ctrl-C) in the middle of next(), and its worker processes with it: batches in flight "
+    "are lost. Make a new iterator; the loader's state_dict() says where the interrupted one was."
+)
 _NOTHING = object()
 """In the place of a batch that the user is not given."""

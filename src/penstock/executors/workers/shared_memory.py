@@ -1,190 +1,190 @@
 """Batch memory that worker processes fill: made by the parent, mapped once by each worker, used batch after batch.
 
-The parent reserves blocks for a batch and names them in its task: one for each field, or one for all of its tensors,
-where these have sizes of their own. The worker (worker_memory.py) builds the batch in them and sends no memory, only
-where each tensor lies. A block is free once nobody holds a tensor on it, as executors/buffers.py has it. Small tensors
-are sent by value. All else goes torch's way, each batch in a new file of shared memory.
+The parent reserves a block for each batch and names it in the task. The worker (worker_memory.py) builds the batch's
+large tensors in it, one behind the other, and sends no memory, only where each storage lies. Small tensors are sent by
+value. All else goes torch's way, each tensor in a new file of shared memory.
 
-Processes: SharedBuffers and the functions at the end are the parent's; a worker makes what it sends, InBlock and
-ByValue. Blocks have no name in any file system and need no space in /dev/shm; a worker opens its parent's descriptors
-by /proc.
+A reservation is a `Lease`. The record of the task holds it until the batch has come, and each storage that is made on
+the block holds it for as long as a tensor, a view or an array has that storage. The end of the lease frees the block;
+nothing else does. lease_states.py has the table of its life.
+
+Bounds: a block is as large as the largest of the last `RECENT` batches, rounded up by an eighth at most. The parent
+has at most one for each batch in flight and `MOST_KEPT` more: a program that keeps more batches than that gets the
+others torch's way. At most one for each batch in flight, and two more, are free. Blocks have no name in any file
+system and need no space in /dev/shm; a worker opens its parent's descriptors by /proc.
+
+Processes: SharedBuffers, Lease and the functions that make tensors of messages are the parent's, where any thread may
+use them; a worker makes what it sends, OnBlock, TensorOn and ByValue.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing import reductions
 
-from penstock.executors.buffers import Block, Shelf
+import penstock._native as _native
+from penstock.executors.workers.lease_states import FREES, Event, State, state_after
 from penstock.executors.workers.shm_space import ShmSpace
 
-#: Bytes of a field of a batch from which on it lies in shared memory: below, sending it costs less than a block.
+#: Bytes of a tensor from which on it lies in a block: below, sending it costs less.
 SHARED_BYTES = 16 << 10
-#: Blocks that a parent makes at the most for one loader: each has two descriptors. The other batches of a program that
-#: keeps all of them come torch's way.
-MOST_BLOCKS = 128
-#: Divided blocks beside those of batches in flight. A tensor that a program keeps keeps its whole block: a program that
-#: keeps one of each batch gets the others torch's way, each tensor in memory of its own.
+#: Blocks beside those of batches in flight. A tensor that a program keeps keeps its whole block.
 MOST_KEPT = 6
+#: Batches whose sizes say how large the next block is.
+RECENT = 16
 
 
 class BlockName(NamedTuple):
-    """By which a worker finds a block."""
+    """By which a worker finds a block and names its lease."""
 
-    number: int
-    """Of the block, in its parent process."""
+    lease: int
+    block: int
     pid: int
     descriptor: int
     nbytes: int
-    divided: bool
-    """Any number of tensors lie in it, one behind the other; else it has the size of one field."""
 
 
-class Needs(NamedTuple):
-    """The shared memory that batches need."""
+class SharedBlock:
+    """Memory that processes share."""
 
-    field_bytes: tuple[int, ...] = ()
-    """Bytes of a sample in each field."""
-    loose_bytes: int = 0
-    """Bytes of a batch's large tensors where they make no fields, each with an end that is aligned."""
-
-
-class Part(NamedTuple):
-    """The part of a divided block that one storage has."""
-
-    begin: int
-    nbytes: int
-
-    def of(self, block: Block) -> Block:
-        """Return the part of a block: a storage of its own, which holds the block's."""
-        return Block(block.storage[self.begin : self.begin + self.nbytes])
+    def __init__(self, nbytes: int) -> None:
+        self.descriptor = memory_file(nbytes)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.number, self.nbytes = next(_numbers), nbytes
+        self._mapping = storage_in(self.descriptor, nbytes)
+        self.address = self._mapping.data_ptr()
 
 
-class SharedBlock(Block):
-    """A storage in memory that processes share."""
+class Lease:
+    """The right to a block for one batch. Whoever may touch the memory holds it; with its end the block is free.
 
-    def __init__(self, nbytes: int, *, divided: bool = False) -> None:
-        descriptor = memory_file(nbytes)
-        weakref.finalize(self, os.close, descriptor)
-        super().__init__(storage_in(descriptor, nbytes))
-        self.name = BlockName(next(_numbers), os.getpid(), descriptor, nbytes, divided)
-        self._key = reductions.fd_id(descriptor)  # type: ignore[no-untyped-call]
-        self._forked = False
-        self.lent = False
-        """A tensor on it has been made since it was reserved."""
-        self.held = False
-        """A worker's code, the user's, has kept a part of a batch on it."""
+    Args:
+        block: which nobody else has.
+        free: where the block goes then.
+    """
 
-    @property
-    def sound(self) -> bool:
-        """Whether nobody but this process and the loader's workers has the memory that the storage was made with.
+    _frees = FREES  # when Python ends, a module's names go before its objects
 
-        A program may have sent a batch to another process, or forked one off while it held a batch.
-        """
-        storage = self.storage
-        same = storage.nbytes() == self.nbytes and storage.data_ptr() == self.address
-        return same and not (self._forked or self.held) and self._key not in reductions.shared_cache
+    def __init__(self, block: SharedBlock, free: deque[SharedBlock]) -> None:
+        self._block, self._free = block, free
+        self.state = State.RESERVED
+        self.number = next(_numbers)
+        _leases[self.number] = self
 
-    def note_fork(self) -> None:
-        """Take note of a fork: a batch on this memory is the child's too."""
-        self._forked |= self.is_held
+    def take_note(self, event: Event) -> None:
+        """Take note of an event. Raises RuntimeError where it cannot happen now."""
+        self.state = state_after(self.state, event, self)
+
+    def sent(self) -> BlockName:
+        """Return the name of the block, for a task: from here on a worker may write to it."""
+        self.take_note(Event.SEND)
+        block = self._block
+        return BlockName(self.number, block.number, os.getpid(), block.descriptor, block.nbytes)
+
+    def storage(self, begin: int, nbytes: int) -> torch.UntypedStorage:
+        """Return a storage on a part of the block, which holds this lease."""
+        return storage_on(self, self._block.address + begin, nbytes)
+
+    def __del__(self) -> None:
+        if self.state in self._frees:
+            self._free.append(self._block)
+
+    def __repr__(self) -> str:
+        return f"Lease(number={self.number}, block={self._block.number}, state={self.state.value})"
 
 
 class SharedBuffers:
-    """The blocks of one loader, in the parent.
-
-    Attributes:
-        needs: of its batches, as the workers have reported them.
-    """
+    """The blocks of one loader, in the parent. A forked child begins with none of its parent's."""
 
     def __init__(self) -> None:
-        self._fields, self._divided = Shelf(0), Shelf(0)
-        self._made: weakref.WeakSet[SharedBlock] = weakref.WeakSet()
-        self._most_divided = 0
-        self.needs = Needs()
         self.space = ShmSpace()
         """For the batches that come torch's way."""
+        self._sizes: deque[int] = deque(maxlen=RECENT)
+        self._in_flight = 0
+        self._begin()
 
-    def reserve(self, samples: int) -> tuple[SharedBlock, ...]:
-        """Return blocks for a batch; none where they cannot be had. They are the caller's until it gives them back."""
-        blocks: list[SharedBlock] = []
-        fields = [(samples * nbytes, self._fields) for nbytes in self.needs.field_bytes]
-        for nbytes, shelf in [*fields, (self.needs.loose_bytes, self._divided)]:
-            if nbytes < SHARED_BYTES:
-                continue
-            block = shelf.take(nbytes)
-            if block is None:
-                try:
-                    block = self._make(nbytes, shelf)
-                except (OSError, RuntimeError):  # no memory, or no descriptors: the batch comes torch's way
-                    block = None
-            if block is None:
-                self.give_back(blocks)
-                return ()
-            assert isinstance(block, SharedBlock)
-            block.lent = False
-            blocks.append(block)
-        return tuple(blocks)
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._blocks: weakref.WeakSet[SharedBlock] = weakref.WeakSet()
+        self._free: deque[SharedBlock] = deque(maxlen=self._in_flight + 2)
 
-    def _make(self, nbytes: int, shelf: Shelf) -> SharedBlock | None:
-        divided = shelf is self._divided
-        alike = sum(block.nbytes == nbytes for block in self._made if block.name.divided) if divided else 0
-        if len(self._made) >= MOST_BLOCKS or (divided and alike >= self._most_divided):
+    def expect(self, in_flight: int) -> None:
+        """Take note of how many batches of the passes from here on are in flight."""
+        if in_flight != self._in_flight:
+            self._in_flight = in_flight
+            self._free = deque(self._free, self._in_flight + 2)
+
+    def learn(self, nbytes: int) -> None:
+        """Take note of what the large tensors of a batch that has come take of a block."""
+        self._sizes.append(nbytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """What the next batch is expected to take, rounded up so that sizes that grow need few new blocks."""
+        need = max(self._sizes, default=0)
+        step = max(4096, 1 << max(0, need.bit_length() - 4))
+        return -(-need // step) * step
+
+    def reserve(self) -> Lease | None:
+        """Return a block for a batch; None where batches need none, or it cannot be had."""
+        if self._pid != os.getpid():
+            self._begin()
+        nbytes = self.block_bytes
+        if nbytes < SHARED_BYTES:
             return None
-        block = SharedBlock(nbytes, divided=divided)
-        self._made.add(block)
-        _blocks[block.name.number], _shelves[block.name.number] = block, shelf
-        return block
+        block = self._take(nbytes)
+        if block is None and len(self._blocks) < self._in_flight + MOST_KEPT:
+            try:
+                block = SharedBlock(nbytes)
+            except (OSError, RuntimeError):  # no memory, or no descriptors
+                return None
+            self._blocks.add(block)
+        return None if block is None else Lease(block, self._free)
 
-    def give_back(self, blocks: Iterable[SharedBlock], held: Container[int] | None = ()) -> None:
-        """Take back the blocks of a batch that has come, or never comes. Those with a tensor come back with its end.
+    def _take(self, nbytes: int) -> SharedBlock | None:
+        """Return a free block, of several the last that was used, which caches may hold. Those that do not fit end."""
+        while self._free:
+            block = self._free.pop()
+            if nbytes <= block.nbytes <= 2 * nbytes:
+                return block
+        return None
 
-        held: numbers of those that are not to be used again; None: all of them.
-        """
-        for block in blocks:
-            block.held = held is None or block.name.number in held
-            if not block.lent and not block.held:  # while both are collected, no weak reference leads to a shelf
-                (self._divided if block.name.divided else self._fields).give_back(block)
+    def counts(self) -> tuple[int, int]:
+        """Return how many blocks there are, and how many of them are free."""
+        return len(self._blocks), len(self._free)
 
-    def learn(self, needs: Needs, in_flight: int) -> None:
-        """Take note of what a worker has reported, and of how many batches are in flight."""
-        loose = needs.loose_bytes
-        if loose and not _parts_hold():
-            loose = 0
-        if loose:  # sizes a sixteenth to an eighth apart
-            step = max(SHARED_BYTES, 1 << loose.bit_length() - 4)
-            loose = max(self.needs.loose_bytes, -(-loose // step) * step)
-        self.needs = Needs(needs.field_bytes, loose)
-        self._fields.keep = (in_flight + 2) * len(needs.field_bytes)
-        self._divided.keep, self._most_divided = (in_flight + 2) * bool(loose), in_flight + MOST_KEPT
+    def __repr__(self) -> str:
+        blocks, free = self.counts()
+        return f"SharedBuffers(blocks={blocks}, free={free}, block_bytes={self.block_bytes})"
 
 
-@functools.cache
-def _parts_hold() -> bool:
-    """Return whether this torch tells that a part of a block is in use."""
-    block = Block(torch.UntypedStorage(16))  # type: ignore[no-untyped-call]
-    tensor = Part(8, 8).of(block).tensor((8,), (1,), torch.uint8)
-    held = block.is_held
-    del tensor
-    return held and not block.is_held
-
-
-def _note_fork() -> None:
-    for block in list(_blocks.values()):
-        block.note_fork()
-
-
-os.register_at_fork(after_in_parent=_note_fork)
 _numbers = itertools.count()
-_blocks: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()
-_shelves: weakref.WeakValueDictionary[int, Shelf] = weakref.WeakValueDictionary()
+_leases: weakref.WeakValueDictionary[int, Lease] = weakref.WeakValueDictionary()
+_at_forks: list[list[Lease]] = []
+"""The leases of each fork that is under way: none of them ends before it is noted."""
+
+
+def _before_fork() -> None:
+    _at_forks.append(list(_leases.values()))
+
+
+def _after_fork_in_parent() -> None:
+    for lease in _at_forks.pop():
+        lease.take_note(Event.FORK)
+
+
+def _after_fork_in_child() -> None:
+    _at_forks.clear()
+    _leases.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def memory_file(nbytes: int) -> int:
@@ -203,6 +203,25 @@ def storage_in(descriptor: int, nbytes: int) -> torch.UntypedStorage:
     return torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)  # type: ignore[attr-defined, no-any-return]
 
 
+def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorage:
+    """Return a storage on memory of somebody else's, of at least one byte, which it holds as long as it is held."""
+    return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
+
+
+def tensor_on(
+    storage: torch.UntypedStorage,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    offset: int = 0,
+) -> torch.Tensor:
+    """Return a tensor on a storage, from an element on."""
+    if dtype is torch.complex32:  # of which torch.empty warns
+        whole = tensor_on(storage, (storage.nbytes(),), (1,), torch.uint8).view(dtype)
+        return whole.as_strided(shape, strides, offset)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, strides)
+
+
 def mapped(function: Callable[[Any], Any], batch: Any, *, whole: bool = False) -> Any:
     """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples.
 
@@ -218,15 +237,25 @@ def mapped(function: Callable[[Any], Any], batch: Any, *, whole: bool = False) -
     return function(batch)
 
 
-class InBlock:
-    """A tensor in a block, on its way to the parent. part: that of its storage, in a divided block."""
+class OnBlock:
+    """A storage in a block, on its way to the parent: pickled once, however many tensors of a message are on it."""
 
-    def __init__(self, number: int, part: Part | None, tensor: torch.Tensor) -> None:
-        self.number, self.part = number, part
+    def __init__(self, lease: int, begin: int, nbytes: int) -> None:
+        self.place = lease, begin, nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _storage, self.place
+
+
+class TensorOn:
+    """A tensor on its way to the parent, on a storage in a block."""
+
+    def __init__(self, storage: OnBlock, tensor: torch.Tensor) -> None:
+        self.storage = storage
         self.layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, int(tensor.storage_offset())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _in_block, (self.number, self.part, *self.layout)
+        return tensor_on, (self.storage, *self.layout)
 
 
 class ByValue:
@@ -240,13 +269,10 @@ class ByValue:
         return _by_value, self._arguments
 
 
-def _in_block(number: int, part: Part | None, *layout: Any) -> torch.Tensor:
-    block = _blocks[number]
-    tensor = (block if part is None else part.of(block)).tensor(*layout)
-    if not block.lent:  # it comes back once, however many tensors lie on it; who takes it looks whether any is left
-        block.lent = True
-        _shelves[number].lend(block, tensor)
-    return tensor
+def _storage(lease: int, begin: int, nbytes: int) -> torch.UntypedStorage:
+    found = _leases[lease]
+    found.take_note(Event.RECEIVE)
+    return found.storage(begin, nbytes)
 
 
 def _by_value(elements: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -10,12 +10,11 @@ import torch
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.staging import BatchShards, PassShards, Staging
-from penstock.executors.workers.shared_memory import SharedBlock, SharedBuffers
+from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
 from penstock.sources.premises import collates_as_torch
 from penstock.state.delivery import Task
-from penstock.stats import samples_given
 
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
 MakeStaging = Callable[[int, int], Staging]
@@ -29,8 +28,8 @@ class Tasks:
         self._sampler = sampler
         self._batched = batched
         self._shared = shared
-        self.reserved: tuple[SharedBlock, ...] = ()
-        """Memory for the latest task."""
+        self.lease: Lease | None = None
+        """Of the memory for the latest task."""
         self.shards: PassShards | None = None
         """Brings those of the tasks, where some lie in an object store."""
         self.needed: BatchShards | None = None
@@ -53,11 +52,11 @@ class Tasks:
         return map(self._task, given if self.batches is None else self.batches(self.seed, self.epoch))
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
-        self.reserved = () if self._shared is None else self._shared.reserve(samples_given(given[0]))
+        self.lease = None if self._shared is None else self._shared.reserve()
         if self.shards is not None:
             listed = given[0] if self._batched else [given[0]]
             self.needed = self.shards.shards_of(listed if isinstance(listed, list | tuple) else ())
-        return Task(given[0], self.seed, self.epoch, given[1], tuple(block.name for block in self.reserved))
+        return Task(given[0], self.seed, self.epoch, given[1], None if self.lease is None else self.lease.sent())
 
     def __len__(self) -> int:
         return len(self._sampler)

@@ -1,0 +1,429 @@
+"""Leases of batch memory: whoever may touch a block holds it; in every order of events nobody writes under a reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.utils.data as tud
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+import penstock
+import penstock._native as _native
+from penstock.executors.buffers import Field
+from penstock.executors.workers import shared_memory
+from penstock.executors.workers.lease_states import FREES, Event, State, state_after
+from penstock.executors.workers.shared_memory import MOST_KEPT, SharedBuffers
+from penstock.executors.workers.worker_memory import WorkerBuffers
+from tests.forking import assert_in_child
+
+IN_FLIGHT = 3
+ROWS = 4
+
+
+def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
+    assert state_after(State.SENT, Event.KEEP, "it") is State.RETIRED
+    buffers = SharedBuffers()
+    buffers.learn(1 << 16)
+    buffers.expect(IN_FLIGHT)
+    lease = buffers.reserve()
+    assert lease is not None
+    with pytest.raises(
+        RuntimeError, match=r"Lease\(number=\d+, block=\d+, state=reserved\) is reserved: it cannot receive"
+    ):
+        lease.take_note(Event.RECEIVE)
+    assert lease.state is State.RESERVED
+    for state in State:
+        for event in Event:
+            with contextlib.suppress(RuntimeError):
+                following = state_after(state, event, "a lease")
+                assert state is not State.RETIRED or following is State.RETIRED, "nothing brings a retired block back"
+                assert following in FREES or following in (State.SENT, State.RETIRED)
+
+
+class Task:
+    """A task on its way through a simulated worker."""
+
+    def __init__(self, lease: Any, stamp: int) -> None:
+        self.record: Any = lease
+        self.name = lease.sent()
+        self.block = lease._block
+        self.stamp = stamp
+
+
+class Reader:
+    """Somebody who reads what a batch holds; `values` may show memory without holding it, as a forked child does.
+
+    origin: the worker's task, where it is the worker's own code that keeps it; or the child's mapping.
+    """
+
+    def __init__(self, values: Any, stamp: int, origin: Any = None) -> None:
+        self.values, self.stamp, self.origin = values, stamp, origin
+
+
+class Life(RuleBasedStateMachine):
+    """The life of blocks: the parent, its pin thread, a worker and forked children take their steps in any order."""
+
+    tasks = Bundle("tasks")
+    messages = Bundle("messages")
+    received = Bundle("received")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers = SharedBuffers()
+        self.buffers.expect(IN_FLIGHT)
+        self.buffers.learn(1 << 14)
+        self.stamp = 0
+        self.elements = 1 << 12
+        self.readers: list[Reader] = []
+        self.records: list[Task] = []
+        self.strays: list[Task] = []
+
+    @rule(target=tasks)
+    def send(self) -> Any:
+        lease = self.buffers.reserve() if len(self.records) < IN_FLIGHT else None
+        if lease is None:
+            return None
+        self.stamp += 1
+        task = Task(lease, self.stamp)
+        self.records.append(task)
+        return task
+
+    @rule()
+    def reserve_and_be_interrupted(self) -> None:
+        self.buffers.reserve()
+
+    @rule(target=messages, task=consumes(tasks), keeps=st.sampled_from([False, False, True]), fails=st.booleans())
+    def work(self, task: Task | None, keeps: bool, fails: bool) -> Any:
+        if task is None or task in self.strays:
+            return None
+        worker = WorkerBuffers()
+        worker.begin(task.name)
+        field = Field(_native.Spec("float32", [self.elements // ROWS]))
+        rows = worker.rows(ROWS, field).tensor
+        rows.fill_(task.stamp)
+        if keeps:
+            self.readers.append(Reader(rows[1], task.stamp, task))
+        made = [[rows, rows[1:]]]
+        del rows
+        if fails and not keeps:
+            return task, None, True
+        packed, kept = worker.packed(made, of_user=True)
+        assert kept == (keeps and task.name.nbytes >= 4 * self.elements)
+        self.buffers.learn(worker.needed)
+        return task, bytes(ForkingPickler.dumps(packed)), kept
+
+    @rule(target=received, message=consumes(messages))
+    def receive(self, message: Any) -> Any:
+        """The pin thread, or the main thread, makes tensors of a message."""
+        if message is None:
+            return None
+        task, data, kept = message
+        batch = None if data is None or task in self.strays else ForkingPickler.loads(data)
+        return task, batch, kept
+
+    @rule(arrival=consumes(received), first=st.booleans(), hold=st.sampled_from(["all", "view", "nothing", "copy"]))
+    def hand_out(self, arrival: Any, first: bool, hold: str) -> None:
+        """The pin thread copies or hands on, before or after the main thread takes note."""
+        if arrival is None:
+            return
+        task, batch, kept = arrival
+        if first:
+            self.note_arrival(task, kept)
+        if batch is not None:
+            whole = batch[0]
+            assert whole.unique().tolist() == [task.stamp]
+            values = {"all": whole, "view": whole[1:, 3:].numpy(), "nothing": None, "copy": whole.clone()}[hold]
+            del whole
+            if values is not None:
+                self.readers.append(Reader(values, task.stamp))
+        del batch
+        if not first:
+            self.note_arrival(task, kept)
+
+    @rule(
+        keeps=st.sampled_from([False, False, True]),
+        first=st.booleans(),
+        hold=st.sampled_from(["all", "view", "nothing"]),
+        forks=st.sampled_from([False, False, True]),
+    )
+    def a_batch_comes(self, keeps: bool, first: bool, hold: str, forks: bool) -> None:
+        """All of it in a row, so that blocks are used many times; a child may be forked right behind it."""
+        task = self.send()
+        if task is not None:
+            self.hand_out(self.receive(self.work(task, keeps, False)), first, hold)
+        if forks:
+            self.fork()
+            self.readers = [reader for reader in self.readers if not isinstance(reader.values, torch.Tensor)]
+
+    def note_arrival(self, task: Task, kept: bool) -> None:
+        if task in self.records:
+            task.record.take_note(Event.KEEP if kept else Event.RECEIVE)
+            task.record = None
+            self.records.remove(task)
+
+    @rule(number=st.integers(0, 100))
+    def drop(self, number: int) -> None:
+        if self.readers:
+            self.readers.pop(number % len(self.readers))
+
+    @rule()
+    def fork(self) -> None:
+        """A child is forked: it reads what its parent holds, and the parent's leases know nothing of when it ends."""
+        shared_memory._before_fork()
+        held = [(one, one.values) for one in self.readers if isinstance(one.values, torch.Tensor)]
+        for one, values in held:
+            block = next(
+                (b for b in self.buffers._blocks if b.address <= values.data_ptr() < b.address + b.nbytes), None
+            )
+            if block is not None and values.is_contiguous():
+                shown = _native.bytes_of(block, values.data_ptr(), values.nbytes).view("float32")
+                self.readers.append(Reader(shown, one.stamp, block))
+        shared_memory._after_fork_in_parent()
+
+    @rule()
+    def leave_the_pass(self) -> None:
+        """The pass ends, or its workers are lost, with tasks under way: a worker may still write."""
+        for task in self.records:
+            task.record = None
+        self.strays += self.records
+        self.records.clear()
+
+    @rule()
+    def a_stray_worker_writes(self) -> None:
+        self.readers = [reader for reader in self.readers if reader.origin not in self.strays]
+        for task in self.strays:
+            _native.bytes_of(task.block, task.block.address, task.block.nbytes)[:] = 0x7F
+
+    @rule(step=st.integers(-3, 3))
+    def change_size(self, step: int) -> None:
+        self.elements = max(1 << 12, self.elements + step * 4096)
+
+    @invariant()
+    def nobody_writes_under_a_reader(self) -> None:
+        for reader in self.readers:
+            assert (torch.as_tensor(reader.values) == reader.stamp).all(), reader.stamp
+
+    @invariant()
+    def a_block_has_one_lease_and_memory_its_bound(self) -> None:
+        leased = [lease._block for lease in shared_memory._leases.values() if lease._free is self.buffers._free]
+        assert len(set(map(id, leased))) == len(leased)
+        assert not set(map(id, leased)) & set(map(id, self.buffers._free))
+        _, free = self.buffers.counts()
+        assert free <= IN_FLIGHT + 2
+        assert len(leased) <= IN_FLIGHT + MOST_KEPT
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+
+class Rows(tud.Dataset[Any]):
+    """Sample i: a tensor of 3 x 40 x 40 that holds i."""
+
+    def __init__(self, size: int = 800) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3, 40, 40), float(index)), index
+
+
+@contextlib.contextmanager
+def pinning_stood_in_for() -> Iterator[None]:
+    """Let torch's pin thread run without an accelerator: it copies each tensor."""
+    accelerator = "torch.accelerator."
+    with (
+        mock.patch(f"{accelerator}is_available", return_value=True),
+        mock.patch(f"{accelerator}current_accelerator", return_value=torch.device("cuda", 0)),
+        mock.patch(f"{accelerator}current_device_index", return_value=0),
+        mock.patch(f"{accelerator}set_device_index"),
+        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone()),
+    ):
+        yield
+
+
+def wrong_batches(batches: Any) -> int:
+    return sum(not bool((images == labels.view(-1, 1, 1, 1)).all()) for images, labels in batches)
+
+
+def two_epochs(ours: Any) -> Iterator[Any]:
+    yield from ours
+    yield from ours
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
+    with pinning_stood_in_for():
+        ours = penstock.DataLoader(
+            Rows(), 8, num_workers=2, pin_memory=True, shuffle=True, persistent_workers=persistent
+        )
+        assert wrong_batches(two_epochs(ours)) == 0
+        blocks, _ = ours._executors.shared.counts()
+        assert blocks <= 4 + MOST_KEPT
+        del ours
+
+
+@pytest.mark.parametrize("pins", [False, True], ids=["", "pinned"])
+def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool) -> None:
+    with pinning_stood_in_for() if pins else contextlib.nullcontext():
+        ours = penstock.DataLoader(Rows(400), 8, num_workers=2, pin_memory=pins)
+        held = [images for images, _ in ours][-3:]
+        ready, go = os.pipe()
+
+        def check() -> None:
+            os.write(go, b"x")
+            assert wrong_batches(two_epochs(ours)) == 0
+            assert [int(images[0, 0, 0, 0]) for images in held] == [376, 384, 392]
+            assert all(bool((images[:1] == images[0, 0, 0, 0]).all()) for images in held)
+
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                check()
+                code = 0
+            finally:
+                os._exit(code)
+        os.read(ready, 1)
+        held.clear()
+        assert wrong_batches(two_epochs(ours)) == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for descriptor in (ready, go):
+            os.close(descriptor)
+
+
+def test_a_forked_child_has_no_block_of_its_parents() -> None:
+    ours = penstock.DataLoader(Rows(80), 8, num_workers=2)
+    list(ours)
+    assert ours._executors.shared.counts()[1] > 0
+    blocks = list(ours._executors.shared._blocks)
+
+    def check() -> None:
+        lease = ours._executors.shared.reserve()
+        assert lease is not None and lease._block not in blocks
+
+    assert_in_child(check)
+
+
+def bytes_of_blocks(ours: Any) -> int:
+    return sum(block.nbytes for block in ours._executors.shared._blocks)
+
+
+class Sized(tud.Dataset[Any]):
+    """Samples whose rows have as many elements as `sizes` says."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.sizes[index],), float(index))
+
+
+def most_bytes(ours: Any) -> int:
+    most = 0
+    for number, batch in enumerate(ours):
+        assert batch.shape[0] == 1 and bool((batch == number).all())
+        most = max(most, bytes_of_blocks(ours))
+        del batch
+    return most
+
+
+def test_sizes_that_grow_keep_to_the_bound() -> None:
+    sizes = [1 << 14] * 4 + [(1 << 14) + 700 * step for step in range(60)]
+    ours = penstock.DataLoader(Sized(sizes), 1, num_workers=2)
+    largest = 4 * max(sizes)
+    assert most_bytes(ours) <= (4 + MOST_KEPT) * largest * 9 // 8
+
+
+def test_one_large_batch_leaves_no_memory_behind() -> None:
+    sizes = [1 << 13] * 30 + [1 << 20] + [1 << 13] * 60
+    ours = penstock.DataLoader(Sized(sizes), 1, num_workers=2, persistent_workers=True)
+    assert most_bytes(ours) > 4 << 20
+    assert bytes_of_blocks(ours) <= (4 + MOST_KEPT) * (4 << 13) * 2
+
+
+class Collating:
+    """Returns a part of one large tensor, which it keeps."""
+
+    def __init__(self) -> None:
+        self.large = torch.arange(float(1 << 20))
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.large[samples[0][1] :][: 1 << 13]
+
+
+def test_a_view_of_a_large_tensor_is_sent_without_the_rest() -> None:
+    ours = penstock.DataLoader(Rows(200), 8, num_workers=2, collate_fn=Collating())
+    for number, batch in enumerate(two_epochs(ours)):
+        first = 8 * (number % 25)
+        assert batch.tolist() == list(range(first, first + (1 << 13)))
+        assert batch.untyped_storage().nbytes() == batch.nbytes
+    assert 0 < ours._executors.shared.block_bytes <= 40 << 10
+
+
+def lazily(samples: list[Any]) -> Any:
+    numbers = torch.tensor([complex(index, 1) for _, index in samples])
+    return {"conjugated": numbers.conj(), "negated": numbers.conj().imag, "large": numbers.repeat(2000).conj()}
+
+
+def test_tensors_that_are_conjugated_or_negated_lazily() -> None:
+    theirs = tud.DataLoader(Rows(24), 8, num_workers=1, collate_fn=lazily)
+    ours = penstock.DataLoader(Rows(24), 8, num_workers=1, collate_fn=lazily)
+    for batch, expected in zip(ours, theirs, strict=True):
+        for name, tensor in expected.items():
+            assert torch.equal(batch[name], tensor)
+            assert (batch[name].is_conj(), batch[name].is_neg()) == (tensor.is_conj(), tensor.is_neg())
+
+
+class ChannelsLast(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1, 3, 40, 40), float(index)).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("method", ["process", "thread", "auto"])
+def test_samples_with_the_channels_last_make_contiguous_batches_as_torchs_workers_do(method: Any) -> None:
+    theirs = next(iter(tud.DataLoader(ChannelsLast(8), 4, num_workers=1)))
+    ours = next(iter(penstock.DataLoader(ChannelsLast(8), 4, num_workers=1, worker_method=method)))
+    assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+def twice(samples: list[Any]) -> Any:
+    large = torch.stack([image for image, _ in samples])
+    small = torch.ones(3)
+    return [large, large, small, small]
+
+
+def test_a_tensor_that_comes_twice_arrives_as_one() -> None:
+    ours = penstock.DataLoader(Rows(80), 8, num_workers=1, collate_fn=twice)
+    for batch in two_epochs(ours):
+        assert batch[0] is batch[1] and batch[2] is batch[3]
+
+
+def test_the_end_of_a_loader_ends_its_blocks() -> None:
+    ours = penstock.DataLoader(Rows(80), 8, num_workers=2)
+    kept, *others = [images for images, _ in ours]
+    others.clear()
+    blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]
+    del ours
+    assert sum(block() is not None for block in blocks) <= 1
+    assert bool((kept[1] == 1).all())
+    del kept
+    assert all(block() is None for block in blocks)
