@@ -49,8 +49,7 @@ void bind_cache(nb::module_& m) {
              new (self) CacheTier(duplicate(index), duplicate(data), samples, limit);
            },
            nb::arg("index"), nb::arg("data"), nb::arg("samples"), nb::arg("limit"))
-      .def_static("in_memory", &CacheTier::in_memory, nb::arg("samples"), nb::arg("limit"))
-      .def_static("index_bytes", &CacheTier::index_bytes, nb::arg("samples"))
+      .def_static("in_memory", &CacheTier::in_memory, nb::arg("samples"), nb::arg("limit"), nb::arg("error") = 0)
       .def("counts", [](const CacheTier& tier) {
         const CacheTier::Counts counts = tier.counts();
         return nb::make_tuple(counts.samples, counts.bytes, counts.limit, counts.hits, counts.dropped, counts.error);

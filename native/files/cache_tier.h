@@ -1,14 +1,17 @@
 // Tiers of a cache: the bytes of samples, kept nearer than their files: in memory, or in a folder of a faster disk.
 //
 // A tier keeps what comes first until it is full, and evicts nothing: every epoch reads each sample once, so that a fixed
-// share of them is the best that can be kept. It consists of two files: an index with one entry a sample, which each
-// process maps, and the bytes of one sample behind those of another. An entry becomes visible when its bytes are written.
+// share of them is the best that can be kept. It consists of two files: an index with one entry a sample, and the bytes of
+// one sample behind those of another, added to the end of their file by one call of the system.
+//
+// An entry is a claim: each read compares the CRC-32C of the sample's name and of the bytes at its place. So nothing that
+// is older or newer than something else, as a power failure leaves it, nor another machine's write gives other bytes.
+// Neither file is mapped: one that is cut off, or a disk that is full, is a call that fails, not a signal.
 //
 // Threads: any number of threads, of any number of processes, may call find() and keep() of tiers over the same files at
-// once. Memory: a CacheTier owns its descriptors and its mapping; a SampleCache shares its tiers.
+// once. Memory: a CacheTier owns its descriptors; a SampleCache shares its tiers.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,19 +28,18 @@ namespace penstock {
 
 class CacheTier {
  public:
-  // `index`: a file of index_bytes(samples) bytes, all zero when it is new; `data`: the file of the bytes, of which at
-  // most `limit` are used. Both are open for reading and writing. Throws std::invalid_argument where the index is not
-  // that of so many samples, and std::system_error.
+  // `index`: a file of index_bytes(samples) bytes, or an empty one, which gets that size; `data`: the file of the bytes,
+  // of which at most `limit` are used. Both are open for reading and writing; where the index cannot be written, the tier
+  // keeps nothing. Throws std::invalid_argument where the index is not that of so many samples, or a file cannot hold so
+  // many, and std::system_error.
   CacheTier(UniqueFd index, UniqueFd data, std::uint64_t samples, std::uint64_t limit);
   ~CacheTier();
   CacheTier(const CacheTier&) = delete;
   CacheTier& operator=(const CacheTier&) = delete;
 
-  // A tier in memory that no file system names. Throws as the constructor does.
-  [[nodiscard]] static std::shared_ptr<CacheTier> in_memory(std::uint64_t samples, std::uint64_t limit);
-
-  // The size of an index. Throws std::invalid_argument for more samples than a file can hold.
-  [[nodiscard]] static std::uint64_t index_bytes(std::uint64_t samples);
+  // A tier in memory that no file system names; `error`: errno of what it keeps nothing for, 0 where it does. Throws
+  // std::system_error.
+  [[nodiscard]] static std::shared_ptr<CacheTier> in_memory(std::uint64_t samples, std::uint64_t limit, int error = 0);
 
   // Reads a sample's bytes into `buffer`, which only grows, and compares the CRC-32C of its name and of them; `bytes` is
   // the part that they fill. False where the tier does not have them. Bytes that are damaged, or of a file of another
@@ -45,10 +47,9 @@ class CacheTier {
   [[nodiscard]] bool find(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
                           std::span<const std::uint8_t>& bytes);
 
-  // The same as a file: bytes that this object has compared or kept before are left where they lie, for whoever reads
-  // them. `file` borrows `buffer`, or the tier.
-  [[nodiscard]] bool open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
-                          SampleFile& file);
+  // The same as a file whose reads compare, and fail where the bytes are others: find() then forgets them. It borrows the
+  // tier.
+  [[nodiscard]] bool open(std::uint64_t sample, std::string_view name, SampleFile& file) const noexcept;
 
   // Whether the tier has a sample, damaged or not.
   [[nodiscard]] bool has(std::uint64_t sample) const noexcept;
@@ -62,7 +63,7 @@ class CacheTier {
   struct Counts {
     std::uint64_t samples, bytes, limit;  // kept by all processes; the limit of this one
     std::uint64_t hits, dropped;          // of this process and those forked off from it
-    int error;                            // why this process writes no more: errno, 0 where it does
+    int error;                            // why these write no more: errno, 0 where they do
   };
   [[nodiscard]] Counts counts() const noexcept;
 
@@ -71,17 +72,14 @@ class CacheTier {
   struct Entry;
   struct Noted;
 
-  [[nodiscard]] std::uint64_t noted_bytes() const noexcept;
-  void note_compared(std::uint64_t sample, std::uint32_t of_name, std::uint64_t facts) noexcept;
-  [[nodiscard]] Entry* entry(std::uint64_t sample) const noexcept;
-  [[nodiscard]] bool reserve(std::uint64_t bytes, std::uint64_t& offset) noexcept;
+  [[nodiscard]] int prepare();
+  [[nodiscard]] Entry entry(std::uint64_t sample) const noexcept;
+  [[nodiscard]] bool set_entry(std::uint64_t sample, const Entry& entry) noexcept;
+  void stop_writing(int error) noexcept;
 
-  const UniqueFd data_;
+  const UniqueFd index_, data_;
   const std::uint64_t samples_, limit_;
-  void* map_ = nullptr;
-  std::uint64_t map_bytes_ = 0;
-  Noted* noted_ = nullptr;  // shared with forked processes; memory that is not used is not taken
-  std::atomic<int> error_{0};
+  Noted* noted_ = nullptr;  // shared with forked processes
 };
 
 // Several tiers, the nearest first.
@@ -90,13 +88,9 @@ class SampleCache {
   explicit SampleCache(std::vector<std::shared_ptr<CacheTier>> tiers) : tiers_(std::move(tiers)) {}
 
   // The bytes of file `index` of a table, which is sample `sample` of the cache: those of a tier, else those of the
-  // file, kept where a tier has space. `file` borrows `buffer` until it is used for another sample.
+  // file, kept where a tier has space. `file` borrows the tier, or `buffer` until it is used for another sample.
   [[nodiscard]] Outcome open(std::uint64_t sample, const FileTable& table, std::size_t index,
                              std::vector<std::uint8_t>& buffer, SampleFile& file) const;
-
-  // What a tier has of a sample; false where none has it. `file` borrows `buffer`, or the tier. Throws std::bad_alloc.
-  [[nodiscard]] bool open(std::uint64_t sample, std::string_view name, std::vector<std::uint8_t>& buffer,
-                          SampleFile& file) const;
 
   // Whether a tier has space for so many bytes more, as far as is known.
   [[nodiscard]] bool has_space(std::uint64_t bytes) const noexcept;

@@ -43,9 +43,10 @@ SampleFile SampleFile::part(UniqueFd owned, std::uint64_t offset, std::uint64_t 
   return file;
 }
 
-SampleFile SampleFile::checked(SampleFile part, std::uint32_t crc32c) noexcept {
+SampleFile SampleFile::checked(SampleFile part, std::uint32_t crc32c, std::uint32_t before) noexcept {
   part.checked_ = true;
   part.crc32c_ = crc32c;
+  part.before_ = before;
   return part;
 }
 
@@ -111,7 +112,7 @@ bool SampleFile::read_checked(std::span<const iovec> rooms) const noexcept {
   std::array<iovec, kMaxRooms> left;  // of the rooms
   std::copy(rooms.begin(), rooms.end(), left.begin());
   const std::span<iovec> free(left.data(), rooms.size());
-  std::uint32_t crc = 0;
+  std::uint32_t crc = before_;
   for (std::uint64_t at = 0; at < length_;) {
     std::array<iovec, kMaxRooms> piece;
     std::uint64_t most = std::min(length_ - at, kHot);

@@ -52,19 +52,11 @@ FileLocation PixelCacheFiller::locate(const SampleKey& key, const FileTable* pat
   return where;
 }
 
-// The pixels that a tier has, in the scratch's or the tier's memory. False: the file has to be decoded.
+// The pixels that a tier has, in the scratch's memory. False: the file has to be decoded.
 bool PixelCacheFiller::find(const FileLocation& where, ImageScratch& scratch, DecodedImage& image) const {
-  SampleFile kept;
-  if (!cache_->open(where.sample, where.table->name(where.index), scratch.file, kept)) return false;
-  std::span<const std::uint8_t> bytes = kept.bytes();
-  if (!kept.in_memory()) {
-    std::uint64_t size = 0, done = 0;
-    if (!kept.size(size).ok()) return false;
-    if (scratch.file.size() < size) scratch.file.resize(size);
-    if (!kept.read(scratch.file.data(), size, 0, done) || done != size) return false;
-    bytes = {scratch.file.data(), size};
-  }
-  return read_header(bytes, split_.rest->channels, image);
+  std::span<const std::uint8_t> bytes;
+  return cache_->find(where.sample, where.table->name(where.index), scratch.file, bytes) &&
+         read_header(bytes, split_.rest->channels, image);
 }
 
 Outcome PixelCacheFiller::lay_out(const PixelSource& source, ImageScratch& scratch, DecodedImage& image) const {

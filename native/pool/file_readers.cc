@@ -18,7 +18,7 @@ Outcome read_whole(SampleFile& file, std::uint64_t size, BroughtFile& out) {
   std::unique_ptr<std::uint8_t[]> bytes(new (std::nothrow) std::uint8_t[size + 1]);
   if (!bytes) return Outcome::to_python("out of memory");
   std::uint64_t done = 0;
-  if (!file.read(bytes.get(), size + 1, 0, done)) return Outcome::io_error(errno, "pread");
+  if (!file.read(bytes.get(), size + 1, 0, done)) return file.failure();
   if (done > size) return Outcome::to_python("the file became longer while it was read");
   out.bytes = done;
   out.file = SampleFile::memory(std::move(bytes), done);

@@ -41,7 +41,7 @@ class CacheTier:
     """The bytes of samples, kept in a file until it is full; shared by all processes that have its two files open.
 
     Args:
-        index: descriptor of a file of index_bytes(samples) bytes, all zero when it is new; open to read and write.
+        index: descriptor of the index, open to read and write; an empty file becomes one.
         data: descriptor of the file of the bytes, open to read and write.
         samples: how many the dataset has.
         limit: the most bytes of the data file that this process uses.
@@ -52,12 +52,8 @@ class CacheTier:
 
     def __init__(self, index: int, data: int, samples: int, limit: int) -> None: ...
     @staticmethod
-    def in_memory(samples: int, limit: int) -> CacheTier:
-        """Return a tier in memory that no file system names."""
-
-    @staticmethod
-    def index_bytes(samples: int) -> int:
-        """Return the size of an index."""
+    def in_memory(samples: int, limit: int, error: int = 0) -> CacheTier:
+        """Return a tier in memory that no file system names; error: errno for which it keeps nothing."""
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
         """Return samples and bytes that all processes kept, the limit, hits, dropped samples, and errno of a write."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
@@ -33,9 +34,9 @@ pytestmark = pytest.mark.native
 RECIPE = transforms.Compose([transforms.Resize(24), transforms.CenterCrop(20), transforms.ToTensor()])
 
 
-def pictures(root: Path) -> Path:
+def pictures(root: Path, count: int = 14) -> Path:
     """Write a folder of JPEG and PNG files."""
-    for number in range(14):
+    for number in range(count):
         folder = root / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         noise_image(number, 40 + number, 50).save(folder / f"{number:02}.{'png' if number % 3 == 0 else 'jpg'}")
@@ -213,6 +214,56 @@ def test_a_damaged_index(tmp_path: Path) -> None:
     assert_same(list(DataLoader(dataset, batch_size=4, cache=folder)), wanted)
 
 
+def kept_files(tmp_path: Path, folder: Path) -> DataLoader[Any]:
+    return DataLoader(TensorFolder(tmp_path / "data"), batch_size=4, cache=folder)
+
+
+def kept_pixels(tmp_path: Path, folder: Path) -> DataLoader[Any]:
+    recipe = transforms.Compose([transforms.Resize((9, 7)), transforms.PILToTensor()])
+    return DataLoader(ImageFolder(tmp_path / "data", recipe), batch_size=4, cache=folder, cache_decoded=True)
+
+
+@pytest.mark.parametrize("made", [(tensor_files, kept_files), (pictures, kept_pixels)], ids=["files", "pixels"])
+@pytest.mark.parametrize("lost", ["header", "entries", "both", "data", "index"])
+def test_parts_of_a_folder_that_are_older_than_others(lost: str, made: tuple[Any, Any], tmp_path: Path) -> None:
+    """As a power failure leaves them: of what was written at about the same time, some parts are on the disk."""
+    make, loader_of = made
+    make(tmp_path / "data", 14)
+    folder = tmp_path / "cache"
+    wanted = list(loader_of(tmp_path, folder))
+    assert_same(wanted, list(torch.utils.data.DataLoader(loader_of(tmp_path, folder).dataset, batch_size=4)))
+    index, data = only(folder, "index"), only(folder, "data")
+    content = bytearray(index.read_bytes())
+    if lost in ("header", "both"):
+        content[16:64] = bytes(48)
+    if lost in ("entries", "both"):
+        for place in range(64, len(content), 32):
+            content[place : place + 16] = bytes(16)
+    index.write_bytes(b"" if lost == "index" else content)
+    if lost == "data":
+        os.truncate(data, data.stat().st_size // 2)
+    loader = loader_of(tmp_path, folder)
+    for _ in range(3):
+        assert_same(list(loader), wanted)
+    assert loader.stats().cache[str(folder)].samples == len(loader.dataset), "what was lost was kept anew"
+
+
+def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
+    """Each read compares: another machine may write into a folder of a network file system."""
+    dataset = TensorFolder(numpy_files(tmp_path / "data"), suffix=".npy")
+    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache")
+    wanted = list(loader)
+    assert_same(list(loader), wanted)
+    data = only(tmp_path / "cache", "data")
+    content = data.read_bytes()
+    each = len(content) // 14
+    data.write_bytes(content[each:] + content[:each])  # a whole file in the place of each
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+    counts = loader.stats().cache[str(tmp_path / "cache")]
+    assert (counts.samples, counts.dropped) == (14, 14)
+
+
 def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
     dataset, wanted, folder = filled(tmp_path)
     for number in range(12):
@@ -385,7 +436,6 @@ def test_errors_of_samples_are_those_of_their_files(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
     index, data = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT), os.open("/dev/full", os.O_RDWR)
-    os.truncate(index, CacheTier.index_bytes(6))
     tier = CacheTier(index, data, 6, 1 << 20)
     os.close(index)
     os.close(data)
@@ -400,6 +450,81 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     assert "no more after an error (No space left on device)" in loader.explain()
 
 
+def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
+    each = TensorFolder(tensor_files(tmp_path / "data", 6))
+    for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
+        dataset: ConcatDataset[Any] = ConcatDataset([each, each])
+        loader = DataLoader(dataset, batch_size=5, cache=cache)
+        with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\)") as warned:
+            first = list(loader)
+        assert len(warned) == 1 and warned[0].filename == __file__
+        assert_same(first, list(torch.utils.data.DataLoader(dataset, batch_size=5)))
+        assert_same(list(loader), first)
+        counts = loader.stats().cache
+        assert counts[str(tmp_path / "cache")].error == "No space left on device"
+        assert len(counts) == 1 or counts["memory"].hits >= 12
+    (tmp_path / "file").touch()
+    monkeypatch.undo()
+    with pytest.raises(NotADirectoryError):
+        list(DataLoader(each, cache=tmp_path / "file"))
+
+
+FULL = """
+import ctypes, os, sys, warnings
+from pathlib import Path
+import torch
+from penstock import DataLoader, TensorFolder
+
+root, disk = map(Path, sys.argv[1:])
+user, group = os.geteuid(), os.getegid()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x10000000 | 0x20000):  # CLONE_NEWUSER, CLONE_NEWNS
+    print("no user namespace:", os.strerror(ctypes.get_errno())), sys.exit()
+Path("/proc/self/setgroups").write_text("deny")
+Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+if libc.mount(b"tmpfs", bytes(disk), b"tmpfs", 0, b"size=256k"):
+    print("no mount:", os.strerror(ctypes.get_errno())), sys.exit()
+
+dataset = TensorFolder(root)
+wanted = torch.cat(list(torch.utils.data.DataLoader(dataset, batch_size=50)))
+filler = disk / "filler"
+for pages in range(12):
+    filler.write_bytes(b"")
+    with filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096) if os.statvfs(disk).f_bavail > pages else False:
+            pass
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loader = DataLoader(dataset, batch_size=50, num_workers=pages % 3, cache=(disk / str(pages), "1GiB"))
+        for _ in range(2):
+            assert torch.equal(torch.cat(list(loader)), wanted)
+    (counts,) = loader.stats().cache.values()
+    assert counts.error == "No space left on device", counts
+    assert len(warned) <= 1, [str(one.message) for one in warned]
+    print(pages, len(warned), counts.samples, counts.dropped)
+"""
+
+
+def test_a_file_system_that_becomes_full(tmp_path: Path) -> None:
+    """Full before the cache is opened, while it is made, or behind its first samples: a page more each time."""
+    root = tensor_files(tmp_path / "data", 1000, (2,), name="{:04}")
+    (tmp_path / "disk").mkdir()
+    program = Program(FULL, root, tmp_path / "disk")
+    lines, errors = program.communicate()
+    if lines.startswith("no "):
+        pytest.skip(f"it takes a small file system: {lines.strip()}")
+    assert program.returncode == 0, errors
+    found = [tuple(map(int, line.split())) for line in lines.splitlines()]
+    assert [pages for pages, *_ in found] == list(range(12))
+    assert found[0][1:] == (1, 0, 0) and found[-1][1] == 0 and found[-1][2] > 0
+    assert all(dropped == 0 for *_, dropped in found)
+
+
 def _keys(caches: Caches, dataset: Any) -> list[str]:
     loader = DataLoader(dataset, cache="1KiB")
     list(loader)
@@ -408,11 +533,12 @@ def _keys(caches: Caches, dataset: Any) -> list[str]:
 
 
 def test_indices_that_are_refused(tmp_path: Path) -> None:
-    for samples in (1 << 60, (1 << 64) - 1):
-        with pytest.raises(ValueError, match="more samples than an index can hold"):
-            CacheTier.index_bytes(samples)
     file = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
     try:
+        for samples in (1 << 60, (1 << 64) - 1):
+            with pytest.raises(ValueError, match="more samples than an index can hold"):
+                CacheTier(file, file, samples, 10)
+        os.write(file, b"x")
         with pytest.raises(ValueError, match="not one of so many samples"):
             CacheTier(file, file, 3, 10)
         folder = os.open(tmp_path, os.O_RDONLY)

@@ -20,8 +20,10 @@ from typing import Any
 import penstock._native as _native
 from penstock.errors import InvalidOption, StorageError
 from penstock.stats import TierCounts
+from penstock.storage.durable import FULL
 from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.host_memory import available_bytes
+from penstock.system.warn_user import warn_user
 from penstock.system.words import bytes_in, counted, size_of
 
 CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
@@ -107,16 +109,26 @@ class Caches:
     def of(self, datasets: Sequence[SampleNames]) -> list[_native.SampleCache]:
         """Return the cache of each dataset; those of other datasets are let go.
 
-        Raises UnsafeCache, and OSError where a folder cannot be made.
+        A tier whose disk is full keeps nothing, which is warned of. Raises UnsafeCache, and OSError where a folder
+        cannot be made for another reason.
         """
         keys = [names.key() for names in datasets]
         samples = sum(names.size for names in datasets)
         held = {key: self._held[key] for key in keys if key in self._held}
         self._held = held  # memory of others is free before more is taken
+        full: dict[str, str] = {}
         for key, names in zip(keys, datasets, strict=True):
             if key not in held:
                 tiers = [_open(tier, key, names.size, names.size / max(1, samples)) for tier in self.tiers]
                 held[key] = _native.SampleCache(tiers), tiers
+                errors = [one.counts()[5] for one in tiers]
+                full |= {tier.name: os.strerror(error) for tier, error in zip(self.tiers, errors, strict=True) if error}
+        for name, why in full.items():
+            warn_user(
+                f"the cache {name} cannot be written ({why}), so nothing more is kept there: free space, or give "
+                "another cache=",
+                through=("contextlib",),
+            )
         self._formed = {key for key, names in zip(keys, datasets, strict=True) if names.form}
         return [held[key][0] for key in keys]
 
@@ -219,6 +231,15 @@ def _tier(option: Any) -> Tier:
 
 def _open(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier:
     """Open the part of a tier that belongs to one dataset; share: of the tier's memory."""
+    try:
+        return _opened(tier, key, samples, share)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _native.CacheTier.in_memory(samples, 0, error.errno)
+
+
+def _opened(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier:
     if tier.folder is None:
         assert tier.limit is not None
         limit = min(tier.limit, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
@@ -227,9 +248,6 @@ def _open(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier
     try:
         index, data = (_own_file(f"{key}.{kind}", folder) for kind in ("index", "data"))
         try:
-            size = _native.CacheTier.index_bytes(samples)
-            if os.fstat(index).st_size == 0:  # processes that make it at once give it the same size
-                os.truncate(index, size)
             taken = os.fstat(data).st_blocks * 512
             limit = taken + _free(folder) if tier.limit is None else tier.limit
             return _native.CacheTier(index, data, samples, limit)

@@ -93,7 +93,8 @@ class Board:
         self._called: list[CallRow] = []
         try:
             self._fds.append(os.memfd_create("penstock-progress", os.MFD_CLOEXEC))
-            os.ftruncate(self._fds[0], workers * _REGION)
+            # As shared_memory does: memory that is not to be had is an error here, not a SIGBUS at a write.
+            os.posix_fallocate(self._fds[0], 0, workers * _REGION)
             for _ in range(workers):
                 self._fds.append(os.memfd_create("penstock-stacks", os.MFD_CLOEXEC))
             self._memory = mmap.mmap(self._fds[0], workers * _REGION)
