@@ -158,7 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
             seed = checked_seed(seed)
         if type(dataset) is Mix and sampler is None and batch_sampler is None:
-            sampler, shuffle = dataset.sampler(shuffle=bool(shuffle)), None
+            sampler, shuffle = dataset.sampler(shuffle=bool(shuffle), generator=generator), None
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | Buckets):
                 sized.check_size(len(dataset))  # type: ignore[arg-type]

@@ -108,11 +108,18 @@ class Checkpoint:
         if self.resume is not None:
             return _with_leaves(self.resume)
         progress, own_states = self.progress, self._own(settings)
+        drawn: dict[str, int] = {}
+        coming = None
         if progress is None or progress.done:
-            now = Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
+            base = progress.drawn.get("base") if progress is not None and iterator_kept else None
+            drawn, coming = own_states.foretold(base, begun=False)
+            now = Progress(self.epochs.number)
         else:
             now = progress
-        own = own_states.of_pass(progress, now)
+            if not progress.taken:
+                drawn, coming = own_states.foretold(None, begun=True)
+        drawn |= now.drawn
+        own = own_states.of_pass(progress, now, coming)
         state: dict[str, Any] = {
             "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": settings.seed,
@@ -120,7 +127,7 @@ class Checkpoint:
             "epoch": now.epoch,
             "position": now.position,
             "batches": -(-now.given // now.unit),
-            "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
+            "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
             "past": [] if now.rest is None else list(now.rest.past),
             "ledger": None,
@@ -265,13 +272,15 @@ class Checkpoint:
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = self._own(settings).streams(own, before, resumed=state is not None)
-        progress = Progress(self.epochs.number, streams=streams, rest=rest)
+        inside = state is not None and bool(state["position"] or state["batches"] or ahead_of(state).ranges)
+        origin = self._own(settings).origin(own, inside=inside)
+        progress = Progress(self.epochs.number, streams=streams, origin=origin, rest=rest)
         if not settings.in_order and settings.num_workers and not settings.iterable:
             progress.arrivals = Arrivals()
         if not settings.iterable and not order.draws_itself():
             latest = None if self.progress is None else self.progress.samplers
             pending = latest.pending if latest is not None and state is None else None
-            progress.samplers = SamplerStates(own.get("sampler", pending))
+            progress.samplers = SamplerStates(own.get("sampler", pending), origin)
         if state is None:
             return progress
         share = BatchOrder(settings).share() or Share()
@@ -280,7 +289,7 @@ class Checkpoint:
         progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
         progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
-        if "order" in progress.drawn and not (state["position"] or progress.ahead.ranges):
+        if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1
         progress.skipped = state["batches"]
         if order.counts_samples():
