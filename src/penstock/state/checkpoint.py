@@ -68,6 +68,27 @@ class Checkpoint:
         if self.resume is not None and self.resume["epoch"] != number:
             self.resume = self._rest = None
 
+    def begins_anew(self, settings: Settings, *, reached: bool) -> bool:
+        """Let the latest pass be the one that set_epoch() means, where it has handed out nothing.
+
+        Returns whether it was of another epoch, and is to be begun anew.
+
+        Args:
+            settings: of that pass.
+            reached: set_epoch() has reached a sampler of the user's, which a pass in workers has begun.
+        """
+        progress = self.progress
+        if progress is None or progress.taken or progress.done:
+            return False
+        if settings.iterable or (settings.seed is None and (settings.on_demand or not reached)):
+            return False  # its order is not a function of the epoch, or was not drawn yet
+        progress.named = True
+        if progress.epoch == self.epochs.number:
+            self.epochs.number += 1
+            return False
+        vars(progress).update(vars(self._of_epoch(settings)), named=True)  # its observers stay
+        return True
+
     @property
     def resumes(self) -> bool:
         """Whether the next pass begins behind the start of its epoch, or with a state of the dataset."""
@@ -266,6 +287,12 @@ class Checkpoint:
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
         self._warn_of_others(settings)
+        before = self.progress
+        if before is not None and before.named and not before.taken:
+            self.epochs.number = before.epoch  # set_epoch() meant this pass, if nobody goes on with the one before
+        return self._of_epoch(settings)
+
+    def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
         rest, self._rest = self._rest, None
         order = BatchOrder(settings)

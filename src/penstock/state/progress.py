@@ -56,6 +56,8 @@ class Progress(Observer):
     """The number of the last batch that came, from 1 on."""
     done: bool = False
     """The pass was gone through to its end."""
+    named: bool = False
+    """set_epoch() has said which epoch it is of."""
 
     @property
     def latest(self) -> int:
