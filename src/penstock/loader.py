@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -158,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 raise InvalidOption("seed= and generator= exclude each other: both say where randomness comes from")
             seed = checked_seed(seed)
         if type(dataset) is Mix and sampler is None and batch_sampler is None:
-            sampler, shuffle = dataset.sampler(shuffle=bool(shuffle)), None
+            sampler, shuffle = dataset.sampler(shuffle=bool(shuffle), generator=generator), None
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | Buckets):
                 sized.check_size(len(dataset))  # type: ignore[arg-type]
@@ -329,7 +330,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
-        With a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
+        A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first. With
+        a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
 
         Raises:
             InvalidOption: a negative epoch.
@@ -338,8 +340,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._checkpoint.begin_with(epoch)
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
         theirs = getattr(deepest(given), "set_epoch", None)
+        reached = False
         if callable(theirs) and not isinstance(theirs, SetEpoch):
+            reached = True
             theirs(self._checkpoint.epochs.number)
+        self._executors.begin_anew(self, partial(self._checkpoint.begins_anew, reached=reached))
 
     def _offer_set_epoch(self) -> None:
         """Give the sampler that torch's __init__ made a set_epoch."""

@@ -248,6 +248,7 @@ def test_a_source_that_gives_nothing_does_not_keep_the_program() -> None:
             raise StopIteration
 
     feeding = feed_through(Source())
+    threading.Thread(target=next, args=(feeding, None), daemon=True).start()
     assert asked.wait(10)
     feeding_module.JOIN_SECONDS, before = 0.05, feeding_module.JOIN_SECONDS
     try:
@@ -453,6 +454,27 @@ def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: 
     assert_same(list(loader), list(plain))
     assert len(late) == 4
     del iterator
+
+
+@pytest.mark.parametrize(
+    ("device", "feed"), [("late", Feed("cuda")), ("decodes_on_the_cpu", Feed("cuda", cache="device"))]
+)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_follows_set_epoch_until_its_first_batch(
+    request: pytest.FixtureRequest, device: str, feed: Feed, persistent: bool
+) -> None:
+    request.getfixturevalue(device)
+
+    def make(**options: Any) -> Any:
+        return penstock.DataLoader(DATA, 4, shuffle=True, seed=3, num_workers=2, **options)
+
+    epochs = [list(loader) for loader in [make()] for _ in range(4)]
+    loader = make(device=feed, persistent_workers=persistent)
+    for epoch in (2, 1):
+        batches = iter(loader)
+        loader.set_epoch(epoch)
+        assert_same(list(batches), epochs[epoch])
+        assert_same(list(loader), epochs[epoch + 1])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -61,6 +61,26 @@ def fit(folder: Path, *, fails_at: int | None = None, ckpt: Path | None = None) 
     return model.seen
 
 
+def test_training_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    def trained(ckpt: Path | None = None) -> list[list[int]]:
+        loader = penstock.DataLoader(DATA, batch_size=10, shuffle=True, seed=7, num_workers=1)
+        trainer = lightning.Trainer(
+            max_epochs=3,
+            logger=False,
+            default_root_dir=tmp_path,
+            callbacks=[lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+        )
+        model = Model()
+        trainer.fit(model, loader, ckpt_path=ckpt)
+        return model.seen
+
+    whole = trained()
+    assert trained(tmp_path / "epoch=0.ckpt") == whole[4:], "Lightning calls iter() before set_epoch"
+
+
 def test_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole")
     assert len(whole) == 30

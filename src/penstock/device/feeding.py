@@ -44,6 +44,8 @@ _END = object()
 class ThreadSender:
     """A thread that takes batches from their source and sends them ahead. It never holds the Feeding.
 
+    It starts with the first next(): until then the source may be begun anew.
+
     Args:
         source: gives the batches; used in the thread only.
         stream: copies the batches.
@@ -60,12 +62,15 @@ class ThreadSender:
         self._closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=with_surroundings(self._run), name="penstock-feed", daemon=True)
-        self._thread.start()
+        self._starting = threading.Lock()
 
     def next(self) -> Any:
         """Return what was sent next: a Moved, the source's error in its place, or _END."""
         if os.getpid() != self._pid:
             raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
         sent = self._sent.get()
         if sent is _END or self._closed:
             self._sent.put(_END)  # for the next call, or another thread's
@@ -88,8 +93,9 @@ class ThreadSender:
             return
         if isinstance(self._source, Pass) and end_source is not None:
             end_source()  # which wakes a thread that waits for a batch
-        self._thread.join(JOIN_SECONDS)
-        leave_behind([self._thread])
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_SECONDS)
+            leave_behind([self._thread])
         if end_source is not None:
             with contextlib.suppress(Exception):  # of a generator that the thread is still in
                 end_source()
@@ -97,7 +103,7 @@ class ThreadSender:
     def release(self) -> None:
         """Leave the source to another pass: end the thread, and wait until it takes nothing more."""
         self.close(None)
-        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+        if os.getpid() == self._pid and self._thread.ident and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:

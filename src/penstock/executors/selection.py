@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -93,6 +95,7 @@ class Executors:
         self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
+        self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
     def copied(self) -> Executors:
         """Return what a copy of the loader has."""
@@ -134,7 +137,7 @@ class Executors:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs", "_latest")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -190,14 +193,25 @@ class Executors:
             streams.restore_between_passes(settings.dataset)
         if held is not None:
             executor.restart(held, job)
-            return held
-        try:
-            return executor.open(job)
-        except NotCopied as error:
-            if settings.method is not Method.AUTO:
-                raise
-            self._choice = not_copied(error)  # the loop has opened something since threads were chosen
-            return self.begin(replace(job, in_threads=False), None, on_device)
+        else:
+            try:
+                held = executor.open(job)
+            except NotCopied as error:
+                if settings.method is not Method.AUTO:
+                    raise
+                self._choice = not_copied(error)  # the loop has opened something since threads were chosen
+                return self.begin(replace(job, in_threads=False), None, on_device)
+        held.made_by = executor, replace(job, loader=None)
+        self._latest = weakref.ref(held)
+        return held
+
+    def begin_anew(self, loader: Any, follows: Callable[[Settings], bool]) -> None:
+        """Begin the latest pass anew, where it is there and follows() says so of its settings."""
+        held = self._latest()
+        if held is not None:
+            executor, job = held.made_by
+            if follows(job.settings):
+                executor.restart(held, replace(job, loader=loader))
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""

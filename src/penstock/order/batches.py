@@ -65,25 +65,6 @@ def order_of(
     return TorchShuffle(size, drawn["order"]) if blocks is None or blocks.full else blocks.order(drawn["order"], 0)
 
 
-def foretell(base: torch.Generator | None, order: torch.Generator | None, *, base_first: bool) -> dict[str, int]:
-    """Return the seeds, "base" and "order", that a pass which began now would draw, and draw none.
-
-    Args:
-        base, order: the generators of these seeds; None: torch's global one.
-        base_first: whether a pass draws a base seed at all, before the other.
-    """
-    copies: dict[int, torch.Generator] = {}
-
-    def drawn(generator: torch.Generator | None) -> int:
-        if id(generator) not in copies:
-            state = torch.get_rng_state() if generator is None else generator.get_state()
-            copies[id(generator)] = torch.Generator("cpu" if generator is None else generator.device)
-            copies[id(generator)].set_state(state)
-        return draw_seed(copies[id(generator)])
-
-    return {**({"base": drawn(base)} if base_first else {}), "order": drawn(order)}
-
-
 def length(sampler: Any) -> int | None:
     """Return the length of a sampler, None where it has none."""
     try:
@@ -201,10 +182,15 @@ def as_list(indices: Indices) -> list[int]:
     return listed
 
 
-def deepest(sampler: Any) -> Any:
-    """Return the sampler of indices below any number of samplers that group, cut and skip."""
+def samplers_of(sampler: Any) -> list[Any]:
+    """Return a sampler, and those below it: samplers that group, cut and skip what another one gives."""
     for name in ("batch_sampler", "sampler"):
         inner = getattr(sampler, name, None)
         if inner is not None and inner is not sampler:
-            return deepest(inner)
-    return sampler
+            return [sampler, *samplers_of(inner)]
+    return [sampler]
+
+
+def deepest(sampler: Any) -> Any:
+    """Return the sampler of indices below any number of samplers that group, cut and skip."""
+    return samplers_of(sampler)[-1]

@@ -115,7 +115,8 @@ class PassBatches:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress, order = self.progress, self.order
-        made = cache(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
+        make = order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead)
+        made = cache(make if progress.origin is None else progress.origin.drawing()(make))
         progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=made)
         batches = cut(made, progress.schedule)
         if not progress.ahead.ranges:

@@ -68,6 +68,27 @@ class Checkpoint:
         if self.resume is not None and self.resume["epoch"] != number:
             self.resume = self._rest = None
 
+    def begins_anew(self, settings: Settings, *, reached: bool) -> bool:
+        """Let the latest pass be the one that set_epoch() means, where it has handed out nothing.
+
+        Returns whether it was of another epoch, and is to be begun anew.
+
+        Args:
+            settings: of that pass.
+            reached: set_epoch() has reached a sampler of the user's, which a pass in workers has begun.
+        """
+        progress = self.progress
+        if progress is None or progress.taken or progress.done:
+            return False
+        if settings.iterable or (settings.seed is None and (settings.on_demand or not reached)):
+            return False  # its order is not a function of the epoch, or was not drawn yet
+        progress.named = True
+        if progress.epoch == self.epochs.number:
+            self.epochs.number += 1
+            return False
+        vars(progress).update(vars(self._of_epoch(settings)), named=True)  # its observers stay
+        return True
+
     @property
     def resumes(self) -> bool:
         """Whether the next pass begins behind the start of its epoch, or with a state of the dataset."""
@@ -108,11 +129,18 @@ class Checkpoint:
         if self.resume is not None:
             return _with_leaves(self.resume)
         progress, own_states = self.progress, self._own(settings)
+        drawn: dict[str, int] = {}
+        coming = None
         if progress is None or progress.done:
-            now = Progress(self.epochs.number, drawn=own_states.foretold(progress if iterator_kept else None))
+            base = progress.drawn.get("base") if progress is not None and iterator_kept else None
+            drawn, coming = own_states.foretold(base, begun=False)
+            now = Progress(self.epochs.number)
         else:
             now = progress
-        own = own_states.of_pass(progress, now)
+            if not progress.taken:
+                drawn, coming = own_states.foretold(None, begun=True)
+        drawn |= now.drawn
+        own = own_states.of_pass(progress, now, coming)
         state: dict[str, Any] = {
             "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": settings.seed,
@@ -120,7 +148,7 @@ class Checkpoint:
             "epoch": now.epoch,
             "position": now.position,
             "batches": -(-now.given // now.unit),
-            "drawn": {name: now.drawn.get(name) for name in ("order", "base")},
+            "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
             "past": [] if now.rest is None else list(now.rest.past),
             "ledger": None,
@@ -259,19 +287,27 @@ class Checkpoint:
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
         self._warn_of_others(settings)
+        before = self.progress
+        if before is not None and before.named and not before.taken:
+            self.epochs.number = before.epoch  # set_epoch() meant this pass, if nobody goes on with the one before
+        return self._of_epoch(settings)
+
+    def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
         rest, self._rest = self._rest, None
         order = BatchOrder(settings)
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = self._own(settings).streams(own, before, resumed=state is not None)
-        progress = Progress(self.epochs.number, streams=streams, rest=rest)
+        inside = state is not None and bool(state["position"] or state["batches"] or ahead_of(state).ranges)
+        origin = self._own(settings).origin(own, inside=inside)
+        progress = Progress(self.epochs.number, streams=streams, origin=origin, rest=rest)
         if not settings.in_order and settings.num_workers and not settings.iterable:
             progress.arrivals = Arrivals()
         if not settings.iterable and not order.draws_itself():
             latest = None if self.progress is None else self.progress.samplers
             pending = latest.pending if latest is not None and state is None else None
-            progress.samplers = SamplerStates(own.get("sampler", pending))
+            progress.samplers = SamplerStates(own.get("sampler", pending), origin)
         if state is None:
             return progress
         share = BatchOrder(settings).share() or Share()
@@ -280,7 +316,7 @@ class Checkpoint:
         progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
         progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
-        if "order" in progress.drawn and not (state["position"] or progress.ahead.ranges):
+        if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1
         progress.skipped = state["batches"]
         if order.counts_samples():

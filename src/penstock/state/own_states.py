@@ -12,16 +12,17 @@ from torch.utils.data import DistributedSampler, IterDataPipe, MapDataPipe, Sequ
 from penstock.errors import InvalidOption
 from penstock.order.ahead import Ahead
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import foretell
+from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.schedule import Share
 from penstock.settings import Settings
+from penstock.state.origin import Copies, Origin, Source, drawn_from, is_origin
 from penstock.state.progress import Progress, is_count
 from penstock.state.sampler_states import between_passes
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
 #: What a version that reads states of FORMAT alone would pass over.
-BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place"})
+BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place", "origin"})
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class OwnStates:
         """Whether worker threads share the dataset, so that no state of it belongs to a batch."""
         return self._settings.num_workers > 0 and self.in_threads()
 
-    def of_pass(self, progress: Progress | None, now: Progress) -> dict[str, Any] | None:
+    def of_pass(
+        self, progress: Progress | None, now: Progress, coming: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
         """Return what a state holds beside its numbers; None: nothing.
 
         Args:
             progress: of the latest pass, where there was one.
             now: what the numbers are taken from; another one than `progress` where no pass is under way.
+            coming: what `foretold` returns of an order that is yet to be drawn.
         """
         settings = self._settings
         own: dict[str, Any] = {}
@@ -58,6 +62,8 @@ class OwnStates:
             own.update(streams)
         if (sampler := self._sampler_now(progress, between=now is not progress)) is not None:
             own["sampler"] = sampler
+        elif (known := (now.origin and now.origin.as_state()) or coming) is not None:
+            own["origin"] = known
         # A state of an iterable dataset is warned of when it is loaded.
         if not settings.iterable and is_stateful_dataset(settings.dataset) and not self.keeps_dataset_state():
             warn_user(
@@ -104,21 +110,52 @@ class OwnStates:
             return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
         return share or Share()
 
-    def foretold(self, held: Progress | None) -> dict[str, int]:
-        """Return what the next pass would draw if it began now, where that is not a function of the seed.
+    def foretold(self, base: int | None, *, begun: bool) -> tuple[dict[str, int], dict[str, Any] | None]:
+        """Return the seeds that a pass is yet to draw, and what its order will be drawn from. Nothing is drawn by it.
 
-        held: of the latest pass, where its iterator is kept for the next one.
+        Args:
+            base: the base seed, where the pass draws none.
+            begun: the pass has begun, and has drawn its base seed; else it would begin now.
         """
+        settings, copies = self._settings, Copies()
+        drawn = {} if base is None else {"base": base}
+        keyed = settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe)
+        if not (keyed or begun or drawn):
+            drawn["base"] = draw_seed(copies.of(settings.generator))
+        known = copies.as_state(self._generators())
+        if not keyed and self.order.draws_itself() and type(settings.sampler) is not SequentialSampler:
+            drawn["order"] = draw_seed(copies.of(settings.sampler.generator))
+        return {} if keyed else drawn, known
+
+    def origin(self, own: Mapping[str, Any], *, inside: bool) -> Origin | None:
+        """Return what the order of the pass that begins is drawn from; None: it follows from the loader's state.
+
+        Args:
+            own: of the state that the pass goes on from; empty: from none.
+            inside: it goes on in the middle of an epoch.
+        """
+        settings, generators = self._settings, self._generators()
+        if settings.iterable:
+            return None
+        given = dict(own.get("origin", {}))
+        if "place" in own and own["place"][0] != self.place().rank:
+            given.pop("first", None)  # of another rank's share
+        if not self.order.draws_itself():  # the sampler may draw from torch's global generator too
+            generators = (*generators, None) if None not in generators else generators
+            return Origin(settings.index_sampler, generators, given, inside=inside)
+        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
+            return None
+        return Origin(settings.sampler, generators, given, inside=inside)
+
+    def _generators(self) -> tuple[Source, ...]:
+        """Return the generators that the sampler is known to draw the order of a pass from."""
         settings = self._settings
-        if settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
-            return {}
-        kept_base = None if held is None else held.drawn.get("base")
-        draws_order = self.order.draws_itself() and type(settings.sampler) is not SequentialSampler
-        generator = settings.sampler.generator if draws_order else None
-        drawn = foretell(settings.generator, generator, base_first=kept_base is None)
-        if not draws_order:
-            del drawn["order"]
-        return drawn if kept_base is None else {**drawn, "base": kept_base}
+        if settings.iterable:
+            return ()
+        if not self.order.draws_itself():
+            return drawn_from(settings.index_sampler, keyed=settings.seed is not None)
+        keyed = settings.seed is not None or not isinstance(settings.sampler, KeyedSampler)
+        return () if keyed else drawn_from(settings.sampler, keyed=False)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
@@ -126,7 +163,7 @@ class OwnStates:
         own = state.get("dataset")
         if own is None:
             return
-        if not isinstance(own, Mapping) or not _is_sound(own):
+        if not isinstance(own, Mapping) or not _is_sound(own) or not is_origin(own.get("origin", {})):
             raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
         iterable = settings.iterable
         if "states" in own and (iterable or self.keeps_dataset_state()):

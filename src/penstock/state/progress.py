@@ -11,6 +11,7 @@ from penstock.observe import Delivery, Observer
 from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
 from penstock.order.remainder import Remainder
 from penstock.order.schedule import Steps
+from penstock.state.origin import Origin
 from penstock.state.sampler_states import SamplerStates
 from penstock.state.streams import Streams
 
@@ -37,6 +38,8 @@ class Progress(Observer):
     """The dataset's states in the workers, where it has any."""
     samplers: SamplerStates | None = None
     """The states of a user's sampler."""
+    origin: Origin | None = None
+    """What the order is drawn from, where a user's sampler or generator draws it."""
     ahead: Ahead = NONE_AHEAD
     """What was handed out behind the beginning of the pass, in the state that it goes on from."""
     unit: int = 1
@@ -53,6 +56,8 @@ class Progress(Observer):
     """The number of the last batch that came, from 1 on."""
     done: bool = False
     """The pass was gone through to its end."""
+    named: bool = False
+    """set_epoch() has said which epoch it is of."""
 
     @property
     def latest(self) -> int:

@@ -25,10 +25,7 @@ class Recorder(Observer):
     ledger: Ledger
     dataset: Any
     """Names the samples."""
-    make_order: Callable[[], Order]
-    """Makes the epoch's order."""
-    start: int
-    """How many positions of the epoch were handed out before the pass began."""
+    settings: Settings
     progress: Progress
     """Of the pass; it counts a batch before the recorder takes note of it."""
     order: Order | None = None
@@ -45,9 +42,12 @@ class Recorder(Observer):
         schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        first = schedule.step_at(self.start)
+        first = schedule.step_at(progress.start + progress.ahead.count)
         if self.order is None:
-            order = self.make_order()
+            seed = self.settings.seed or 0
+            order = BatchOrder(self.settings).order(
+                seed, progress.epoch, progress.drawn, progress.rest, progress.ahead
+            )()
             self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
             self.order = order
         indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
@@ -87,6 +87,4 @@ class LoaderLedger:
                 else:
                     why = f"it cannot be opened or written: {error.strerror}"
                 raise pair(InvalidOption, type(error))(f"ledger={path!r}: {why}") from error
-        made = order.order(settings.seed or 0, progress.epoch, progress.drawn, progress.rest, progress.ahead)
-        before = progress.start + progress.ahead.count
-        return Recorder(self._ledger, settings.dataset, made, before, progress)
+        return Recorder(self._ledger, settings.dataset, settings, progress)

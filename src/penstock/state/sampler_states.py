@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.order.permutations import Positions
+from penstock.state.origin import Origin
 
 
 def is_stateful(of: Any) -> bool:
@@ -26,10 +27,12 @@ class SamplerStates:
 
     Args:
         given: of as_state(), in the state that the pass goes on from.
+        origin: of the order, where the sampler has no state of its own.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None, origin: Origin | None = None) -> None:
         self._given = given
+        self._origin = origin or Origin(None, ())
         self._sampler: Any = None
         self._iterator: Any = None
         self._noted: deque[dict[str, Any]] = deque()
@@ -39,6 +42,10 @@ class SamplerStates:
         self._ended = False
         self.pending: dict[str, Any] | None = None
         """The sampler's state for the next pass, where this one goes on behind its last sample."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the iterator: a copy of the loader begins one of its own."""
+        return {**vars(self), "_iterator": None}
 
     @property
     def resumes(self) -> bool:
@@ -54,12 +61,14 @@ class SamplerStates:
             self.pending = {**given, "between": True}
             self._noted.append(dict(given))
             return iter(())
-        self._iterator = iter(sampler) if given is None else _restored(sampler, given)
+        self._origin.begin()
+        with self._origin.drawing():
+            self._iterator = iter(sampler) if given is None else _restored(sampler, given)
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._note(between=given is None or bool(given.get("between")))
         items = self._anew() if given is not None and given.get("between") else _following(self._iterator)
         self._ended = False
-        return self._until_end(items) if self._noted else items
+        return self._until_end(items) if self._noted else self._origin.watched(items)
 
     def _until_end(self, items: Iterator[Any]) -> Iterator[Any]:
         yield from items

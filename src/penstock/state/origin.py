@@ -1,0 +1,195 @@
+"""What the order of an epoch is drawn from, where a sampler of torch's or the user's draws it.
+
+Such an order is known to its sampler only. Begun anew with its generators and its epoch as they were, the sampler gives
+the same order again: a loader's state holds these, and the pass that goes on sets them before the sampler draws.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from penstock.order.batches import deepest, samplers_of
+from penstock.system.warn_user import warn_user
+
+#: A generator of the user's; None: torch's global one.
+Source = torch.Generator | None
+#: How many of a sampler's items, from the first on, a state describes: another order differs in them.
+_FIRST = 4
+#: More bytes than the state of any generator of torch's has.
+_LARGEST = 1 << 16
+
+
+def drawn_from(sampler: Any, *, keyed: bool) -> tuple[Source, ...]:
+    """Return the generators that a sampler, and those that it cuts, are known to draw from.
+
+    keyed: the loader has a seed, and torch's samplers without a generator follow it.
+    """
+    found: list[Source] = []
+    for one in samplers_of(sampler):
+        generator = getattr(one, "generator", None)
+        draws = isinstance(one, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and not keyed
+        if (isinstance(generator, torch.Generator) or (generator is None and draws)) and generator not in found:
+            found.append(generator)
+    return tuple(found)
+
+
+class Origin:
+    """The generators and the epoch of a sampler as they were when it drew the order of a pass.
+
+    The order counts as drawn where the state of a generator differs behind iter(), or behind one of the first items.
+
+    Args:
+        sampler: of the loader; another one may be begun in its place, which draws from the same.
+        generators: that it may draw from.
+        given: of as_state(), in the state that the pass goes on from.
+        inside: the pass begins behind the first item. Then the order was drawn before, and torch's global generator,
+            which others draw from too, is left where it is.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        generators: tuple[Source, ...],
+        given: Mapping[str, Any] | None = None,
+        *,
+        inside: bool = False,
+    ) -> None:
+        self._sampler = deepest(sampler)
+        self._generators = generators
+        self._given = given or {}
+        self._inside = inside
+        self.begin()
+
+    def begin(self) -> None:
+        """Note that the sampler is begun, or begun anew: it has drawn nothing."""
+        self._begun = False
+        self._before: list[torch.Tensor | None] | None = None  # of the generators that it has drawn from
+        self._epoch: int | None = None
+        self._first: list[int] = []
+        self._warned = False
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let the sampler draw within it, from what the state says that the pass goes on from."""
+        self._begun = True
+        if self._before is not None:  # all is drawn, or the rest follows from what was
+            yield
+            return
+        present = torch.get_rng_state()
+        leaves = self._restore() and self._inside
+        before = [_source(one).get_state() for one in self._generators]
+        epoch = getattr(self._sampler, "epoch", None)
+        self._epoch = epoch if type(epoch) is int and epoch >= 0 else None
+        try:
+            yield
+        finally:
+            pairs = list(zip(self._generators, before, strict=True))
+            moved = [one for one, was in pairs if not torch.equal(_source(one).get_state(), was)]
+            if moved:  # others than the global one are the sampler's own: they may move later
+                self._before = [was if one in moved or one is not None else None for one, was in pairs]
+            if leaves:
+                torch.set_rng_state(present)
+
+    def _restore(self) -> bool:
+        """Set generators and epoch as the state says; return whether torch's global generator is among them."""
+        given = self._given
+        texts = dict(zip(self._generators, given.get("generators", ()), strict=False))
+        for generator, text in texts.items():
+            if text is not None:
+                _source(generator).set_state(decoded(text))
+        set_epoch, epoch = getattr(self._sampler, "set_epoch", None), given.get("epoch")
+        if self._inside and epoch is not None and callable(set_epoch):
+            set_epoch(epoch)
+        return texts.get(None) is not None
+
+    def watched(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield what the sampler gives. Warns where it gives other items than it gave before the state was taken."""
+        return chain.from_iterable(self._parts(items))
+
+    def _parts(self, items: Iterator[Any]) -> Iterator[Iterator[Any] | list[Any]]:
+        for number in range(_FIRST):
+            with self.drawing():
+                part = list(islice(items, 1))
+            for item in part:
+                self._compare(number, item)
+            yield part
+        yield items
+
+    def _compare(self, number: int, item: Any) -> None:
+        try:
+            self._first.append(zlib.crc32(json.dumps(item, default=int).encode()))
+        except (TypeError, ValueError):  # not of whole numbers
+            self._first.append(0)
+        given = self._given.get("first", ())
+        if self._inside and not self._warned and number < len(given) and given[number] != self._first[number]:
+            self._warned = True
+            warn_user(
+                f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
+                "samples of this epoch come twice, and others do not come. An order comes again where the sampler "
+                "draws from a torch.Generator that is its attribute `generator`, or has a state_dict() and a "
+                "load_state_dict(); or give shuffle=True and seed= in its place"
+            )
+
+    def as_state(self) -> dict[str, Any] | None:
+        """Return what a loader's state holds of the pass; None: the sampler was not asked yet."""
+        asked = self._before is not None or self._first or not self._generators
+        if not (self._begun and asked):
+            return dict(self._given) or None
+        before = self._before or []
+        state: dict[str, Any] = {"generators": [None if one is None else encoded(one) for one in before]}
+        return {**state, "epoch": self._epoch, "first": list(self._first)}
+
+
+class Copies:
+    """Copies of generators, which draw in their place: what a pass would draw that began now."""
+
+    def __init__(self) -> None:
+        self._made: dict[Source, torch.Generator] = {}
+
+    def of(self, generator: Source) -> torch.Generator:
+        """Return the copy of a generator: the same at each call."""
+        if generator not in self._made:
+            source = _source(generator)
+            self._made[generator] = torch.Generator(source.device)
+            self._made[generator].set_state(source.get_state())
+        return self._made[generator]
+
+    def as_state(self, generators: tuple[Source, ...]) -> dict[str, Any] | None:
+        """Return what a loader's state holds of an order that these generators are yet to draw; None: nothing."""
+        return {"generators": [encoded(self.of(one).get_state()) for one in generators]} if generators else None
+
+
+def is_origin(given: Any) -> bool:
+    """Return whether a part of a state is what as_state() and foretold() return."""
+    try:
+        for text in given.get("generators", ()):
+            if text is not None:
+                torch.Generator().set_state(decoded(text))
+    except Exception:
+        return False
+    epoch, first = given.get("epoch"), given.get("first", [])
+    return (epoch is None or (type(epoch) is int and epoch >= 0)) and isinstance(first, list | tuple)
+
+
+def encoded(state: torch.Tensor) -> str:
+    """Return the state of a generator as a text, of about 4 KB for torch's generators on the CPU."""
+    return base64.b85encode(zlib.compress(state.numpy().tobytes())).decode()
+
+
+def decoded(text: str) -> torch.Tensor:
+    """Return the state of a generator. Raises ValueError and zlib.error for other texts."""
+    found = zlib.decompressobj().decompress(base64.b85decode(text), _LARGEST)
+    return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+
+def _source(generator: Source) -> torch.Generator:
+    return torch.default_generator if generator is None else generator
