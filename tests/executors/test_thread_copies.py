@@ -392,6 +392,20 @@ def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: p
     assert torch.cat(list(loader)).tolist() == list(range(48))
 
 
+@pytest.mark.parametrize("caller", [False, True])
+def test_a_worker_has_one_worker_info_whoever_works_in_its_place(caller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Infos(Sized):
+        def __getitem__(self, index: int) -> int:
+            infos.append(tud.get_worker_info())
+            return index
+
+    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
+    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
+    infos: list[Any] = []
+    list(penstock.DataLoader(Infos(), 4, num_workers=2, worker_method="thread", share_dataset=True))
+    assert len(infos) == 48 and len({id(info) for info in infos}) <= 2
+
+
 # --- what is copied ---------------------------------------------------------------------------------------------------
 
 

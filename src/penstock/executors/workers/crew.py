@@ -37,6 +37,8 @@ from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
+#: The same of the caller, which shares a batch with nobody: what an interrupt has done a second time.
+CALLER_GRAIN_SECONDS = 1e-2
 #: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
 SETTLING_SECONDS = 0.1
 
@@ -75,7 +77,6 @@ class ThreadCrew:
         self._rows = rows
         self._iterable = iterable
         self._drop_last = drop_last
-        self._seed = seed
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -93,7 +94,8 @@ class ThreadCrew:
         self._caller_activity = Activity()
         self._meter = meter
         self.readers = readers
-        self._workers = [WorkerThread(number, self._surroundings, own, self._run) for number in range(count)]
+        infos = [ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count)]
+        self._workers = [WorkerThread(info, self._surroundings, own, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
@@ -131,10 +133,10 @@ class ThreadCrew:
         if not self._workers:
             self._work_as_caller(batches[0], self._fetch, generators_here())
         elif not timeout and self._caller_should_work(batches):
-            fetch = self._workers[0].take_fetch(self._fetch)
-            info = ThreadWorkerInfo(0, len(self._workers), self._seed, fetch.dataset)
-            with as_worker(info), outside_inference(), drawing.beside_others():  # where the threads are
-                self._work_as_caller(batches[0], fetch, info.rng)
+            worker = self._workers[0]
+            fetch = worker.take_fetch(self._fetch)
+            with as_worker(worker.info), outside_inference(), drawing.beside_others():  # where the threads are
+                self._work_as_caller(batches[0], fetch, worker.info.rng)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -233,14 +235,13 @@ class ThreadCrew:
 
     def _work_on(self, worker: WorkerThread) -> Iterator[None]:
         """Work until the crew is closed. Yields where another pass has begun, to be called on in its surroundings."""
-        info = ThreadWorkerInfo(worker.number, len(self._workers), self._seed + worker.number, self._fetch.dataset)
-        set_for_this_thread(info)
+        set_for_this_thread(worker.info)
         failed: BaseException | None = None
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
             worker.fetch = fetch
-            info.dataset = fetch.dataset
+            worker.info.dataset = fetch.dataset
             if init is not None:
                 init(worker.number)
                 fetch.renew()
@@ -253,7 +254,6 @@ class ThreadCrew:
             batch, begin, end = work
             if (failed is None and worker.fetch is not fetch) or self._own.shared:
                 fetch = worker.take_fetch(self._fetch)
-                info.dataset = fetch.dataset
             if failed is not None:
                 self._fail(batch, begin, failed)
                 failed = None
@@ -264,7 +264,7 @@ class ThreadCrew:
                 reader = self._read_iterable(batch, worker, fetch, reader)
                 self._finish(batch, 1, fetch)
             else:
-                self._fetch_part(work, fetch, info.rng, worker.activity)
+                self._fetch_part(work, fetch, worker.info.rng, worker.activity)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
                 one_core_each()
                 settled = True
@@ -291,14 +291,14 @@ class ThreadCrew:
                 self._work.wait()
         return None
 
-    def _take_from(self, batch: FetchedBatch) -> tuple[FetchedBatch, int, int]:
-        """Take a part of a batch; the lock is held."""
+    def _take_from(self, batch: FetchedBatch, grain: float = GRAIN_SECONDS) -> tuple[FetchedBatch, int, int]:
+        """Take a part of a batch, of so many seconds; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
             batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
-        count = max(1, int(GRAIN_SECONDS / self._sample_seconds))
+        count = max(1, int(grain / self._sample_seconds))
         batch.taken = end = min(len(batch.indices), begin + count)
         if end == len(batch.indices):
             self._open.remove(batch)
@@ -388,7 +388,7 @@ class ThreadCrew:
                 begin = total - batch.unfinished
                 try:
                     with self._lock:
-                        work = self._take_from(batch)
+                        work = self._take_from(batch, CALLER_GRAIN_SECONDS)
                     self._fetch_part(work, fetch, generators, self._caller_activity, by_caller=True)
                 except BaseException:  # Ctrl-C: this part is done again
                     with self._lock:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from penstock.system.randomness import Generators
 
 #: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
 HEAP_BYTES = 30 << 20
+#: Samples are written to their rows when they take so many bytes: a core's own cache still holds them.
+AT_A_TIME_BYTES = 768 << 10
 
 
 @dataclass(slots=True)
@@ -54,18 +57,18 @@ class SampleRows:
     """Where the samples of batches are built: the layout that they have in common, and the memory of their batches.
 
     Any thread may call any method.
+
+    Attributes:
+        sample_bytes: of a sample, once one is known.
+        at_a_time: samples that are made before they are written to their rows.
     """
 
     def __init__(self, buffers: Buffers) -> None:
+        self.sample_bytes: int | None = None
+        self.at_a_time = 1
         self._lock = threading.Lock()
         self._buffers = buffers
         self._layout: Layout | None = None
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """Bytes of a sample, once one is known."""
-        layout = self._layout
-        return None if layout is None else layout.nbytes
 
     def build_for(self, batch: FetchedBatch, sample: Any) -> Build:
         """Return what takes in the samples of a batch, of which this is one."""
@@ -75,6 +78,8 @@ class SampleRows:
                 layout = self._layout  # finish() may forget it meanwhile
                 if layout is None:
                     layout = self._layout = layout_of(sample)
+                    self.sample_bytes = layout.nbytes
+                    self.at_a_time = max(1, AT_A_TIME_BYTES // max(1, layout.nbytes))
                     _prepare_heap(layout.nbytes * count)
                 batch.build = Build(layout, count, self._buffers)
             return batch.build
@@ -175,20 +180,23 @@ class FetchedBatch(Batch):
                 next(activity.left)
                 self.result = fetch.load(task)
                 return None
-            if fetch.plain:
-                dataset = fetch.dataset
-                samples = [dataset[index] for index in activity.left]
-            else:
-                positions = iter(task.positions[begin:end])
-                samples = [
-                    fetch.sample(task, index, position)
-                    for index, position in zip(activity.left, positions, strict=False)
-                ]
-            activity.stage = "collate"
-            if rows is None:
-                self.samples[begin:end] = samples
-            else:
-                rows.build_for(self, samples[0]).take(samples, begin)
+            positions, at, build = iter(task.positions[begin:end]), begin, None
+            while at < end:  # a few at a time, which are written to their rows while caches hold them
+                left = activity.left if rows is None else islice(activity.left, rows.at_a_time)
+                if fetch.plain:
+                    dataset = fetch.dataset
+                    samples = [dataset[index] for index in left]
+                else:
+                    samples = [fetch.sample(task, index, next(positions)) for index in left]
+                if rows is None:
+                    self.samples[begin:end] = samples
+                else:
+                    activity.stage = "collate"
+                    build = build or rows.build_for(self, samples[0])
+                    build.take(samples, at)
+                    activity.stage = "getitem"
+                at += len(samples)
+                del samples
             return None
         except BaseException as error:
             if interruptible and not isinstance(error, Exception):

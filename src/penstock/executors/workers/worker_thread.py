@@ -12,6 +12,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity
 from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.surroundings import Surroundings
+from penstock.executors.workers.worker_info import ThreadWorkerInfo
 
 #: A thread's fetch is copied once more, to see whether it is unbound, where the first copy took less time, in seconds.
 COPY_SECONDS = 2e-3
@@ -23,26 +24,32 @@ class WorkerThread:
     Attributes:
         surroundings: those of the pass that the thread works for.
         fetch: what the thread fetches with; None: it has not begun.
+        info: what get_worker_info() returns in the thread, and in the caller that works in its place.
     """
 
     def __init__(
-        self, number: int, surroundings: Surroundings, own: OwnFetches, run: Callable[[WorkerThread], None]
+        self,
+        info: ThreadWorkerInfo,
+        surroundings: Surroundings,
+        own: OwnFetches,
+        run: Callable[[WorkerThread], None],
     ) -> None:
-        self.number = number
+        self.info = info
+        self.number = info.id
         self.surroundings = surroundings
         self.fetch: Fetch | None = None
         self._own = own
         self._bound: Fetch | None = None  # one that holds a connection or a file, which only this thread may use
         self.activity = Activity()
-        self.thread = threading.Thread(target=run, args=(self,), name=f"penstock-worker-{number}", daemon=True)
+        self.thread = threading.Thread(target=run, args=(self,), name=f"penstock-worker-{info.id}", daemon=True)
 
     def take_fetch(self, shared: Fetch) -> Fetch:
         """Return what the thread fetches with: the shared one where all threads use one dataset. Raises NotCopied."""
-        if self._own.shared:
-            return shared
-        if self.fetch is None:
+        if not self._own.shared and self.fetch is None:
             self.fetch, _ = self._own.take()
-        return self.fetch
+        fetch = self.fetch if self.fetch is not None and not self._own.shared else shared
+        self.info.dataset = fetch.dataset
+        return fetch
 
     def unbound(self) -> bool:
         """Return whether another thread may use what this one fetches with: it holds no connection or file of its own.
