@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import socket
+import struct
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,32 +248,75 @@ def test_tensors_are_received_where_the_receiver_says() -> None:
 
 
 @pytest.mark.parametrize("local", ["", "\0", "\0nowhere"], ids=["tcp", "unix", "no unix"])
-@pytest.mark.parametrize("same", [True, False])
-def test_the_two_ends_of_a_connection_know_one_secret(*, same: bool, local: str) -> None:
+@pytest.mark.parametrize("wrong_before", [False, True])
+def test_the_two_ends_of_a_connection_know_one_secret(*, wrong_before: bool, local: str) -> None:
     secret, found = new_secret(), list[Any]()
     listener = Listener("127.0.0.1")
-
-    def listen() -> None:
-        try:
-            found.append(listener.accept(secret, 10))
-        except Exception as error:
-            found.append(error)
-
-    other = threading.Thread(target=listen)
+    other = threading.Thread(target=lambda: found.append(listener.accept(secret, 30)))
     other.start()
     name = listener.local if local == "\0" else local
-    if same:
-        with connect("127.0.0.1", listener.port, name, secret) as ours:
-            other.join()
+    if wrong_before:
+        with pytest.raises(penstock.ClusterError, match="does not know the secret"):
+            connect("127.0.0.1", listener.port, name, new_secret())
+    with connect("127.0.0.1", listener.port, name, secret) as ours:
+        other.join()
+        with found[0] as theirs:
+            theirs.sendall(b"x")
+            assert ours.recv(1) == b"x"
+            assert (ours.family == socket.AF_UNIX) == (local == "\0")
+
+
+def silent(stranger: socket.socket, secret: bytes) -> None:
+    """Say nothing."""
+
+
+def garbage(stranger: socket.socket, secret: bytes) -> None:
+    """Ask for a page, as a port scanner does."""
+    stranger.sendall(b"GET / HTTP/1.1\r\nHost: filler\r\n\r\n" * 100)
+
+
+def huge(stranger: socket.socket, secret: bytes) -> None:
+    """Announce a message of many bytes in the place of a proof."""
+    stranger.sendall(b"\xff" * 64)
+
+
+def half(stranger: socket.socket, secret: bytes) -> None:
+    """Begin a proof and stop in the middle of it."""
+    stranger.sendall(bytes(48))
+
+
+def reflecting(stranger: socket.socket, secret: bytes) -> None:
+    """Send back what the filler sends."""
+    stranger.sendall(stranger.recv(32, socket.MSG_WAITALL))
+    stranger.sendall(stranger.recv(32, socket.MSG_WAITALL))
+
+
+def gone(stranger: socket.socket, secret: bytes) -> None:
+    """Leave at once, with a reset."""
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["tcp", "unix"])
+@pytest.mark.parametrize("does", [silent, garbage, huge, half, reflecting, gone])
+def test_strangers_do_not_keep_a_filler_from_its_trainer(does: Any, *, local: bool) -> None:
+    secret, listener = new_secret(), Listener("127.0.0.1")
+    found: list[socket.socket] = []
+    filler = threading.Thread(target=lambda: found.append(listener.accept(secret, 30)))
+    filler.start()
+    with ExitStack() as strangers:
+        for _ in range(80):  # more than a filler listens to at once
+            stranger = strangers.enter_context(socket.socket(socket.AF_UNIX if local else socket.AF_INET))
+            stranger.settimeout(30)
+            stranger.connect(listener.local if local else ("127.0.0.1", listener.port))
+            with suppress(OSError):  # it may have been hung up on
+                does(stranger, secret)
+        with connect("127.0.0.1", listener.port, listener.local if local else "", secret) as ours:
+            filler.join()
             with found[0] as theirs:
                 theirs.sendall(b"x")
                 assert ours.recv(1) == b"x"
-                assert (ours.family == socket.AF_UNIX) == (local == "\0")
-    else:
-        with pytest.raises(penstock.ClusterError, match="does not know the secret"):
-            connect("127.0.0.1", listener.port, name, new_secret())
-        other.join()
-        assert isinstance(found[0], penstock.ClusterError | EOFError)
+                assert theirs.gettimeout() is None
 
 
 def test_a_filler_does_not_wait_for_ever() -> None:

@@ -3,11 +3,15 @@ unsaid."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import importlib.util
 import inspect
 import json
+import pickle
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +211,71 @@ def test_the_functions_look_as_they_did() -> None:
     assert list(inspect.signature(accelerate.skip_first_batches).parameters) == ["dataloader", "num_batches"]
     parameters = inspect.signature(accelerate.data_loader.prepare_data_loader).parameters
     assert {"dataloader", "device", "num_processes", "split_batches"} <= parameters.keys()
+
+
+# ---------------------------------------------------------------- penstock.install(): code that names torch's class
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with penstock.install():
+        yield
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_trainer_that_names_torchs_class_resumes_in_an_epoch(accelerator: Any, dispatch: bool) -> None:
+    accelerator.dataloader_config.dispatch_batches = dispatch
+
+    def steps(skip: int, epoch: int) -> list[Any]:
+        """What transformers.Trainer does with a loader that it builds anew."""
+        order = torch.Generator().manual_seed(5)
+        sampler = tud.RandomSampler(NUMBERS, generator=order)
+        prepared = accelerator.prepare(tud.DataLoader(NUMBERS, batch_size=4, sampler=sampler))
+        assert type(prepared.base_dataloader) is penstock.DataLoader
+        prepared.set_epoch(epoch)
+        rest = accelerate.skip_first_batches(prepared, skip) if skip else prepared
+        assert type(rest.base_dataloader) is penstock.DataLoader
+        assert len(rest) == 6 - skip
+        return [batch.tolist() for (batch,) in rest]
+
+    whole = steps(0, 1)
+    assert sorted(number for step in whole for number in step) == list(range(22))
+    assert steps(4, 1) == whole[4:]
+
+
+@pytest.mark.usefixtures("installed")
+def test_loaders_that_accelerate_builds_itself_are_torchs(accelerator: Any) -> None:
+    shard = accelerate.data_loader.DataLoaderShard(NUMBERS, batch_size=4)
+    assert type(shard.base_dataloader) is tud.DataLoader
+    skipped = accelerate.skip_first_batches(shard, 2)
+    assert [batch.tolist() for (batch,) in skipped][-1] == [20, 21] and len(skipped) == 4
+    bare = accelerate.skip_first_batches(tud.DataLoader(NUMBERS, batch_size=4), 2)
+    assert type(bare) is penstock.DataLoader and len(bare) == 4
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_prepared_loaders_are_pickled_and_copied(accelerator: Any, dispatch: bool) -> None:
+    accelerator.dataloader_config.dispatch_batches = dispatch
+    prepared = accelerator.prepare(tud.DataLoader(NUMBERS, batch_size=4))
+    for other in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
+        assert type(other.base_dataloader) is penstock.DataLoader
+        assert next(iter(other))[0].tolist() == [0, 1, 2, 3]
+        assert other.state_dict()["loader"]["batches"] == 1
+        assert prepared.state_dict()["loader"]["batches"] == 0, "a state of its own"
+
+
+def test_a_prepared_loader_ends_with_its_last_name(accelerator: Any) -> None:
+    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4))
+    ended = weakref.ref(prepared)
+    accelerator._dataloaders.clear()
+    gc.disable()
+    try:
+        del prepared
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchdata") is not None, reason="torchdata is installed")

@@ -227,8 +227,8 @@ def test_a_background_thread(loops: Loops) -> None:
 
 def test_install(loops: Loops) -> None:
     with penstock.install():
-        for loader in (DataLoader(ROWS, 4), Derived(ROWS)):
-            assert isinstance(loader, penstock.DataLoader)
+        for loader, ours in ((DataLoader(ROWS, 4), True), (Derived(ROWS), False)):
+            assert isinstance(loader, penstock.DataLoader) is ours
             list(loader)
     assert sorted((one.loader.name, one.passes) for one in loops.records()) == [
         ("Derived", 1),

@@ -10,6 +10,7 @@ Both ends of a connection prove that they know a secret before anything is unpic
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import io
 import os
@@ -17,8 +18,9 @@ import pickle
 import select
 import socket
 import struct
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -38,8 +40,10 @@ _PIECES = 512
 #: Buffers of a message, and bytes of its pickle, at the most: what is more is no message of ours.
 _MOST_BUFFERS, _MOST_BYTES = 1 << 20, 1 << 40
 _SECRET_BYTES = 32
-#: Seconds for the two ends to meet.
+#: Seconds that a trainer waits for a filler's proof.
 _MEETING = 10.0
+#: Who may be connected at once to a filler that waits for its trainer: others are hung up on, the oldest first.
+_MOST_STRANGERS = 64
 #: A machine that has vanished is noticed within so many seconds: by probes while nothing is sent, else by what it does
 #: not acknowledge. The kernel answers probes, so that a filler may be in a long sample.
 _VANISHED = 3
@@ -265,20 +269,48 @@ class Listener:
         self.local = f"\0penstock-{os.urandom(16).hex()}"  # an abstract name, which no file has
         self._local = socket.socket(socket.AF_UNIX)
         self._local.bind(self.local)
-        self._local.listen(1)
+        self._local.listen()
 
     def accept(self, secret: bytes, timeout: float) -> socket.socket:
-        """Wait for the first who connects and knows the secret; nobody else can connect after that.
+        """Wait for the first who proves to know the secret, whoever else connects; nobody can connect after that.
 
-        Raises TimeoutError, OSError, EOFError, ClusterError.
+        Raises TimeoutError, OSError.
         """
-        with self._tcp, self._local:
-            ready, _, _ = select.select([self._tcp, self._local], [], [], timeout)
-            if not ready:
-                raise TimeoutError(f"the trainer did not connect in {timeout:g} s")
-            connection, _ = ready[0].accept()
-        connection.settimeout(_MEETING)
-        return _met(connection, secret, b"filler", b"trainer")
+        deadline = time.monotonic() + timeout
+        self._tcp.setblocking(False)
+        self._local.setblocking(False)
+        strangers: dict[socket.socket, Iterator[None]] = {}  # and the meetings with them, the oldest first
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                for one in select.select([self._tcp, self._local, *strangers], [], [], left)[0]:
+                    if one in (self._tcp, self._local):
+                        with suppress(BlockingIOError, ConnectionAbortedError):  # who connected is gone again
+                            stranger, _ = one.accept()
+                            strangers[stranger] = _meeting(stranger, secret, b"filler", b"trainer")
+                            stranger.setblocking(False)
+                            _proves(stranger, strangers)
+                    elif _proves(one, strangers):
+                        del strangers[one]
+                        return one
+                for oldest in list(strangers)[:-_MOST_STRANGERS]:
+                    del strangers[oldest]
+                    oldest.close()
+        finally:
+            for one in (self._tcp, self._local, *strangers):
+                one.close()
+        raise TimeoutError(f"the trainer did not connect in {timeout:g} s")
+
+
+def _proves(stranger: socket.socket, strangers: dict[socket.socket, Iterator[None]]) -> bool:
+    """Take what a stranger said; return whether that completes its proof. Hang up on it where it is none."""
+    try:
+        next(strangers[stranger])
+    except StopIteration:
+        return True
+    except (OSError, EOFError, ClusterError):
+        del strangers[stranger]
+        stranger.close()
+    return False
 
 
 def connect(host: str, port: int, local: str, secret: bytes) -> socket.socket:
@@ -294,29 +326,46 @@ def connect(host: str, port: int, local: str, secret: bytes) -> socket.socket:
         except OSError:  # this is a container of its own
             connection.close()
         else:
-            return _met(connection, secret, b"trainer", b"filler")
-    connection = _met(socket.create_connection((host, port), _MEETING), secret, b"trainer", b"filler")
+            return _met(connection, secret)
+    connection = _met(socket.create_connection((host, port), _MEETING), secret)
     # Not at the filler's end, whose batches wait while the trainer does not read.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED * 1000)
     return connection
 
 
-def _met(connection: socket.socket, secret: bytes, own: bytes, other: bytes) -> socket.socket:
-    """Return a connection whose other end knows the secret, as both have proved."""
+def _met(connection: socket.socket, secret: bytes) -> socket.socket:
+    """Return a trainer's connection to a filler, when both have proved that they know the secret."""
     try:
-        mine = os.urandom(_SECRET_BYTES)
-        connection.sendall(mine)
-        theirs = bytes(_received(connection, _SECRET_BYTES))
-        connection.sendall(hmac.digest(secret, own + mine + theirs, "sha256"))
-        proof = bytes(_received(connection, hmac.new(secret, digestmod="sha256").digest_size))
-        if not hmac.compare_digest(proof, hmac.digest(secret, other + theirs + mine, "sha256")):
-            raise ClusterError("the other end of a connection does not know the secret of this loader: it is refused")
-        connection.settimeout(None)
-        _notice_loss(connection)
+        for _ in _meeting(connection, secret, b"trainer", b"filler"):
+            pass
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _meeting(connection: socket.socket, secret: bytes, own: bytes, other: bytes) -> Iterator[None]:
+    """Prove to the other end, and have it prove, who knows the secret. Yields before each read, which may wait."""
+    mine = os.urandom(_SECRET_BYTES)
+    connection.sendall(mine)  # so little that a new connection always takes it
+    theirs = yield from _coming(connection, _SECRET_BYTES)
+    connection.sendall(hmac.digest(secret, own + mine + theirs, "sha256"))
+    proof = yield from _coming(connection, hashlib.sha256().digest_size)
+    if not hmac.compare_digest(proof, hmac.digest(secret, other + theirs + mine, "sha256")):
+        raise ClusterError("the other end of a connection does not know the secret of this loader: it is refused")
+    connection.settimeout(None)
+    _notice_loss(connection)
+
+
+def _coming(connection: socket.socket, size: int) -> Generator[None, None, bytes]:
+    came = b""
+    while len(came) < size:
+        yield
+        part = connection.recv(size - len(came))
+        if not part:
+            raise EOFError("the other end of the connection is gone")
+        came += part
+    return came
 
 
 def _notice_loss(connection: socket.socket) -> None:

@@ -7,6 +7,7 @@ Accelerate's adapter fetches one step ahead of the one that it yields, notes the
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,7 @@ class Prepared:
     def __init__(self, adapter: Any, processes: int | None, *, skips: bool) -> None:
         if processes is None:
             processes = sys.modules["accelerate.state"].PartialState().num_processes
-        self._adapter = adapter
+        self._held = weakref.ref(adapter)  # which holds this
         self._loader: DataLoader[Any] = adapter.base_dataloader
         batches = self._loader.sampler if self._loader.batch_sampler is None else self._loader.batch_sampler
         self._batches, self._sampler = batches, deepest(batches)
@@ -77,6 +78,16 @@ class Prepared:
             setattr(adapter, name, getattr(self, name))
         adapter.adjust_state_dict_for_prefetch = self._adjust
         self._note()
+
+    @property
+    def _adapter(self) -> Any:
+        return self._held()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_held": self._adapter}  # a weak reference cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _held=weakref.ref(state["_held"]))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`. Accelerate calls it too, with its `iteration`, as a pass begins."""
