@@ -298,7 +298,8 @@ def test_behind_an_interrupt_a_pass_of_worker_processes_is_whole_or_says_so(pers
         batches = iter(made)
         got: list[Any] = []
         with contextlib.suppress(KeyboardInterrupt), tracing(interrupting):
-            got.extend(iter(lambda: next(batches, None), None))
+            for batch in batches:
+                got.append(batch)  # noqa: PERF402 - list.extend would lose what it has at an error
         said = ""
         try:
             got.extend(batches)

@@ -56,8 +56,9 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
-    finished. After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError. After WorkerStuck next() waits anew, as torch's iterator does. Where `reusable` is False a loader with
-    persistent_workers makes a new iterator.
+    finished. After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError. After WorkerStuck
+    next() waits anew, as torch's iterator does. Where `reusable` is False a loader with persistent_workers makes a new
+    iterator.
 
     Args:
         loader: a torch DataLoader with num_workers > 0.
@@ -419,8 +420,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
 
 
 _INTERRUPTED = (
-    "This iterator was interrupted (Ctrl-C) in the middle of next(), and its worker processes with it: batches in flight "
-    "are lost. Make a new iterator; the loader's state_dict() says where the interrupted one was."
+    "This iterator was interrupted (Ctrl-C) in the middle of next(), and its worker processes with it: batches in "
+    "flight are lost. Make a new iterator; the loader's state_dict() says where the interrupted one was."
 )
 _NOTHING = object()
 """In the place of a batch that the user is not given."""
