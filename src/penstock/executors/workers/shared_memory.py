@@ -24,6 +24,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -222,19 +223,35 @@ def tensor_on(
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, strides)
 
 
-def mapped(function: Callable[[Any], Any], batch: Any, *, whole: bool = False) -> Any:
+def mapped(
+    function: Callable[[Any], Any], batch: Any, *, whole: bool = False, known: dict[int, Any] | None = None
+) -> Any:
     """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples.
 
+    One of these that comes twice, or that holds itself, does so in what is returned.
+
     whole: a class derived from a named tuple is a leaf: its constructor may look at what it gets.
+    known: what was returned for the containers so far, by their id.
     """
-    kind = type(batch)
-    if kind is dict:
-        return {key: mapped(function, value, whole=whole) for key, value in batch.items()}
-    if kind in (list, tuple):
-        return kind(mapped(function, value, whole=whole) for value in batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields") and (not whole or kind.__bases__ == (tuple,)):
-        return kind(*(mapped(function, value, whole=whole) for value in batch))
-    return function(batch)
+    known = {} if known is None else known
+    if id(batch) in known:
+        return known[id(batch)]
+    kind, inner = type(batch), partial(mapped, function, whole=whole, known=known)
+    if kind is dict or kind is list:
+        made: Any = kind()
+        known[id(batch)] = made
+        if kind is dict:
+            made.update((key, inner(value)) for key, value in batch.items())
+        else:
+            made.extend(map(inner, batch))
+        return made
+    if kind is tuple:
+        made = tuple(map(inner, batch))
+    elif isinstance(batch, tuple) and hasattr(batch, "_fields") and (not whole or kind.__bases__ == (tuple,)):
+        made = kind(*map(inner, batch))
+    else:
+        return function(batch)
+    return known.setdefault(id(batch), made)
 
 
 class OnBlock:

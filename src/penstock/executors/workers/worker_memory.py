@@ -217,8 +217,10 @@ class _Packing:
         return self._messages[id(tensor)]
 
     def _new_message(self, tensor: torch.Tensor) -> Any:
-        if tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        if tensor.requires_grad or tensor.is_quantized:
             return tensor
+        if tensor.is_conj() or tensor.is_neg():  # torch would send the elements and forget how to read them
+            tensor = tensor.resolve_conj().resolve_neg()
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address in self._placed or address in self._unreserved:
