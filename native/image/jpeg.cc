@@ -255,13 +255,10 @@ int JpegDecoder::components() const noexcept { return state_->cinfo.num_componen
 Outcome JpegDecoder::certify(std::size_t& end) noexcept {
   State& s = *state_;
   if (!s.opened) return Outcome::to_python("JPEG: no image is open");
-  const bool one_scan = !s.cinfo.progressive_mode && data_[scan_ + 2] == s.cinfo.num_components;
-  end = one_scan ? end_of_scan(data_, size_, head_) + 2 : 0;
-  const bool whole = one_scan && end <= size_ && data_[end - 1] == 0xD9;
-  const bool started = whole && s.guarded(State::start);
+  end = end_;
+  const bool started = end != 0 && s.guarded(State::start);
   s.close();
-  if (!one_scan) return Outcome::to_python("JPEG: several scans");
-  if (!whole) return Outcome::to_python("JPEG: more than one scan, or no end");
+  if (end == 0) return Outcome::to_python("JPEG: several scans");
   return started ? Outcome::success() : Outcome::to_python(s.errors.reason);
 }
 
@@ -300,6 +297,16 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
     s.close();
     return outcome;
   }
+  // Pillow decodes to the end of the image, and refuses a file of one scan for most markers that come before that. libjpeg
+  // reads all of several scans before it gives the first row.
+  end_ = 0;
+  if (jpeg_has_multiple_scans(&s.cinfo) == FALSE) {
+    end_ = end_of_scan(data, size, header.end) + 2;
+    if (end_ > size || data[end_ - 1] != 0xD9) {
+      s.close();
+      return Outcome::to_python("JPEG: another marker than the end of the image behind its scan");
+    }
+  }
   // JPEG_MAX_DIMENSION is 65,500: the product fits.
   if (max_pixels != 0 && std::uint64_t{s.cinfo.image_width} * s.cinfo.image_height > max_pixels) {
     s.close();
@@ -309,7 +316,6 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
   height_ = static_cast<int>(s.cinfo.image_height);
   mcu_height_ = DCTSIZE * s.cinfo.max_v_samp_factor;
   head_ = header.end;
-  scan_ = header.scan;
   data_ = data;
   size_ = size;
   return Outcome::success();

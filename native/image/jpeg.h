@@ -11,8 +11,7 @@
 // progressive files that lack refinement scans, missing end-of-image marker, anything damaged or unusual.
 //
 // What success promises: if Pillow gives pixels for the same bytes, they are the same pixels. Pillow may still
-// refuse a file that succeeded here, for two kinds of damage only: below the last row of the box (not read here
-// unless the box reaches the bottom), or in metadata that does not bear on pixels (Exif, ICC, MPO index, JFIF).
+// refuse a file that succeeded here for one kind of damage only: in the directories of Exif and MPO metadata.
 //
 // Threads: an object belongs to one thread at a time; different objects are independent. It may be moved to
 // another thread between calls. Memory: the object owns libjpeg's state and the pixels, keeps both for the next
@@ -88,7 +87,7 @@ class JpegDecoder {
   int height_ = 0;
   int mcu_height_ = 8;
   std::size_t head_ = 0;
-  std::size_t scan_ = 0;  // position of the first scan's header
+  std::size_t end_ = 0;  // position after the end-of-image marker; 0: there are several scans
   const std::uint8_t* data_ = nullptr;  // of the open image; the caller's
   std::size_t size_ = 0;
 };

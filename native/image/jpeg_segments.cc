@@ -1,8 +1,23 @@
 #include "image/jpeg_segments.h"
 
 #include <cstring>
+#include <string_view>
 
 namespace penstock {
+namespace {
+
+using namespace std::string_view_literals;
+
+// Metadata that Pillow refuses the whole file for, of which it reads a part without looking whether it is there.
+bool cut_off(std::uint8_t marker, std::string_view payload) {
+  const auto is = [&](std::uint8_t wanted, std::string_view begins) { return marker == wanted && payload.starts_with(begins); };
+  if (is(0xE0, "JFIF"sv) || is(0xEE, "Adobe"sv)) return payload.size() < 7;  // the version
+  if (is(0xE2, "ICC_PROFILE\0"sv)) return payload.size() < 14;               // the number of fragments
+  // A resource ends before its name, or looks like one that does.
+  return is(0xED, "Photoshop 3.0\0"sv) && payload.substr(payload.size() - 6).starts_with("8BIM"sv);
+}
+
+}  // namespace
 
 Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& found) {
   if (size < 4 || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return Outcome::to_python("not a JPEG");
@@ -15,6 +30,8 @@ Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& 
     const std::size_t length = std::size_t{data[at]} << 8 | data[at + 1];
     if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9)) return Outcome::to_python("JPEG: unexpected marker");
     if (length < 2 || length > size - at) return Outcome::to_python("JPEG: ends in its header");
+    if (cut_off(marker, {reinterpret_cast<const char*>(data) + at + 2, length - 2}))
+      return Outcome::to_python("JPEG: metadata that are cut off");
     if (marker == 0xDA) {
       found.scan = at;
       found.end = at + length;

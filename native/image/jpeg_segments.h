@@ -19,8 +19,8 @@ struct JpegSegments {
 // Walks the segments up to the first SOS. Only the plain form passes: SOI, then segments without bytes between.
 [[nodiscard]] Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& found);
 
-// True when an end-of-image marker follows. Entropy-coded data cannot hold FFD9, so that a file which was cut
-// off is noticed although JpegDecoder::decode() stops at the last row it needs.
+// True when an end-of-image marker follows: a file that was cut off is noticed, although the end of a file of one scan is
+// looked for by end_of_scan() and libjpeg finds that of others.
 [[nodiscard]] bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from);
 
 // Where the entropy-coded data from `at` on end: the position of the first marker that is no restart marker.

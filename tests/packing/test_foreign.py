@@ -116,6 +116,29 @@ def test_members_that_are_no_files(tmp_path: Path, kind: bytes) -> None:
         index(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["0.txt", "a.txt", "a.txt/b.txt"], "a member 'a.txt' and others below a folder"),
+        (["0.txt", "a.txt/b.txt", "a.txt"], "a member 'a.txt' and others below a folder"),
+        (["0.txt", "a.txt/b/c/d.txt", "z.txt", "a.txt/b.txt", "a.txt/b.txt/c.txt"], "a member 'a.txt/b.txt' and"),
+        (["0.txt", "a/b.txt", "a//b.txt"], "two members 'a//b.txt'"),
+        (["0.txt", "a/./b.txt", "a/b.txt"], "two members 'a/b.txt'"),
+        (["0.txt", "a.b/c.txt", "a.b/c/d.txt", "a.txt", "b/a.txt"], None),
+    ],
+)
+def test_names_that_cannot_be_files_of_one_folder(tmp_path: Path, names: list[str], what: str | None) -> None:
+    write_tar(tmp_path / "a.tar", {name: name.encode() for name in names})
+    index(tmp_path)
+    assert len(penstock.Shards(tmp_path)) == len(names), "they can be read"
+    if what is None:
+        assert unpack(tmp_path, tmp_path / "back") == len(names)
+        return
+    with pytest.raises(penstock.CorruptShards, match=what):
+        unpack(tmp_path, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
 def test_compressed_archives(tmp_path: Path, mode: Any) -> None:
     with tarfile.open(tmp_path / "a.tar", mode):

@@ -410,4 +410,5 @@ def test_ids_that_leave_the_folder(copy: Path, tmp_path: Path) -> None:
     (copy / "dataset.json").write_text(json.dumps(held))
     with pytest.raises(penstock.OutsideRoot, match="leads out of the folder"):
         unpack(copy, tmp_path / "a" / "b" / "back")
+    assert not (tmp_path / "a").exists(), "nothing was written"
     assert not list(tmp_path.rglob("evil.jpg"))

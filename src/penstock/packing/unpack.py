@@ -26,8 +26,8 @@ def unpack(
 ) -> int:
     """Write the files of packed samples to a folder, under the names that they had; return how many.
 
-    Each is compared with its CRC-32C before it is written. The members with labels, which are for WebDataset, are left
-    out.
+    All names are looked at before the first file is written, and each file is compared with its CRC-32C before it is.
+    The members with labels, which are for WebDataset, are left out.
 
     Args:
         path: the folder of the shards.
@@ -38,10 +38,12 @@ def unpack(
     Raises:
         InvalidOption: the folder holds something.
         OutsideRoot: a name leads out of the folder.
+        CorruptShards: two members cannot both be files in one folder.
         SampleError: a sample cannot be read or is damaged.
         OutOfSpace: the disk is full.
     """
     dataset = Shards(path, split)
+    _check_names(dataset)
     target = os.path.abspath(folder)
     os.makedirs(target, exist_ok=True)
     if os.listdir(target):
@@ -61,10 +63,25 @@ def unpack(
     return written
 
 
+def _check_names(dataset: Shards) -> None:
+    """Raise OutsideRoot and CorruptShards where the names of the members cannot be those of files in one folder."""
+    files: set[str] = set()
+    folders: set[str] = set()
+    for name in dataset.member_names():
+        if _native.first_bad_name(os.fsencode(name) + b"\0") is not None:
+            raise _outside(name, dataset)
+        path = os.path.normpath(name)  # "a//b" is "a/b"
+        if path in files:
+            raise _conflict(f"holds two members {name!r}", dataset)
+        files.add(path)
+        while (path := os.path.dirname(path)) and path not in folders:
+            folders.add(path)
+    if both := files & folders:
+        raise _conflict(f"holds a member {min(both)!r} and others below a folder of that name", dataset)
+
+
 def _write(root: int, target: str, name: str, data: bytes, made: set[str], dataset: Shards) -> None:
     """Write one file beneath a folder that this process made; names were checked, and no link can lie on the way."""
-    if _native.first_bad_name(os.fsencode(name) + b"\0") is not None:
-        raise _outside(name, dataset)
     parent = os.path.dirname(name)
     if parent not in made:
         os.makedirs(os.path.join(target, parent), exist_ok=True)
@@ -92,6 +109,13 @@ def _outside(name: str, dataset: Shards) -> Exception:
         "the shards anew, from a source that you trust",
         sample_id=name,
         path=dataset.root,
+    )
+
+
+def _conflict(what: str, dataset: Shards) -> Exception:
+    return CorruptShards(
+        f"{dataset.root} {what}, which cannot be files of one folder. Nothing was written. Make the shards anew, with "
+        "other names"
     )
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -236,17 +236,30 @@ class Shards(Dataset[Any]):
         name = os.fsdecode(self.index.id(row))
         return {name + suffix: data for suffix, data in self._files(row)}
 
+    def member_names(self) -> Iterator[str]:
+        """Yield the names of the members that `read_bytes` gives, of all samples in order. No shard is read."""
+        for begin in range(0, len(self), _ROWS):
+            for row in self.index.rows(np.arange(begin, min(begin + _ROWS, len(self)))):
+                name = os.fsdecode(self.index.id(row))
+                yield from (name + suffix for suffix, _ in self._members(row, name))
+
     def _files(self, row: Any) -> list[tuple[str, bytes]]:
         """Return the suffix and the bytes of each file of a row's sample."""
-        name, shard, files = os.fsdecode(self.index.id(row)), self._shard(row), []
+        name, shard = os.fsdecode(self.index.id(row)), self._shard(row)
+        return [
+            (suffix, self.files.read(shard, member, name, verify=self.verify))
+            for suffix, member in self._members(row, name)
+        ]
+
+    def _members(self, row: Any, name: str) -> Iterator[tuple[str, Any]]:
+        """Yield the suffix and the place of each file of a row's sample."""
         for part, member in zip(self.description.parts, row["members"], strict=True):
             number = int(member["suffix"])
             if number == ABSENT:
                 continue
             if number >= len(part.suffixes):
                 raise CorruptShards(f"{self.index.path} is damaged: sample {name!r} has an unknown suffix")
-            files.append((part.suffixes[number], self.files.read(shard, member, name, verify=self.verify)))
-        return files
+            yield part.suffixes[number], member
 
     def _shard(self, row: Any) -> int:
         shard = int(row["shard"])
@@ -283,6 +296,8 @@ class Shards(Dataset[Any]):
         return f"Shards({self.root!r}, split={self.split!r}: {counted(len(self), 'sample')} in {shards})"
 
 
+#: Rows of the index that are read at once.
+_ROWS = 1 << 14
 #: Attributes of what is open, none of which anybody changes.
 _OPENED = frozenset({"index", "files", "labels", "description", "_remote", "shuffle_blocks"})
 
