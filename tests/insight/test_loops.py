@@ -345,6 +345,11 @@ def test_steps_end_the_program(kind: Any) -> None:
 
 def test_report(loops: Loops) -> None:
     assert RunReport(2.5, loops.records()).lines(plain_sentence) == ["no DataLoader was used, in 2.5 s"]
+    failing, place = DataLoader(Bad(), 8), here()
+    with pytest.raises(LookupError):
+        next(iter(failing))
+    (line,) = RunReport(2.5, loops.records(), loops.barren()).lines(plain_sentence)
+    assert line == f"no batch came from DataLoader(Bad, batch_size=8, num_workers=0) at {place}, in 2.5 s"
     loader, place = DataLoader(ROWS, 4), here()
     next(iter(loader))
     (line,) = RunReport(1.0, loops.records()).lines(plain_sentence)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, TensorDataset
 
+import penstock
 from penstock.errors import InvalidOption
 from penstock.order.mix import Mix
 
@@ -164,7 +165,7 @@ def test_it_is_the_concatenation() -> None:
     assert len(mix) == len(plain) == 10
     assert [mix[i] for i in range(-10, 10)] == [plain[i] for i in range(-10, 10)]
     assert mix.cumulative_sizes == plain.cumulative_sizes
-    assert [x.item() for (x,) in DataLoader(mix)] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+    assert [x.item() for (x,) in DataLoader(ConcatDataset(mix.datasets))] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
 
 
 def test_in_torchs_loader() -> None:
@@ -180,6 +181,24 @@ def test_in_torchs_loader() -> None:
     in_sequence = list(mix.sampler(shuffle=False))
     assert [i for i in in_sequence if i < 90] == list(range(90))
     assert [i for i in in_sequence if i >= 90] == list(range(90, 120))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_torchs_loader_without_the_sampler_is_refused(shuffle: bool, workers: int) -> None:
+    loader = DataLoader(made([3, 1], sizes=[90, 30]), 8, shuffle, num_workers=workers)
+    with pytest.raises(InvalidOption, match=r"nothing would be mixed: give torch's loader sampler=mix.sampler\(\)"):
+        next(iter(loader))
+
+
+def test_the_loaders_generator_makes_the_order() -> None:
+    def first(seed: int) -> Any:
+        torch.manual_seed(seed)  # whatever the global generator holds
+        one = torch.Generator().manual_seed(1)
+        loader: Any = penstock.DataLoader(made([3, 1], sizes=[90, 30]), 8, shuffle=True, generator=one)
+        return next(iter(loader))[0].tolist()
+
+    assert first(1) == first(2)
 
 
 def test_epochs_of_a_sampler() -> None:

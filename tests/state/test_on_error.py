@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -277,3 +278,29 @@ def test_one_bad_sample_is_not_plural() -> None:
     loader = penstock.DataLoader(numbers(3), 5, on_error=ALL)
     list(loader)
     assert "bad      1 bad sample, a good one stands in for it; more than 40 end the run" in loader.explain()
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"worker_method": "thread"}], ids=str)
+def test_a_run_that_replaces_says_so_when_it_begins_and_at_its_end(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, options: Any
+) -> None:
+    manifest = tmp_path / "bad.jsonl"
+
+    def run(*bad: int) -> list[str]:
+        caplog.clear()
+        loader: Any = penstock.DataLoader(numbers(*bad), 8, on_error=penstock.Replace(1.0, manifest), **options)
+        loader.log_nothing()
+        list(loader)
+        list(loader)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == bool(bad), "once, and not at each sample or pass"
+        del loader
+        gc.collect()
+        return [record.getMessage() for record in caplog.records]
+
+    assert run() == []
+    begins, ends = run(17, 3)
+    assert begins.startswith("on_error='replace': from here on good samples stand in for bad ones, first for '3' (")
+    assert ends.startswith("on_error='replace': good samples stood in for 2 bad samples of 40; they are listed in ")
+    begins, ends = run(17, 3)
+    assert "first for 2 samples of the manifest" in begins and "for 2 bad samples of 40" in ends

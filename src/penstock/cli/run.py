@@ -136,7 +136,7 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
             return
         if live is not None:
             live.end()
-        found = RunReport(time.perf_counter() - began, loops.records())
+        found = RunReport(time.perf_counter() - began, loops.records(), loops.barren())
         lines = [line for end in ends for line in end()]
         if arguments.json is not None:
             lines += _write_json(arguments.json, found)

@@ -196,6 +196,12 @@ class Loops:
         records = [loop.record() for loop in loops]
         return sorted((one for one in records if one.times.batches), key=lambda one: -one.times.waited)
 
+    def barren(self) -> list[LoaderFacts]:
+        """Return the loaders of which a pass began, and that gave no batch."""
+        with self._lock:
+            loops = tuple(self._loops.values())
+        return [loop.loader for loop in loops if not loop.meter.times().batches]
+
     def _note(self, loader: Any) -> None:
         known = self._of(loader)
         file, line = _place_of(loader, sys._getframe(1))

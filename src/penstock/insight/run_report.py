@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.insight.loops import LoopRecord
+from penstock.insight.loops import LoaderFacts, LoopRecord
 from penstock.system.words import counted
 
 #: A loop that waits for less than this share of its time is not held up by its batches.
@@ -26,11 +26,14 @@ class RunReport:
     seconds: float
     """From the program's first line to its end, in seconds."""
     loops: Sequence[LoopRecord]
+    barren: Sequence[LoaderFacts] = ()
+    """The loaders that gave no batch."""
 
     def lines(self, sentence: Sentence) -> list[str]:
         """Return the lines that are printed."""
         if not self.loops:
-            return [f"no DataLoader was used, in {duration(self.seconds)}"]
+            none = [f"no batch came from {loader}" for loader in self.barren[:_SAID]] or ["no DataLoader was used"]
+            return [f"{line}, in {duration(self.seconds)}" for line in none]
         lines = [sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")

@@ -30,8 +30,8 @@ class Mix(ConcatDataset[T_co]):
 
     As a dataset it is torch's ConcatDataset: sample i is sample i of the concatenation in every epoch, so that a sample
     keeps its name. The proportions are in the order. ``penstock.DataLoader(mix, shuffle=...)`` takes `sampler()` by
-    itself; torch's loader needs it: ``DataLoader(mix, sampler=mix.sampler())``. (Without it torch's loader gives each
-    sample of each dataset once: the sizes are then the proportions.)
+    itself; torch's loader needs it: ``DataLoader(mix, sampler=mix.sampler())``, and is refused without it, because it
+    would give each sample of each dataset once. (For that, give it ``ConcatDataset(mix.datasets)``.)
 
     Of any n consecutive positions, within an epoch or over the end of one, the number that fall to a dataset differs
     from n * share by less than `bound`: 1 for two datasets, at most 2 for three or four and for any number of equal
@@ -62,7 +62,7 @@ class Mix(ConcatDataset[T_co]):
 
     Raises:
         InvalidOption: no datasets; one that is empty, iterable, or itself a Mix; a share that is not positive and
-            finite, or below 2^-53 of the sum; length below 1.
+            finite, or below 2^-53 of the sum; length below 1; a batch is read, and sampler() was never called.
         TypeError: parts or shares of another type; a dataset without a length.
     """
 
@@ -79,6 +79,17 @@ class Mix(ConcatDataset[T_co]):
         # By default the first position at which a sample comes a second time.
         self.length = min(first_positions(self._tree, sizes)) if length is None else checked_count("length", length)
 
+    _sampled = False  # sampler() was called
+
+    @property
+    def __getitems__(self) -> None:
+        """None: samples are read one by one. Loaders ask for it when they read a batch. Raises InvalidOption."""
+        if not self._sampled:
+            raise InvalidOption(
+                "this Mix is read without its sampler, and nothing would be mixed: give torch's loader "
+                "sampler=mix.sampler(), or torch.utils.data.ConcatDataset(mix.datasets) for each sample once"
+            )
+
     def order(self, seed: int, epoch: int, *, shuffle: bool = True) -> MixOrder:
         """Return an epoch's indices into the concatenation, by position.
 
@@ -88,6 +99,7 @@ class Mix(ConcatDataset[T_co]):
 
     def sampler(self, *, shuffle: bool = True, generator: torch.Generator | None = None) -> MixSampler:
         """Return the sampler that draws from this dataset by its proportions; see `order` and KeyedSampler."""
+        self._sampled = True
         return MixSampler(self, shuffle=shuffle, generator=generator)
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ def drawn_from(sampler: Any, *, keyed: bool) -> tuple[Source, ...]:
 class Origin:
     """The generators and the epoch of a sampler as they were when it drew the order of a pass.
 
-    The order counts as drawn where the state of a generator differs behind iter(), or behind one of the first items.
+    The order counts as drawn where the state of a generator differs behind iter(), or behind the first item.
 
     Args:
         sampler: of the loader; another one may be begun in its place, which draws from the same.
@@ -74,7 +74,7 @@ class Origin:
         self._begun = False
         self._before: list[torch.Tensor | None] | None = None  # of the generators that it has drawn from
         self._epoch: int | None = None
-        self._first: list[int] = []
+        self._first: list[Any] = []  # items
         self._warned = False
 
     @contextmanager
@@ -84,7 +84,7 @@ class Origin:
         if self._before is not None:  # all is drawn, or the rest follows from what was
             yield
             return
-        present = torch.get_rng_state()
+        present = torch.get_rng_state() if self._given else None
         leaves = self._restore() and self._inside
         before = [_source(one).get_state() for one in self._generators]
         epoch = getattr(self._sampler, "epoch", None)
@@ -96,7 +96,7 @@ class Origin:
             moved = [one for one, was in pairs if not torch.equal(_source(one).get_state(), was)]
             if moved:  # others than the global one are the sampler's own: they may move later
                 self._before = [was if one in moved or one is not None else None for one, was in pairs]
-            if leaves:
+            if leaves and present is not None:
                 torch.set_rng_state(present)
 
     def _restore(self) -> bool:
@@ -116,21 +116,20 @@ class Origin:
         return chain.from_iterable(self._parts(items))
 
     def _parts(self, items: Iterator[Any]) -> Iterator[Iterator[Any] | list[Any]]:
-        for number in range(_FIRST):
-            with self.drawing():
-                part = list(islice(items, 1))
-            for item in part:
-                self._compare(number, item)
+        with self.drawing():
+            part = list(islice(items, 1))
+        while part and len(self._first) < _FIRST:
+            self._first += part
+            self._compare()
             yield part
+            part = list(islice(items, 1))
+        yield part
         yield items
 
-    def _compare(self, number: int, item: Any) -> None:
-        try:
-            self._first.append(zlib.crc32(json.dumps(item, default=int).encode()))
-        except (TypeError, ValueError):  # not of whole numbers
-            self._first.append(0)
-        given = self._given.get("first", ())
-        if self._inside and not self._warned and number < len(given) and given[number] != self._first[number]:
+    def _compare(self) -> None:
+        given = self._given.get("first", ()) if self._inside and not self._warned else ()
+        last = len(self._first) - 1
+        if last < len(given) and given[last] != _digest(self._first[last]):
             self._warned = True
             warn_user(
                 f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
@@ -146,7 +145,7 @@ class Origin:
             return dict(self._given) or None
         before = self._before or []
         state: dict[str, Any] = {"generators": [None if one is None else encoded(one) for one in before]}
-        return {**state, "epoch": self._epoch, "first": list(self._first)}
+        return {**state, "epoch": self._epoch, "first": [_digest(item) for item in self._first]}
 
 
 class Copies:
@@ -189,6 +188,14 @@ def decoded(text: str) -> torch.Tensor:
     """Return the state of a generator. Raises ValueError and zlib.error for other texts."""
     found = zlib.decompressobj().decompress(base64.b85decode(text), _LARGEST)
     return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+
+def _digest(item: Any) -> int:
+    """Return what stands for an item of a sampler: 0 where it does not consist of numbers and texts."""
+    try:
+        return zlib.crc32(json.dumps(item, default=int).encode())
+    except (TypeError, ValueError):
+        return 0
 
 
 def _source(generator: Source) -> torch.Generator:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import deepcopy
+from inspect import isgeneratorfunction
 from itertools import islice
 from typing import Any
 
@@ -62,7 +63,8 @@ class SamplerStates:
             self._noted.append(dict(given))
             return iter(())
         self._origin.begin()
-        with self._origin.drawing():
+        draws_later = isgeneratorfunction(getattr(type(sampler), "__iter__", None))  # as torch's: with the first item
+        with nullcontext() if draws_later else self._origin.drawing():
             self._iterator = iter(sampler) if given is None else _restored(sampler, given)
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._note(between=given is None or bool(given.get("between")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,7 @@ from penstock.system.randomness import digest, sample_number
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
 
+_log = logging.getLogger("penstock")
 #: How many samples are tried in the place of a bad one, before its error is raised.
 TRIES = 100
 
@@ -118,6 +121,7 @@ class Register(Observer):
             _warn_of_other_dataset(self.quarantine.manifest.path, self.quarantine.entries, dataset, bad)
         self.quarantine.take_up(bad.values())
         self.substitutes = Substitutes(dataset, bad)
+        self._said = False  # that samples are replaced
 
     def delivered(self, delivery: Delivery) -> None:
         """Register the samples that were found bad while a batch was made. Raises TooManyBadSamples."""
@@ -129,12 +133,29 @@ class Register(Observer):
         except TooManyBadSamples:
             delivery.refused = True
             raise
+        if not self._said and (known := self.quarantine.known):
+            self._said = True
+            first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])
+            _log.warning(
+                "on_error='replace': from here on good samples stand in for bad ones, first for %s; how many there "
+                "were is said at the end",
+                first or f"{counted(len(known), 'sample')} of the manifest",
+            )
+            weakref.finalize(self, _log_count, self.quarantine, os.getpid())
 
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
         stands_in = "a good one stands in for it" if known == 1 else "good ones stand in for them"
         return f"bad      {counted(known, 'bad sample')}, {stands_in}; more than {limit:,} end the run"
+
+
+def _log_count(quarantine: Quarantine, process: int) -> None:
+    """Log how many samples a loader has replaced, when it is gone or the process ends."""
+    if os.getpid() == process:
+        bad, kept = counted(len(quarantine.known), "bad sample"), quarantine.manifest
+        listed = "" if kept is None else f"; they are listed in {kept.path!r}"
+        _log.warning("on_error='replace': good samples stood in for %s of %s%s", bad, f"{quarantine.size:,}", listed)
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
