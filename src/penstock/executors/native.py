@@ -183,6 +183,7 @@ class NativePass(IndexedPass):
         else:
             self.close()
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
+            self._lease = self._fetch.lease()
             self._reads_ahead = self._looks_first = False
         self._queue, self._open = queue, True
         for batch in queue:
