@@ -14,7 +14,6 @@
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/spec.h"
-#include "files/guarded.h"
 #include "image/image_filler.h"
 #include "image/pixel_cache_filler.h"
 #include "image/view_filler.h"
@@ -51,7 +50,7 @@ TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& 
 }
 
 // A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
-// the memory of the very array, as Tensor.share_memory_() does: see guarded.h.
+// the memory of the very array, as Tensor.share_memory_() does: it is read while the caller is in next() alone.
 template <class Reader>
 class Owning final : public Filler {
  public:
@@ -65,6 +64,8 @@ class Owning final : public Filler {
   }
   void prefetch(std::size_t local) const noexcept override { reader_.prefetch(local); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reader_.memory_bytes(); }
+  [[nodiscard]] std::size_t staged_bytes() const noexcept override { return reader_.staged_bytes(); }
+  void stage(std::size_t local, std::uint8_t* to) const noexcept override { reader_.stage(local, to); }
 
  private:
   // Never a converted copy, which nobody would hold.
@@ -139,17 +140,15 @@ using Integers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>, nb::c_contig,
 
 void take(const OwnedColumn& column, const IndexArray& rows, const Integers& out) {
   if (rows.size() != out.size() || rows.size() > 0x7fffffff) throw nb::value_error("rows and out have different lengths");
-  guard_faults();
   const TensorSpec number{DType::i64, 0, {}};
   TensorSpec got;
   Scratch scratch;
   bool failed = false;
-  const auto take_one = [&](std::uint32_t i) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
     auto* const to = reinterpret_cast<std::uint8_t*>(out.data() + i);
     const SampleKey key{static_cast<std::size_t>(rows.data()[i]), 0, 0, {}};
     if (!column.fill(key, nullptr, number, to, got, scratch).ok()) failed = true;
-  };
-  each_guarded(scratch.guard, 0, static_cast<std::uint32_t>(rows.size()), take_one, [&](std::uint32_t) { failed = true; });
+  }
   if (failed) throw nb::index_error("a row that the column does not have, or that cannot be read");
 }
 

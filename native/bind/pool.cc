@@ -105,7 +105,7 @@ class PyPool {
     return batch;
   }
 
-  std::uint64_t submit(std::shared_ptr<Batch> batch, nb::list fields) {
+  std::uint64_t submit(std::shared_ptr<Batch> batch, nb::list fields, bool staged) {
     check_process();
     if (batch->program != native_.get()) throw nb::value_error("a batch that was prepared for another pool");
     if (std::exchange(batch->submitted, true)) throw nb::value_error("a batch is submitted once");
@@ -121,7 +121,7 @@ class PyPool {
         throw nb::value_error("rows too small for the batch");
       batch->fields.push_back({reinterpret_cast<std::uint8_t*>(address), row_bytes, spec});
     }
-    const std::uint64_t number = pool_->submit(std::move(batch));
+    const std::uint64_t number = pool_->submit(std::move(batch), staged);
     rows_.emplace(number, fields);
     return number;
   }
@@ -305,7 +305,7 @@ void bind_pool(nb::module_& m) {
            nb::arg("readers") = 0, nb::arg("ahead_bytes") = 0, nb::arg("recorded") = false)
       .def("prepare", &PyPool::prepare, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
            nb::arg("position"), nb::arg("source").none(), nb::arg("names").none())
-      .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"))
+      .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"), nb::arg("staged") = false)
       .def("set_active", &PyPool::set_active, nb::arg("threads"))
       .def_prop_ro("active", &PyPool::active)
       .def("run_here", &PyPool::run_here, nb::arg("number"))

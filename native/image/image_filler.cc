@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <span>
@@ -192,69 +193,53 @@ Outcome PixelFileFiller::fill(const SampleKey& key, const FileTable*, const Tens
 Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& all) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  ImageScratch* scratch = nullptr;  // a pointer: a jump passes over this frame (guarded.h)
   try {
-    scratch = &all.part<ImageScratch>();
-  } catch (const std::bad_alloc&) {
+    ImageScratch& scratch = all.part<ImageScratch>();
+    const std::uint8_t* const image = all.staged != nullptr ? all.staged : base_ + key.local * memory_bytes();
+    Outcome outcome;
+    switch (layout_) {
+      case PixelLayout::interleaved: outcome = fill_as<ArraySource>(image, key, want, row, got, scratch); break;
+      case PixelLayout::planar: outcome = fill_as<PlanarSource>(image, key, want, row, got, scratch); break;
+      case PixelLayout::columns: outcome = fill_turned(image, key, want, row, got, scratch); break;
+    }
+    if (!outcome.ok()) return outcome;
+    if (scratch.recipe.only() != nullptr) {
+      scratch.clock.defer(Stage::convert);
+    } else {
+      scratch.clock.lap(Stage::convert);
+    }
+    return outcome;
+  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
     return Outcome::to_python("out of memory");
   }
-  Outcome outcome;
-  switch (layout_) {
-    case PixelLayout::interleaved: outcome = fill_as<ArraySource>(key, want, row, got, all.guard, *scratch); break;
-    case PixelLayout::planar: outcome = fill_as<PlanarSource>(key, want, row, got, all.guard, *scratch); break;
-    case PixelLayout::columns: outcome = fill_turned(key, want, row, got, all.guard, *scratch); break;
-  }
-  if (!outcome.ok()) return outcome;
-  if (scratch->recipe.only() != nullptr) {
-    scratch->clock.defer(Stage::convert);
-  } else {
-    scratch->clock.lap(Stage::convert);
-  }
-  return outcome;
 }
 
 template <class Source>
-Outcome ImageArrayFiller::fill_as(const SampleKey& key, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                                  Guard& guard, ImageScratch& scratch) const noexcept {
-  static_assert(std::is_trivially_destructible_v<Source>);
-  const std::size_t bytes = memory_bytes();
-  const std::uint8_t* const image = base_ + key.local * bytes;
-  Source theirs(image, height_, width_, channels_);
-  const Outcome laid_out = lay_out(*recipe_, theirs, key.draws(), want, got, scratch.recipe);
+Outcome ImageArrayFiller::fill_as(const std::uint8_t* image, const SampleKey& key, const TensorSpec& want,
+                                  std::uint8_t* row, TensorSpec& got, ImageScratch& scratch) const {
+  Source pixels(image, height_, width_, channels_);
+  const Outcome laid_out = lay_out(*recipe_, pixels, key.draws(), want, got, scratch.recipe);
   if (!laid_out.ok()) return laid_out;
-  if (Guard::kReads && scratch.recipe.one_pass(*recipe_, theirs))
-    return guard.read(image, bytes, [&] { return execute(*recipe_, theirs, row, scratch.recipe); });
-  // Other recipes must not end in a jump (guarded.h): they read a copy.
-  try {
-    if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
-  guard.copy(scratch.copy.data(), image, bytes);
-  Source copy(scratch.copy.data(), height_, width_, channels_);
-  return execute(*recipe_, copy, row, scratch.recipe);
+  return execute(*recipe_, pixels, row, scratch.recipe);
 }
 
-Outcome ImageArrayFiller::fill_turned(const SampleKey& key, const TensorSpec& want, std::uint8_t* row, TensorSpec& got,
-                                      Guard& guard, ImageScratch& scratch) const noexcept {
+Outcome ImageArrayFiller::fill_turned(const std::uint8_t* image, const SampleKey& key, const TensorSpec& want,
+                                      std::uint8_t* row, TensorSpec& got, ImageScratch& scratch) const {
   const std::size_t bytes = memory_bytes();
-  try {
-    if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
-    if (scratch.file.size() < bytes) scratch.file.resize(bytes);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
   PlanarSource turned(scratch.copy.data(), height_, width_, channels_);
   const Outcome laid_out = lay_out(*recipe_, turned, key.draws(), want, got, scratch.recipe);
   if (!laid_out.ok()) return laid_out;
-  guard.copy(scratch.file.data(), base_ + key.local * bytes, bytes);
   const auto height = static_cast<std::size_t>(height_), width = static_cast<std::size_t>(width_);
-  const std::uint8_t* from = scratch.file.data();
   std::uint8_t* to = scratch.copy.data();
   for (int channel = 0; channel < channels_; ++channel, to += height * width)
     for (std::size_t x = 0; x < width; ++x)
-      for (std::size_t y = 0; y < height; ++y) to[y * width + x] = *from++;
+      for (std::size_t y = 0; y < height; ++y) to[y * width + x] = *image++;
   return execute(*recipe_, turned, row, scratch.recipe);
+}
+
+void ImageArrayFiller::stage(std::size_t local, std::uint8_t* to) const noexcept {
+  if (local < count_) std::memcpy(to, base_ + local * memory_bytes(), memory_bytes());
 }
 
 void ImageArrayFiller::prefetch(std::size_t local) const noexcept {

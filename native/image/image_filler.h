@@ -181,11 +181,15 @@ class ImageArrayFiller final : public Filler {
                Scratch&) const noexcept override;
   void prefetch(std::size_t local) const noexcept override;
   [[nodiscard]] std::size_t memory_bytes() const noexcept override;
+  [[nodiscard]] std::size_t staged_bytes() const noexcept override { return memory_bytes(); }
+  void stage(std::size_t local, std::uint8_t* to) const noexcept override;
 
  private:
   template <class Source>
-  Outcome fill_as(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Guard&, ImageScratch&) const noexcept;
-  Outcome fill_turned(const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&, Guard&, ImageScratch&) const noexcept;
+  Outcome fill_as(const std::uint8_t* image, const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&,
+                  ImageScratch&) const;
+  Outcome fill_turned(const std::uint8_t* image, const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&,
+                      ImageScratch&) const;
 
   const std::uint8_t* base_;
   std::size_t count_;

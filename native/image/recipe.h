@@ -130,7 +130,7 @@ class PixelSource {
   [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
 
  protected:
-  ~PixelSource() = default;  // a jump may pass over a source (guarded.h): its destructor does nothing
+  ~PixelSource() = default;
 };
 
 // An array of height x width x channels bytes; borrows it.

@@ -1,5 +1,5 @@
 // Signals are for the threads that Python knows of, but for those that a thread brings upon itself: a fault whose signal
-// is blocked ends the process at once, past every handler (see files/guarded.h).
+// is blocked ends the process at once, past every handler that the program has (faulthandler's, say).
 //
 // Threads: made and ended in one thread; threads that it starts meanwhile inherit the mask. Memory: owns nothing.
 #pragma once

@@ -61,7 +61,6 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
       has_readers_(readers > 0 && reads_files(*program_)),
       readers_(has_readers_ ? readers : 0, ahead_bytes, recorded) {
-  if (in_memory_) guard_faults();
   for (unsigned i = 0; recorded && i <= threads; ++i) states_[i].timeline = std::make_unique<Timeline>();
   const BlockSignals blocked;  // new threads inherit the mask
   workers_.reserve(threads);
@@ -123,9 +122,9 @@ void Pool::prepare(const std::shared_ptr<Batch>& batch) {
   readers_.add(batch->reads);
 }
 
-std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
-  if (in_memory_) guard_faults();  // again: others install handlers too
+std::uint64_t Pool::submit(std::shared_ptr<Batch> batch, bool staged) {
   const auto size = static_cast<std::uint32_t>(batch->local.size());
+  if (staged) stage(*batch);
   batch->unfinished.store(size, std::memory_order_relaxed);
   const bool wakes = !one_grain(*batch);
   std::uint64_t number;
@@ -138,6 +137,20 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch) {
   }
   if (wakes) work_.notify_all();
   return number;
+}
+
+// Copies what the batch's samples have in memory, whose owner may move it before workers come to them.
+void Pool::stage(Batch& batch) const {
+  for (const auto& source : program_->sources)
+    for (const auto& filler : source) batch.staged_bytes = std::max(batch.staged_bytes, filler->staged_bytes());
+  const std::size_t fields = program_->fields;
+  batch.staged = std::make_unique_for_overwrite<std::uint8_t[]>(batch.local.size() * fields * batch.staged_bytes);
+  for (std::uint32_t position = 0; position < batch.local.size(); ++position) {
+    const Fillers& fillers = fillers_of(batch, position);
+    for (std::uint32_t field = 0; field < fields; ++field)
+      if (fillers[field]->staged_bytes() > 0)
+        fillers[field]->stage(static_cast<std::size_t>(batch.local[position]), batch.staged_sample(position, field));
+  }
 }
 
 // To wake a worker costs more than to copy a grain: whoever waits for such a batch fills it, unless a worker that is
@@ -225,15 +238,7 @@ std::uint32_t Pool::fill_some(Batch& batch, Scratch& scratch, Worker& worker) {
     worker.at(batch.number, position);
     fill_metered(batch, position, scratch, worker);
   };
-  const auto faulted = [&](std::uint32_t position) {
-    const std::lock_guard hold(batch.failures_lock);
-    batch.failures.push_back({position, 0, Outcome::moved("its memory could not be read"), {}});
-  };
-  if (in_memory_) {
-    each_guarded(scratch.guard, begin, end, fill, faulted);
-  } else {
-    for (std::uint32_t position = begin; position < end; ++position) fill(position);
-  }
+  for (std::uint32_t position = begin; position < end; ++position) fill(position);
   scratch.trim();
   finish(batch, end - begin);
   return end - begin;
@@ -261,6 +266,7 @@ void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
     const FieldRows& rows = batch.fields[field];
     Failure failure{position, field, {}, {}};
     if (batch.reads) scratch.brought = readers_.take(*batch.reads, position * fillers.size() + field, scratch.clock);
+    scratch.staged = batch.staged && fillers[field]->staged_bytes() > 0 ? batch.staged_sample(position, field) : nullptr;
     failure.outcome = fillers[field]->fill(key, batch.paths.get(), rows.spec, rows.data + rows.row_bytes * position,
                                            failure.got, scratch);
     scratch.brought.reset();

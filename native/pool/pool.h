@@ -74,6 +74,12 @@ struct Batch : std::enable_shared_from_this<Batch> {
   const void* program = nullptr;      // for which it was prepared
   bool submitted = false;
   std::vector<FieldRows> fields;
+  std::unique_ptr<std::uint8_t[]> staged;  // copies of samples in memory, see Filler::stage; null: there are none
+  std::size_t staged_bytes = 0;            // of each sample and field
+
+  [[nodiscard]] std::uint8_t* staged_sample(std::uint32_t place, std::uint32_t field) const noexcept {
+    return staged.get() + (place * fields.size() + field) * staged_bytes;
+  }
 
   std::atomic<std::uint32_t> next{0};
   std::atomic<std::uint32_t> unfinished{0};  // samples not yet done by anybody, Python included
@@ -141,7 +147,8 @@ class Pool {
   void prepare(const std::shared_ptr<Batch>& batch);
 
   // Queues a batch, which was prepared; its number is returned. With no threads it is filled by run_here().
-  std::uint64_t submit(std::shared_ptr<Batch> batch);
+  // staged: samples in memory are copied here, where they can be (Filler::stage), and their rows made from the copies.
+  std::uint64_t submit(std::shared_ptr<Batch> batch, bool staged = false);
 
   // Lets at most so many workers take samples: at least one and at most all of them. One that is beyond the number goes
   // on with the samples that it has taken, and takes no more. Neither run_here() nor readers are counted.
@@ -207,6 +214,7 @@ class Pool {
   void fill(Batch& batch, Scratch& scratch, unsigned number);
   std::uint32_t fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   [[nodiscard]] const Fillers& fillers_of(const Batch& batch, std::uint32_t position) const;
+  void stage(Batch& batch) const;
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker);
   void push_python(Batch& batch, const Failure& failure);
@@ -222,7 +230,7 @@ class Pool {
   const unsigned thread_count_;
   const pid_t process_;
   std::uint32_t grain_;  // samples a worker takes at a time
-  const bool in_memory_;  // fillers read memory that is not ours: see guarded.h
+  const bool in_memory_;  // fillers read memory that is not ours: while the caller waits, unless it was staged
 
   std::mutex lock_;
   std::condition_variable work_;    // for workers

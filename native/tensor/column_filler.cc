@@ -9,9 +9,6 @@
 namespace penstock {
 namespace {
 
-// Elements are read by the guard into a block of this size, and converted from there.
-constexpr std::size_t kBlock = 4096;
-
 void unpack(const std::uint8_t* from, std::int64_t first, std::int64_t count, std::uint8_t* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] = (from[(first + i) / 8] >> ((first + i) % 8)) & 1;
 }
@@ -73,17 +70,16 @@ Convert converter_of(DType from, DType to) {
 }
 
 // The items of list `row` begin and end here; false where there is no such list.
-bool bounds_of(const ListOffsets& lists, std::int64_t begin, std::int64_t end, Guard& guard, std::int64_t& from,
-               std::int64_t& to) {
+bool bounds_of(const ListOffsets& lists, std::int64_t begin, std::int64_t end, std::int64_t& from, std::int64_t& to) {
   if (begin < 0 || end < begin || static_cast<std::uint64_t>(end) >= lists.count) return false;
   const auto read = [&](std::int64_t index) -> std::int64_t {
     if (lists.wide) {
       std::int64_t offset = 0;
-      guard.copy(&offset, lists.data + index * 8, sizeof offset);
+      std::memcpy(&offset, lists.data + index * 8, sizeof offset);
       return offset;
     }
     std::int32_t offset = 0;
-    guard.copy(&offset, lists.data + index * 4, sizeof offset);
+    std::memcpy(&offset, lists.data + index * 4, sizeof offset);
     return offset;
   };
   from = read(begin);
@@ -130,7 +126,7 @@ Outcome ColumnFiller::fill(const SampleKey& key, const FileTable*, const TensorS
   const ColumnChunk& chunk = *place.chunk;
   auto begin = static_cast<std::int64_t>(place.row), end = begin + 1;
   for (const ListOffsets& lists : chunk.lists)
-    if (!bounds_of(lists, begin, end, scratch.guard, begin, end)) return Outcome::moved("its offsets are damaged");
+    if (!bounds_of(lists, begin, end, begin, end)) return Outcome::moved("its offsets are damaged");
   if (chunk.lists.empty()) {
     begin *= elements_;
     end = begin + elements_;
@@ -145,21 +141,11 @@ Outcome ColumnFiller::fill(const SampleKey& key, const FileTable*, const TensorS
   const std::int64_t count = end - begin;
   if (convert_ == nullptr) {
     const std::size_t bytes = static_cast<std::size_t>(count) * stored_bytes_;
-    if (bytes > 0) scratch.guard.copy(row, chunk.values + begin * static_cast<std::int64_t>(stored_bytes_), bytes);
+    if (bytes > 0) std::memcpy(row, chunk.values + begin * static_cast<std::int64_t>(stored_bytes_), bytes);
   } else {
-    std::uint8_t block[kBlock];
-    const auto step = static_cast<std::int64_t>(stored_bytes_ == 0 ? (kBlock - 1) * 8 : kBlock / stored_bytes_);
-    const auto written = static_cast<std::int64_t>(info(spec_.dtype).size);
-    for (std::int64_t done = 0; done < count; done += step) {
-      const std::int64_t some = std::min(step, count - done), at = chunk.first + begin + done;
-      if (stored_bytes_ == 0) {
-        scratch.guard.copy(block, chunk.values + at / 8, static_cast<std::size_t>((at % 8 + some + 7) / 8));
-      } else {
-        scratch.guard.copy(block, chunk.values + at * static_cast<std::int64_t>(stored_bytes_),
-                           static_cast<std::size_t>(some) * stored_bytes_);
-      }
-      convert_(block, at % 8, some, row + done * written);
-    }
+    const std::int64_t at = chunk.first + begin;
+    convert_(chunk.values + (stored_bytes_ == 0 ? at / 8 : at * static_cast<std::int64_t>(stored_bytes_)), at % 8, count,
+             row);
   }
   scratch.clock.defer(Stage::gather);
   return Outcome::success();

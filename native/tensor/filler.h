@@ -16,7 +16,6 @@
 
 #include "files/cache_tier.h"
 #include "files/file_table.h"
-#include "files/guarded.h"
 #include "files/outcome.h"
 #include "files/stages.h"
 #include "order/random.h"
@@ -91,7 +90,7 @@ class Scratch {
   void trim() noexcept;
   [[nodiscard]] std::size_t held() const noexcept;
 
-  Guard guard;
+  const std::uint8_t* staged = nullptr;  // what stage() has copied of the sample that is filled next, or null
   StageClock clock;
 
   static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
@@ -110,7 +109,7 @@ class Filler {
 
   // Writes sample `key` into `row`, which holds checked_bytes(want). On Code::mismatch `got` is what the
   // sample would need; the row's content is then undefined, as after every outcome but ok.
-  // `paths` is the batch's own table of names, or null. Where memory_bytes() is not 0 the call is one of each_guarded.
+  // `paths` is the batch's own table of names, or null.
   virtual Outcome fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                        TensorSpec& got, Scratch& scratch) const noexcept = 0;
 
@@ -136,6 +135,11 @@ class Filler {
 
   // Bytes that a row of this filler moves, when the samples lie in memory; 0 for files.
   [[nodiscard]] virtual std::size_t memory_bytes() const noexcept { return 0; }
+
+  // Bytes that stage() copies of a sample in memory, from which fill() then makes the row, at any later time; 0: fill()
+  // reads the memory itself, whose owner must not move it meanwhile.
+  [[nodiscard]] virtual std::size_t staged_bytes() const noexcept { return 0; }
+  virtual void stage(std::size_t local, std::uint8_t* to) const noexcept { static_cast<void>(local), static_cast<void>(to); }
 
  protected:
   // The processor's own prefetcher goes on after kPrefetchBytes.

@@ -1,6 +1,7 @@
 #include "tensor/tensor_filler.h"
 
 #include <cerrno>
+#include <cstring>
 #include <new>
 
 namespace penstock {
@@ -18,7 +19,7 @@ Outcome GatherFiller::fill(const SampleKey& key, const FileTable*, const TensorS
     got = spec_;
     return Outcome::mismatch("shape or dtype");
   }
-  if (row_bytes_ > 0) scratch.guard.copy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
+  if (row_bytes_ > 0) std::memcpy(row, base_ + static_cast<std::ptrdiff_t>(key.local) * row_stride_, row_bytes_);
   scratch.clock.defer(Stage::gather);
   return Outcome::success();
 }

@@ -607,13 +607,14 @@ class Pool:
         Raises ValueError, IndexError.
         """
 
-    def submit(self, batch: PreparedBatch, fields: list[tuple[object, int, int, Spec]]) -> int:
+    def submit(self, batch: PreparedBatch, fields: list[tuple[object, int, int, Spec]], staged: bool = False) -> int:
         """Queue a batch and return its number.
 
         Args:
             batch: of this pool, not submitted yet.
             fields: of each field what holds the memory of its rows (it is kept until the batch is retired), the
                 address, the bytes there, and the rows' Spec.
+            staged: images in memory are copied here, and worked on later; rows of arrays are not.
 
         Raises ValueError.
         """

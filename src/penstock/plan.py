@@ -61,6 +61,19 @@ class NativePlan:
         return any(leaf.unmoved is not None for leaf in self.leaves)
 
     @cached_property
+    def gathers(self) -> bool:
+        """Whether rows are copied from memory of the user's: only while the caller waits, for the user may move it."""
+        return any(leaf.unmoved is not None and not leaf.staged for leaf in self.leaves)
+
+    def present(self, leaves: LeafNumbers | None, local: Indices) -> Indices:
+        """Return the places of a batch's samples in their leaves, where those that were lost are in no leaf."""
+        if not self.loses or not (lost := self.lost(leaves, local)):
+            return local
+        local = local.copy()
+        local[lost] = np.iinfo(np.int64).max
+        return local
+
+    @cached_property
     def _still(self) -> Holds:
         return all_of(*(leaf.still for leaf in self.leaves))
 

@@ -1,4 +1,4 @@
-"""Memory that is exchanged, freed or truncated while native threads read it: no crash, and no freed memory's content.
+"""Memory that is exchanged, freed or truncated between two batches: no crash, and no freed memory's content.
 
 A fault would end the test run, so that each test runs a script in a process of its own.
 """
@@ -139,55 +139,6 @@ def test_numpy_arrays_that_are_resized():
     """)
 
 
-@pytest.mark.parametrize("how", ["other memory", "resized"])
-def test_another_thread_that_exchanges_memory_all_the_time(how):
-    """Unless an address comes back: torch keeps no count of exchanges, and a storage at its old address looks unmoved.
-
-    Python's own reading, which begins after several exchanges in a row, races with the thread as torch's loader does.
-    """
-    run(f"""
-        penstock.executors.native._TIMES = 10**9
-        x = torch.ones(1_000, 128)
-        resized = {how == "resized"}
-        bytes_, addresses, fillers, done = x.untyped_storage().nbytes(), [x.data_ptr()], [], threading.Event()
-
-        def exchange():
-            for number in range(600):
-                if resized:
-                    x.untyped_storage().resize_(bytes_ + 8192 * (number % 5 + 1))
-                    fillers.append(torch.full((1_000, 128), -5.0))  # takes what was freed, and keeps it
-                else:
-                    fillers.append(x.untyped_storage())
-                    x.set_(torch.ones(1_000, 128))
-                addresses.append(x.data_ptr())
-                time.sleep(0.0005)  # a native thread reads what has moved
-            done.set()
-
-        thread = threading.Thread(target=exchange, daemon=True)
-        thread.start()
-        while not done.is_set():
-            for options in WAYS:
-                for (batch,) in DataLoader(TensorDataset(x), batch_size=64, **options):
-                    assert (batch == 1).all() or len(set(addresses)) < len(addresses), options
-        thread.join()
-        assert len(set(addresses)) > 500
-    """)
-
-
-def test_another_thread_that_shares_memory():
-    run("""
-        for options in WAYS:
-            for _ in range(3):
-                x = torch.ones(30_000, 64)
-                batches = iter(DataLoader(TensorDataset(x), batch_size=64, **options))
-                thread = threading.Thread(target=x.share_memory_)
-                next(batches)
-                thread.start()
-                assert all((batch == 1).all() for (batch,) in batches)
-                thread.join()
-    """)
-
-
 def test_the_same_tensors_in_two_loaders_of_which_one_spawns_workers():
     run("""
         x = torch.ones(60_000, 64)
@@ -267,47 +218,6 @@ def test_a_mapped_file_that_is_truncated(tmp_path):
     """)
 
 
-def test_a_file_that_its_owner_mapped_is_truncated(tmp_path):
-    """Nobody knows which file it is."""
-    run(f"""
-        path = {str(tmp_path / "rows.npy")!r}
-        for make in (lambda rows: TensorDataset(torch.from_numpy(rows)), lambda rows: penstock.Arrays(rows)):
-            for options in WAYS:
-                np.save(path, np.ones((2_000, 256), dtype=np.float32))
-                rows = np.load(path, mmap_mode="c")
-                batches = iter(DataLoader(make(rows), batch_size=50, **options))
-                next(batches)
-                os.truncate(path, 128)
-                try:
-                    for _ in range(39):
-                        next(batches)
-                except penstock.CorruptSample as error:
-                    assert "truncated" in str(error), error
-                else:
-                    raise AssertionError(options)
-
-    """)
-
-
-def test_images_in_a_mapped_file_that_is_truncated(tmp_path):
-    run(f"""
-        path = {str(tmp_path / "images.npy")!r}
-        np.save(path, np.full((2_000, 32, 32, 3), 7, dtype=np.uint8))
-        dataset = pictures("CIFAR10", np.load(path, mmap_mode="r"))
-        for options in WAYS:
-            batches = iter(DataLoader(dataset, batch_size=50, **options))
-            next(batches)
-        os.truncate(path, 0)
-        for options in WAYS:
-            try:
-                list(DataLoader(dataset, batch_size=50, **options))
-            except penstock.CorruptSample as error:
-                assert "truncated" in str(error), error
-            else:
-                raise AssertionError(options)
-    """)
-
-
 def test_samples_of_a_truncated_file_are_replaced(tmp_path):
     run(f"""
         path = {str(tmp_path / "rows.npy")!r}
@@ -325,94 +235,94 @@ def test_samples_of_a_truncated_file_are_replaced(tmp_path):
         """)
 
 
-CRASH = """
-x = torch.ones(1_000, 64)
-list(DataLoader(TensorDataset(x), batch_size=256, num_workers={workers}))
-{after}
-import ctypes
-ctypes.string_at(8)
-"""
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_faults_that_are_not_ours_end_the_process_as_they_did(workers):
-    told = run(CRASH.format(workers=workers, after="pass"), code=-signal.SIGSEGV)
-    assert "Fatal Python error" not in told
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("faulthandler.enable()", "pass"),
-        ("", "faulthandler.enable()"),
-        ("", "faulthandler.enable(); list(DataLoader(TensorDataset(x), batch_size=8))"),  # whose handler comes to ours
-    ],
-)
-def test_faults_that_are_not_ours_come_to_handlers_of_others(before, after):
-    told = run(before + CRASH.format(workers=2, after=after), code=-signal.SIGSEGV)
-    assert told.count("Segmentation fault") == 1
-
-
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
-def test_signals_that_somebody_sent_end_the_process(name):
-    run(
-        "list(DataLoader(TensorDataset(torch.ones(10)), num_workers=0))\n"
-        f"os.kill(os.getpid(), signal.{name})\nsignal.pause()",
-        code=-getattr(signal, name),
-    )
-
-
-def test_handlers_of_others_come_before_and_after():
+def test_memory_is_read_in_next_alone():
+    """Between two calls the pages are taken away: a thread that read them then would end the process."""
     run("""
-        def move(**options):
+        import ctypes, mmap
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def pages(size):
+            held = mmap.mmap(-1, size)
+            held[:] = b"\\x01" * size
+            values = torch.frombuffer(held, dtype=torch.uint8)
+            return values, values.data_ptr()
+
+        def access(address, size, allowed):
+            assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3 if allowed else 0) == 0
+
+        size = 4_096 * 4_096
+        values, address = pages(size)
+        datasets = {
+            "tensors": (TensorDataset(values.view(16_384, 1_024)), 1),
+            "arrays": (penstock.Arrays(values.numpy().reshape(16_384, 1_024)), 1),
+            "images": (pictures("CIFAR10", values.numpy()[: 5_461 * 3_072].reshape(5_461, 32, 32, 3)), 1),
+        }
+        for name, (dataset, expected) in datasets.items():
+            for options in [*WAYS, {"num_workers": 2, "persistent_workers": True}]:
+                loader = DataLoader(dataset, batch_size=256, **options)
+                for _ in range(2):
+                    batches = iter(loader)
+                    for number, (batch, *_) in enumerate(batches):
+                        access(address, size, False)
+                        time.sleep(0.002)  # threads that had work would read
+                        assert (batch == expected).all(), (name, options, number)
+                        access(address, size, True)
+                        if number == 8:
+                            break
+                    del batches
+    """)
+
+
+def test_rows_are_those_of_the_call_that_asks_for_them():
+    run("""
+        for options in WAYS:
             x = torch.ones(60_000, 64)
             batches = iter(DataLoader(TensorDataset(x), batch_size=256, **options))
-            next(batches)
-            x.share_memory_()
-            assert all((batch == 1).all() for (batch,) in batches)
-
-        faulthandler.enable()
-        move(num_workers=2)
-        faulthandler.disable()
-        move(num_workers=2)
-        faulthandler.enable()
-        move(num_workers=0)
-        caught = []
-        signal.signal(signal.SIGBUS, lambda *_: caught.append(1))
-        move(num_workers=2)
-        os.kill(os.getpid(), signal.SIGBUS)
-        time.sleep(0)  # Python runs the handler
-        assert caught == [1]
+            for number, (batch,) in enumerate(batches):
+                assert (batch == number + 1).all(), (options, number)
+                x.fill_(number + 2)
     """)
 
 
-def test_fillers_over_memory_that_is_not_there(tmp_path):
-    run(f"""
-        import mmap
-        import penstock._native as _native
-
-        with open({str(tmp_path / "bytes")!r}, "w+b") as file:
-            file.truncate(64 * 4096)
-            mapped = mmap.mmap(file.fileno(), 0)
-            mapped[:] = b"\\x05" * len(mapped)
-            rows = np.frombuffer(mapped, dtype=np.uint8).reshape(64, 4096)
-            os.truncate(file.name, 40 * 4096)
-            spec = _native.Spec("uint8", [4096])
-            for threads in (0, 2):
-                pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), threads)
-                order = np.random.default_rng(0).permutation(64).astype(np.int64)
-                for _ in range(20):
-                    out = np.zeros(64 * 4096, dtype=np.uint8)
-                    fields = [(out, out.ctypes.data, out.nbytes, spec)]
-                    number = pool.submit(pool.prepare(0, 0, order, order, order, None, None), fields)
-                    if not threads:
-                        pool.run_here(number)
-                    assert pool.wait(number, 60) == "done"
-                    failures = pool.retire(number)
-                    lost = {{position for position, field, code, *_ in failures if code == "moved" and field == 0}}
-                    assert len(failures) == len(lost)
-                    assert lost == set(np.flatnonzero(order >= 40).tolist())
-                    kept = out.reshape(64, 4096)[sorted(set(range(64)) - lost)]
-                    assert (kept == 5).all()
-                pool.close()
+def test_memory_that_moves_before_its_first_batch():
+    run("""
+        for options in WAYS:
+            for change in (lambda x: x.share_memory_(), lambda x: x.untyped_storage().resize_(2 * x.nbytes)):
+                x = torch.full((20_000, 28, 28), 9, dtype=torch.uint8)
+                for dataset in (TensorDataset(x), pictures("MNIST", x)):
+                    batches = iter(DataLoader(dataset, batch_size=256, **options))
+                    change(x)
+                    assert all((batch[0] == 9).all() for batch in batches)
     """)
+
+
+def test_no_signal_is_handled():
+    run("""
+        def caught():
+            with open("/proc/self/status") as file:
+                return [line for line in file if line.startswith("SigCgt")]
+
+        before = caught()
+        for options in WAYS:
+            list(DataLoader(TensorDataset(torch.ones(1_000, 64)), batch_size=256, **options))
+            list(DataLoader(pictures("MNIST", torch.ones((1_000, 28, 28), dtype=torch.uint8)), 256, **options))
+        assert caught() == before
+    """)
+
+
+def test_a_fault_in_a_thread_of_the_core_comes_to_the_handlers_of_the_program(tmp_path):
+    """As where torch reads a file that its owner has mapped and truncated."""
+    told = run(
+        f"""
+        path = {str(tmp_path / "rows.npy")!r}
+        np.save(path, np.ones((2_000, 256), dtype=np.float32))
+        rows = np.load(path, mmap_mode="c")
+        batches = iter(DataLoader(TensorDataset(torch.from_numpy(rows)), batch_size=50, num_workers=2))
+        next(batches)
+        faulthandler.enable()
+        os.truncate(path, 128)
+        list(batches)
+        """,
+        code=-signal.SIGBUS,
+    )
+    assert "Fatal Python error: Bus error" in told

@@ -9,7 +9,6 @@ import pickle
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,6 @@ from penstock.errors import WorkerDied
 from penstock.executors.workers.call_slots import SLOTS, TABLE, SlotCalls, read_slots
 from penstock.hooks import tally
 from penstock.hooks.calls import natively
-from penstock.recipe import compose_hook
-from penstock.recipe.torchvision import V1
 from tests.executors_under_test import options
 
 SIZE = 12
@@ -286,21 +283,11 @@ def unchanged(image: Any) -> Any:
 
 
 @options("caller", "threads, 2", "processes, 2")
-def test_the_rest_of_a_folders_transform_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_the_rest_of_a_folders_transform_counts(tmp_path: Path, options: dict[str, Any]) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     (tmp_path / "cats").mkdir()
     for number in range(SIZE):
         Image.new("RGB", (20, 16)).save(tmp_path / "cats" / f"{number}.jpg")
-    # As in a program whose first loader this is, where torchvision's class is as it was until then.
-    call = vars(transforms.Compose)["__call__"]
-    original = getattr(call, "__wrapped__", call)
-    first = FunctionType(original.__code__, original.__globals__, "__call__", original.__defaults__)
-    first.__qualname__ = call.__qualname__
-    monkeypatch.setattr(transforms.Compose, "__call__", first)
-    before = {key for key in compose_hook._exchanged if key not in (V1, (V1, "Compose"))}
-    monkeypatch.setattr(compose_hook, "_exchanged", before)
     transform = transforms.Compose([transforms.CenterCrop(16), unchanged, transforms.Resize(8), transforms.ToTensor()])
     loader = go_through(penstock.DataLoader(penstock.ImageFolder(tmp_path, transform), 4, **options))
     why = {"unchanged has no native form": RefusedCalls(SIZE, "")}

@@ -15,6 +15,7 @@ from torchvision.models.segmentation import FCN_ResNet50_Weights
 from torchvision.transforms import v2
 
 import penstock._native as _native
+from penstock.hooks import calls
 from penstock.recipe import compose_hook, drawing
 from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
 from penstock.recipe.known_transforms import Debt
@@ -100,7 +101,7 @@ def outcome(transform: Any, image: Any, seed: int) -> Any:
 def assert_as_torchvision(transform: Any, image: Any, seeds: range) -> None:
     """Compare results and torch's generator after them: as in a dataset of the user's, and by torchvision."""
     for seed in seeds:
-        with compose_hook.natively():
+        with calls.natively():
             found, after = outcome(transform, image.copy(), seed)
         wanted, wanted_after = outcome(transform, image.copy(), seed)
         assert_same(found, wanted)
@@ -237,7 +238,7 @@ def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any,
         before = torch.get_rng_state()
         with drawing.of_sample(3, 1, sample, sample):
             wanted = compose(image)
-        with drawing.of_sample(3, 1, sample, sample), compose_hook.natively():
+        with drawing.of_sample(3, 1, sample, sample), calls.natively():
             found = compose(image)
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(found, wanted)

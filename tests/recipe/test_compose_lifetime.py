@@ -20,6 +20,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import Debt, KnownTransforms
 from tests.same import assert_same, assert_same_outcome
@@ -37,7 +38,7 @@ def picture(width: int = 30, height: int = 24) -> Image.Image:
 
 
 def natively(transform: Any, image: Any) -> Any:
-    with composed.natively():
+    with calls.natively():
         return transform(image)
 
 

@@ -15,6 +15,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock._native as _native
+from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same
@@ -73,12 +74,12 @@ def assert_as_torchvision(transform: Any, image: Image.Image, seed: int) -> None
         wanted = transform(image)
     except Exception as error:
         torch.manual_seed(seed)
-        with composed.natively(), pytest.raises(type(error)):
+        with calls.natively(), pytest.raises(type(error)):
             transform(image)
         return
     after = torch.rand(1)
     torch.manual_seed(seed)
-    with composed.natively():
+    with calls.natively():
         found = transform(image)
     assert_same(found, wanted)
     assert torch.equal(torch.rand(1), after)
@@ -156,7 +157,7 @@ def test_the_usual_pipeline_of_version_2_is_native() -> None:
 
 def test_a_crop_after_the_conversion_leaves_what_is_before_it_native() -> None:
     transform = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor(), v1.RandomCrop(12)])
-    with composed.natively():
+    with calls.natively():
         transform(picture(40, 30))
     known = composed._entries[id(transform)].known
     assert known is not None
@@ -228,7 +229,7 @@ def test_images_that_nothing_is_done_to(name: str, mode: str, generation: Any) -
         torch.manual_seed(2)
         wanted = transform(theirs)
         torch.manual_seed(2)
-        with composed.natively():
+        with calls.natively():
             found = transform(ours)
         assert seen(found, ours) == seen(wanted, theirs)
         assert isinstance(found, ImageFile.ImageFile) == isinstance(wanted, ImageFile.ImageFile)
@@ -249,7 +250,7 @@ def test_transforms_of_a_programs_own_see_the_file(generation: Any) -> None:
 
     transform = generation.Compose([generation.Resize(16), v1.Lambda(look), generation.Resize(8), v1.Lambda(look)])
     transform(opened())
-    with composed.natively():
+    with calls.natively():
         transform(opened())
     assert names[:2] == names[2:]
     assert names[0] == ("JpegImageFile", "one.jpg", [1])

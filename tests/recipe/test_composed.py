@@ -21,6 +21,7 @@ from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
+from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
 from penstock.recipe.known_transforms import Debt
@@ -47,7 +48,7 @@ def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.
 
 
 def natively(transform: Any, image: Any) -> Any:
-    with composed.natively():
+    with calls.natively():
         return transform(image)
 
 

@@ -21,6 +21,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import originals
 from penstock.recipe.known_transforms import Debt
@@ -133,7 +134,7 @@ def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name, before = request.param
     holder, attribute, make = PATCHES[name]
     if not before:
-        with composed.natively():
+        with calls.natively():
             pass
     monkeypatch.setattr(holder, attribute, make())
     return name
@@ -158,7 +159,7 @@ def test_what_was_replaced_is_called(photos: Path, patched: str, route: str) -> 
     transform = generation.Compose(parts)
     if route == "composed":
         loader = same_as_torch(Photos(photos, transform))
-        with composed.natively():
+        with calls.natively():
             image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
             found = transform(image)
         assert_same(found, transform(image))
@@ -291,7 +292,7 @@ def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.Monke
 def test_patches_that_come_and_go_within_a_pass(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
     image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
-    with composed.natively():
+    with calls.natively():
         plain = transform(image)
         for _ in range(2):
             with monkeypatch.context() as patch:
@@ -307,7 +308,7 @@ def test_patches_that_come_and_go_within_a_pass(photos: Path, monkeypatch: pytes
 
 
 def test_a_hook_of_ours_passes_and_a_function_around_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with composed.natively():
+    with calls.natively():
         pass
     assert originals.replaced_in_class(v1.Compose) is None
     monkeypatch.setattr(v1.Compose, "__call__", turned(v1.Compose.__call__))

@@ -16,6 +16,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import Debt
 from penstock.recipe.sample_run import SampleRun
@@ -131,7 +132,7 @@ TRANSFORMS: dict[str, Callable[[], list[Any]]] = {
 
 
 def natively(transform: Any, *inputs: Any) -> Any:
-    with composed.natively():
+    with calls.natively():
         return transform(*inputs)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import penstock
+from penstock.hooks import calls
 from penstock.recipe import compose_hook, timm_transforms
 from penstock.recipe.known_transforms import Debt
 from penstock.recipe.reader import read
@@ -80,7 +81,7 @@ def outcome(transform: Any, image: Any, seed: int) -> Any:
 
 def assert_as_timm(transform: Any, image: Any, seeds: range) -> None:
     for seed in seeds:
-        with compose_hook.natively():
+        with calls.natively():
             found = outcome(transform, image.copy(), seed)
         assert_same(found, outcome(transform, image.copy(), seed))
 

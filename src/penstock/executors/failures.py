@@ -46,13 +46,13 @@ def identify(plan: NativePlan, batch: NativeBatch, position: int) -> tuple[str, 
 
 
 def with_lost(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure]) -> list[_native.Failure]:
-    """Return the failures of a batch and, in order, the samples that were lost in memory that moved meanwhile."""
+    """Return, in order, the failures of a batch and the samples that are lost behind the end of a mapped file."""
     lost = plan.lost(batch.leaves, batch.local) if plan.loses else []
     if not failures and not lost:
         return []
-    known = {failure[0] for failure in failures}
-    moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost if position not in known]
-    return sorted([*failures, *moved], key=operator.itemgetter(0))
+    moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost]
+    others = [failure for failure in failures if failure[0] not in lost]
+    return sorted([*others, *moved], key=operator.itemgetter(0))
 
 
 def was_interrupted(batch: NativeBatch) -> bool:

@@ -22,8 +22,10 @@ from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
 from penstock.executors.stacking import Stacking
-from penstock.hooks.calls import natively
+from penstock.hooks.calls import ANSWERED
 from penstock.recipe import drawing, handing_on
+from penstock.recipe.compose_hook import working
+from penstock.recipe.exchange import Exchange, Lease
 from penstock.recipe.reach import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
@@ -172,11 +174,20 @@ class Fetch:
             (samples,) = one_by_one(partial(self.sample, task), [task.given])
         return (collate or self.collate)(task, samples)
 
+    def lease(self, *more: Exchange) -> Lease:
+        """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
+        return Lease(
+            *more,
+            *([ANSWERED] if self.composes else ()),
+            *([drawing.HOOKS] if self._seeded or self._keyed else ()),
+            *([handing_on.COLLATING] if self.hands_on else ()),
+        )
+
     @contextmanager
     def as_guest(self, calls: CallMeter) -> Iterator[None]:
         """Work in a thread that is not ours: its global generators are left as they were. calls: counts the user's."""
         generators = generators_kept() if self._seeded else nullcontext()
-        with generators, drawing.given_back(), natively(calls) if self.composes else nullcontext():
+        with generators, drawing.given_back(), working(calls) if self.composes else nullcontext():
             yield
 
     def samples(self, task: Task) -> list[Any]:

@@ -195,7 +195,8 @@ class _Filler:
         seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
         positions = as_array(batch.positions)
         self.plan.foresee((seed, epoch), batch.indices, positions)
-        prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
+        local = self.plan.present(batch.leaves, batch.local)
+        prepared = pool.prepare(seed, epoch, local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
         with crew.lock:
             number = pool.submit(prepared, [(*row, spec) for row, spec in zip(rows, specs, strict=True)])

@@ -15,8 +15,10 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
-from penstock.hooks.calls import natively
+from penstock.hooks.calls import ANSWERED
 from penstock.observe import Instant, Meter
+from penstock.recipe.compose_hook import working
+from penstock.recipe.exchange import Lease
 from penstock.sample_notes import collated, fetch_samples, one_by_one
 from penstock.settings import Method
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
@@ -54,6 +56,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
             self._dataset_fetcher.meter = meter  # type: ignore[attr-defined]
         self._meter = meter
         self._composes = composes
+        self._lease = Lease(ANSWERED) if composes else Lease()  # for the pass: to exchange functions takes 10 us
         if self._batches is not None:
             self._sampler_iter = self._batches
         fetcher = self._dataset_fetcher
@@ -103,8 +106,13 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         begun = Instant.now()
-        with natively(self._meter.calls) if self._composes else nullcontext():
-            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        self._lease.meet()
+        try:
+            with working(self._meter.calls) if self._composes else nullcontext():
+                batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._lease.close()
+            raise
         if self._dataset_kind == _DatasetKind.Iterable:
             self._meter.add("iterate", begun, self._samples(batch))
         return batch

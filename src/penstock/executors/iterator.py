@@ -26,6 +26,7 @@ from penstock.executors.workers.native import ThreadWorker
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Indices, Positions
+from penstock.recipe.exchange import Lease
 from penstock.sources.tree import Unresolved
 from penstock.system.warn_user import warn_user
 
@@ -133,6 +134,8 @@ class Pass(_BaseDataLoaderIter):
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
     observers: Observers = ()
+    _lease = Lease()
+    """On the functions of other packages that are exchanged while the pass is open."""
 
     # --- what each kind of pass does in its own way -----------------------------------------------------------------
 
@@ -292,6 +295,7 @@ class Pass(_BaseDataLoaderIter):
         """End the threads and the pass. Batches in flight are dropped."""
         if self._end is not None:
             self._end()
+        self._lease.close()
         self._open = False
         self._begin_with(self._input)
 

@@ -20,9 +20,11 @@ from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.measure import Measurement, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo, as_worker
 from penstock.hooks.calls import natively_in_this_process
 from penstock.observe import ProcessTimes, StageTime
+from penstock.recipe.drawing import HOOKS
+from penstock.recipe.exchange import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task
 
@@ -201,8 +203,9 @@ def _work_apart(work: Callable[[], Iterable[Any]], writer: Connection) -> None:
     torch.set_num_threads(1)  # OpenMP's threads do not exist in the child
     natively_in_this_process()
     try:
-        for found in work():
-            writer.send(("found", found))
+        with Lease(HOOKS, WORKER_INFO):
+            for found in work():
+                writer.send(("found", found))
         writer.send(("end", None))
     except Exception as error:
         writer.send(("failed", f"{type(error).__name__}: {error}"))
@@ -219,11 +222,8 @@ def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
 
 def _draws_as_thread(fetch: Fetch) -> tuple[str, ...]:
     """Return the same, where get_worker_info() says that this is a worker thread, with generators of its own."""
-    set_for_this_thread(ThreadWorkerInfo(0, 1, 0, fetch.dataset))
-    try:
+    with as_worker(ThreadWorkerInfo(0, 1, 0, fetch.dataset)):
         return draws_of(fetch, Task(None, 0, 0), 0)
-    finally:
-        set_for_this_thread(None)
 
 
 def and_join(names: tuple[str, ...]) -> str:

@@ -3,8 +3,11 @@
 `NativePass` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
 
-Before a batch is submitted, and before it is handed out, the dataset is looked at: where the memory that the threads
-read was exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
+Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
+exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
+
+Memory of the user's is read within next() alone, where nothing can move it that would not move it under torch's loader:
+rows are gathered while the caller waits for them, and images are copied when their batch is submitted.
 """
 
 from __future__ import annotations
@@ -53,9 +56,9 @@ class NativePass(IndexedPass):
         resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         eager: start filling now, not when the first batch is asked for.
-        live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Memory is
-            not read ahead then; files are, and again where the dataset was changed meanwhile. False: changes need not
-            be seen, as where torch's workers have a copy.
+        live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
+            memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
+            False: changes need not be seen, as where torch's workers have a copy.
         fetch: called with read=, what an Assisted reads or None, returns what reads the rest of a pass in which the
             dataset ceased to be native.
     """
@@ -93,7 +96,7 @@ class NativePass(IndexedPass):
         self._start(pass_input, eager=eager)
 
     def _prepare(self) -> None:
-        if self._looks_first and not self._plan.still():
+        if self._fetch is None and not self._looks_first():
             self._plan_anew()
 
     def _new_batch(self) -> NativeBatch:
@@ -161,9 +164,10 @@ class NativePass(IndexedPass):
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-        self._reads_ahead = bool(self._threads) and self._resources.ahead and not (self._live and plan.in_memory)
-        #: The plan is looked at when a batch is asked for; else when it is handed out.
-        self._looks_first = self._live and not self._reads_ahead
+        within_next = plan.gathers or (self._live and plan.in_memory)
+        self._reads_ahead = bool(self._threads) and self._resources.ahead and not within_next
+        #: What must hold when a batch is asked for, before memory is read.
+        self._looks_first = plan.still if self._live and not self._reads_ahead else plan.unmoved
         #: Whether a batch that was filled is what the user asked for. Costs microseconds.
         self._holds = plan.still if self._live and self._reads_ahead else plan.unmoved
 
@@ -183,7 +187,8 @@ class NativePass(IndexedPass):
         else:
             self.close()
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
-            self._reads_ahead = self._looks_first = False
+            self._lease = self._fetch.lease()
+            self._reads_ahead = False
         self._queue, self._open = queue, True
         for batch in queue:
             self._settle(batch)
@@ -254,7 +259,7 @@ class NativePass(IndexedPass):
         batch.prepared = self._pool.prepare(
             seed,
             self._input.epoch,
-            batch.local,
+            self._plan.present(batch.leaves, batch.local),
             batch.indices,
             positions,
             batch.leaves,
@@ -287,7 +292,8 @@ class NativePass(IndexedPass):
             following = numbers[-1] + 1 if numbers else 0
             self._crew.batches[following] = batch
             # In one step of the interpreter, so that an interrupt comes before it or after it.
-            numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields),)))
+            staged = self._reads_ahead and self._plan.in_memory
+            numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields, staged),)))
             batch.number, batch.retired, batch.prepared = following, [], None
 
     # --- waiting --------------------------------------------------------------------------------------------
@@ -304,7 +310,6 @@ class NativePass(IndexedPass):
                 batch.number, batch.retired = last, []  # it was submitted again before an interrupt
             if not batch.retired:
                 self._wait(batch)
-            # Memory that is where it was has been there all the time; what moves from here on was read before.
             if not self._holds():
                 self._plan_anew(give_up=times >= _TIMES)
                 continue
@@ -319,7 +324,7 @@ class NativePass(IndexedPass):
         return []
 
     def _wait(self, batch: NativeBatch) -> None:
-        if self._threads == 0 or (self._live and self._plan.in_memory):  # nobody else has work for this thread
+        if self._threads == 0 or (self._plan.in_memory and not self._reads_ahead):  # this thread has no other work
             self._pool.run_here(batch.number)
         if self._threads == 0:
             self._crew.serve_here()

@@ -22,9 +22,11 @@ from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.readers import ThreadReaders, readers_of
+from penstock.executors.workers.worker_info import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan, PythonPlan
+from penstock.recipe.exchange import Lease
 from penstock.sources.premises import collates_as_torch
 from penstock.sources.remote_leaves import RemoteLeaves, remote_leaves
 from penstock.state.delivery import Task
@@ -93,6 +95,7 @@ class ThreadPass(Pass):
             readers=readers,
         )
         self._hold(self._crew)  # before the threads start: an interrupt in any line leaves none behind
+        self._lease = self._lease_for(fetch)
         try:
             self._crew.start()
         except RuntimeError as error:
@@ -124,6 +127,7 @@ class ThreadPass(Pass):
                 self._readers.close()
             self._readers = self._crew.readers = readers
             readers.open()
+        self._lease = self._lease_for(fetch)
         self._crew.begin(fetch, streams.states() if streams is not None and self._iterable else None)
         self._fetch = fetch
         self._streams = streams
@@ -136,6 +140,9 @@ class ThreadPass(Pass):
         if self._owners is not None and streams is not None and streams.given:
             self._owners.rotate(-streams.following)
         self._start(pass_input, eager=eager)
+
+    def _lease_for(self, fetch: Fetch) -> Lease:
+        return fetch.lease(*([WORKER_INFO] if self._num_workers else ()))
 
     def _hand_out(self, handed: Handed) -> Delivery:
         self._came: FetchedBatch | None = None
@@ -298,6 +305,7 @@ class ThreadPass(Pass):
     def _end_pass(self) -> None:
         if self._persistent_workers:
             self._let_shards_go()
+            self._lease.close()
             self._open = False
         else:
             self.close()

@@ -1,8 +1,8 @@
 """torch.load and numpy.load, answered natively where a dataset's own code calls them in one of our workers.
 
-The code of the functions is exchanged once, for code that asks whether the calling thread is a worker at work, so that
-a function that a program holds is answered too; in any other thread they do what they did. A function that a program
-has put in their place stays.
+While a pass is open the code of the functions is exchanged, for code that asks whether the calling thread is a worker
+at work, so that a function that a program holds is answered too; in any other thread they do what they did. A function
+that a program has put in their place stays.
 """
 
 from __future__ import annotations
@@ -19,18 +19,32 @@ from penstock.call_counts import CallMeter, CallSink, count_in_this_process
 from penstock.hooks import image_folder, numpy_load, pillow, tally, torch_load
 from penstock.hooks.refused import Refused
 from penstock.recipe import compose_hook
-from penstock.recipe.compose_hook import this_thread
-from penstock.recipe.exchange import exchange_code
+from penstock.recipe.compose_hook import this_thread, working
+from penstock.recipe.exchange import Exchange, Lease
 from penstock.recipe.originals import is_original
-from penstock.system.process_lock import ProcessLock
 
 #: The public name of a function, what answers a call, and the modules that offer the function: the first defines it.
 _ANSWERS: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
     ("torch.load", torch_load.load, (torch.serialization, torch)),
     ("numpy.load", numpy_load.load, (np,)),
 )
-_lock = ProcessLock()
-_exchanged: list[Any] = []
+
+
+def _find(exchange: Exchange) -> None:
+    compose_hook.find(exchange)
+    pillow.find(exchange)
+    image_folder.find(exchange)
+    for function, answer, modules in _ANSWERS:
+        name = function.rpartition(".")[2]
+        original = getattr(modules[0], name)
+        if original in exchange or not is_original(original, modules[0].__name__, name):
+            continue
+        if all(vars(module)[name] is original for module in modules):
+            exchange.add(original, partial(_asking, answer, function))
+
+
+#: All functions that are answered. Threads that work while a lease on them is open say so by `working`.
+ANSWERED = Exchange(_find)
 
 
 @contextmanager
@@ -40,33 +54,18 @@ def natively(calls: CallMeter | None = None) -> Iterator[None]:
     Args:
         calls: counts them for the loader that the thread works for.
     """
-    _exchange_all()
-    with compose_hook.natively(calls):
+    with Lease(ANSWERED), working(calls):
         yield
 
 
 def natively_in_this_process(sink: CallSink | None = None) -> None:
     """Do so in all threads, for the life of a process that is a loader's own. sink: counts the calls."""
-    _exchange_all()
+    _for_life.append(Lease(ANSWERED))
     count_in_this_process(sink)
-    compose_hook.natively_in_this_process()
+    compose_hook.work_in_this_process()
 
 
-def _exchange_all() -> None:
-    if len(_exchanged) == len(_ANSWERS) and not image_folder.is_due():
-        return
-    with _lock:
-        pillow.exchange()
-        image_folder.exchange()
-        for function, answer, modules in _ANSWERS:
-            name = function.rpartition(".")[2]
-            original = getattr(modules[0], name)
-            if answer in _exchanged:
-                continue
-            own = is_original(original, modules[0].__name__, name)
-            if own and all(vars(module)[name] is original for module in modules):
-                exchange_code(original, partial(_asking, answer, function))
-                _exchanged.append(answer)
+_for_life: list[Lease] = []
 
 
 def _asking(answer: Callable[..., Any], function: str, original: Any) -> Any:

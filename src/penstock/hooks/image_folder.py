@@ -18,7 +18,7 @@ from penstock.hooks import tally
 from penstock.recipe.compose_hook import run_whole, this_thread
 from penstock.recipe.composed_run import REFUSED
 from penstock.recipe.encoded_image import unopened
-from penstock.recipe.exchange import exchange_code
+from penstock.recipe.exchange import Exchange
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import is_original, own_class, replaced_in_class, replaced_in_opening
 
@@ -28,26 +28,18 @@ _MODULE = "torchvision.datasets.folder"
 #: files itself.
 _SPOKEN_OF = (b"Exif", b"MPF\0")
 _START_OF_SCAN = 0xDA
-_exchanged: list[Any] = []
+_met: list[Any] = []
 
 
-def is_due() -> bool:
-    """Return whether the method is there, and its code is not exchanged."""
-    return not _exchanged and _MODULE in sys.modules
-
-
-def exchange() -> None:
-    """Exchange the code of the method for code that does what it did, except in a worker at work.
-
-    A method that a program has put in the place of torchvision's stays.
-    """
-    if not is_due():
+def find(exchange: Exchange) -> None:
+    """Add the method, once it is imported. One that a program has put in the place of torchvision's stays."""
+    if _met or _MODULE not in sys.modules:
         return
     kind = own_class(_MODULE, "DatasetFolder")
     original = None if kind is None else vars(kind).get("__getitem__")
     if isinstance(original, FunctionType) and replaced_in_class(kind, "__getitem__") is None:
-        exchange_code(original, _asking)
-        _exchanged.append(original)
+        exchange.add(original, _asking)
+        _met.append(original)
 
 
 def _asking(original: Any) -> Any:

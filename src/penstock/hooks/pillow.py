@@ -19,28 +19,24 @@ from PIL.JpegImagePlugin import JpegImageFile
 from penstock.hooks import tally
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
-from penstock.recipe.exchange import exchange_code
+from penstock.recipe.exchange import Exchange
 from penstock.recipe.originals import replaced_in_class
 
 _CONVERT = "PIL.Image.convert"
-_exchanged: set[str] = set()
 
 
-def exchange() -> None:
-    """Exchange the code of two methods of Pillow's images for code that does what it did, except in a worker at work.
-
-    A method that a program has put in the place of Pillow's stays.
-    """
+def find(exchange: Exchange) -> None:
+    """Add two methods of Pillow's images. One that a program has put in the place of Pillow's stays."""
     for kind, name, wrap in ((Image.Image, "convert", _converting), (ImageFile.ImageFile, "load", _loading)):
         original = vars(kind).get(name)
-        if name not in _exchanged and isinstance(original, FunctionType) and replaced_in_class(kind, name) is None:
-            exchange_code(original, wrap)
-            _exchanged.add(name)
+        if isinstance(original, FunctionType) and original not in exchange and replaced_in_class(kind, name) is None:
+            exchange.add(original, wrap)
 
 
 def _converting(original: Any) -> Any:
     def convert(self: Any, *arguments: Any, **named: Any) -> Any:
-        if this_thread.native and type(self) is JpegImageFile and _wants_rgb(self, arguments, named):
+        plain = not named and arguments[1:] == original.__defaults__[1:]  # nothing but the mode is asked for
+        if this_thread.native and type(self) is JpegImageFile and plain and _wants_rgb(self, *arguments[:1]):
             why = leave_encoded(self)
             converted = converted_to_rgb(self)
             if converted is not None:
@@ -65,12 +61,10 @@ def _loading(original: Any) -> Any:
     return load
 
 
-def _wants_rgb(image: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Return whether convert() with these arguments gives an image of mode RGB, by no other rule than its mode."""
-    if len(arguments) + len(named) > 1:
-        return False
-    mode = arguments[0] if arguments else named.get("mode") if named else image.mode
-    return type(mode) is str and mode == "RGB"
+def _wants_rgb(image: Any, mode: Any = None) -> bool:
+    """Return whether convert() to a mode gives an image of mode RGB, by no other rule than its mode."""
+    wanted = image.mode if mode is None else mode
+    return type(wanted) is str and wanted == "RGB"
 
 
 def _drops(caller: FrameType) -> bool:

@@ -6,8 +6,8 @@ transforms that follow each other are run together by the native core, on the me
 between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
 them needs, in a Compose or called by themselves. All other transforms are called as ever.
 
-The code of the methods of torchvision's classes is exchanged once, for code that looks whether the calling thread works
-for a loader; in any other thread they do what they did.
+While a pass is open the code of the methods of torchvision's classes is exchanged, for code that looks whether the
+calling thread works for a loader; in any other thread they do what they did.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from penstock import call_counts
 from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.encoded_image import is_encoded
-from penstock.recipe.exchange import exchange_code
+from penstock.recipe.exchange import Exchange
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, parts_of
 from penstock.recipe.originals import hooked, replaced_in_class
 from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
-from penstock.system.process_lock import ProcessLock
 
 
 class _ThreadState(threading.local):
@@ -45,9 +44,12 @@ this_thread = _ThreadState()
 
 
 @contextmanager
-def natively(calls: CallMeter | None = None) -> Iterator[None]:
-    """Run each Compose that this thread calls natively, as far as its parts are known. calls: counts them."""
-    _exchange_methods()
+def working(calls: CallMeter | None = None) -> Iterator[None]:
+    """Run each Compose that this thread calls natively, while a lease on the functions is open.
+
+    Args:
+        calls: counts them for the loader that the thread works for.
+    """
     counting = call_counts.this_thread
     before, sink = this_thread.native, counting.sink
     try:
@@ -58,9 +60,8 @@ def natively(calls: CallMeter | None = None) -> Iterator[None]:
         this_thread.native, counting.sink = before, sink
 
 
-def natively_in_this_process() -> None:
-    """Run each Compose so in all threads, for the life of a process that is a loader's own."""
-    _exchange_methods()
+def work_in_this_process() -> None:
+    """Do so in all threads, for the life of a process that is a loader's own."""
     _ThreadState.native = this_thread.native = True
 
 
@@ -75,24 +76,18 @@ _METHODS = (
     (V2, "Transform", "forward", False),
     *((PRESETS, name, "forward", False) for name in KNOWN_PRESETS),
 )
-_exchanged: set[tuple[str, str]] = set()
-_exchanging = ProcessLock()
+_met: set[tuple[str, str]] = set()
 
 
-def _exchange_methods() -> None:
+def find(exchange: Exchange) -> None:
+    """Add the methods of what is imported of torchvision."""
     for module, name, method, lists in _METHODS:
-        if (module, name) not in _exchanged and module in sys.modules:
-            with _exchanging:
-                wrap = partial(_call_of_list, module == V2) if lists else _call_of_one
-                _exchange_method(module, name, method, wrap)
-
-
-def _exchange_method(module: str, name: str, method: str, wrap: Callable[[Any], Any]) -> None:
-    kind = next(iter(classes(name, module)), None)
-    if (module, name) in _exchanged or kind is None or replaced_in_class(kind) is not None:
-        return  # a method that a program has put into the class stays; the next batch tries once more
-    exchange_code(vars(kind)[method], wrap)
-    _exchanged.add((module, name))
+        if (module, name) in _met or module not in sys.modules:
+            continue
+        kind = next(iter(classes(name, module)), None)
+        if kind is not None and replaced_in_class(kind) is None:  # else a program's method stays, for now perhaps
+            exchange.add(vars(kind)[method], partial(_call_of_list, module == V2) if lists else _call_of_one)
+            _met.add((module, name))
 
 
 def _call_of_list(joint: bool, original: Any) -> Any:
@@ -247,7 +242,6 @@ class Pipeline:
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._transforms = list(transforms)
         self._known: KnownTransforms | None = None
-        _exchange_methods()  # before what is known is looked up: an exchange later would be a change
         with suppress(TypeError):  # a transform cannot be referred to weakly
             self._known = KnownTransforms(self._transforms) if transforms else None
 

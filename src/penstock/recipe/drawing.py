@@ -9,8 +9,9 @@ transforms are what they were.
 Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
 seed that is the sample's for that operation: torchvision's code draws from it as it is.
 
-The hooks are in the code of torchvision's own functions, whose objects stay: a program that holds one, wraps it,
-scripts it or puts another in its place goes on as before. A function that is not torchvision's own is left alone.
+While a lease is open the hooks are in the code of torchvision's own functions, whose objects stay: a program that holds
+one, wraps it, scripts it or puts another in its place goes on as before. A function that is not torchvision's own is
+left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import penstock._native as _native
-from penstock.recipe.exchange import exchange_code
+from penstock.recipe.exchange import Exchange, Lease
 from penstock.recipe.originals import is_original
 from penstock.recipe.torchvision import AUTOMATIC, V1, V2
 from penstock.system.process_lock import ProcessLock
@@ -66,8 +67,7 @@ def given_back() -> Iterator[None]:
 @contextmanager
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread."""
-    hook()
-    with given_back():
+    with Lease(HOOKS), given_back():
         turn_to(seed, epoch, sample, position)
         yield
 
@@ -171,8 +171,6 @@ def of_next_operation() -> Iterator[None]:
 
 # --- the hooks --------------------------------------------------------------------------------------------------------
 
-_hooked: set[types.FunctionType] = set()
-_hooking = ProcessLock()
 _seeding = ProcessLock()
 """Held while torch's global generator is an operation's."""
 _complete: set[str] = set()
@@ -180,11 +178,9 @@ _complete: set[str] = set()
 
 
 def hook() -> None:
-    """Put the hooks into what is imported of torchvision. The second call costs next to nothing."""
-    for module in _HOOKS:
-        if module not in _complete and module in sys.modules:
-            with _hooking:
-                _hook(module)
+    """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
+    if any(module not in _complete and module in sys.modules for module in _HOOKS):
+        HOOKS.meet()
 
 
 def is_own(function: object) -> bool:
@@ -193,9 +189,15 @@ def is_own(function: object) -> bool:
     return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
 
 
-def _hook(module: str) -> None:
+def _find(exchange: Exchange) -> None:
+    for module in _HOOKS:
+        if module not in _complete and module in sys.modules:
+            _find_in(exchange, module)
+
+
+def _find_in(exchange: Exchange, module: str) -> None:
     done = True
-    for name, method, instead, form in _HOOKS[module]:
+    for name, method, instead in _HOOKS[module]:
         kind = _class(module, name)
         if kind is None:  # of another release
             continue
@@ -203,11 +205,13 @@ def _hook(module: str) -> None:
         function = function.__func__ if isinstance(function, staticmethod) else function
         own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
         done = done and own  # else it is a program's, for now perhaps
-        if own and function not in _hooked:
-            exchange_code(function, partial(_Bound, instead), form)
-            _hooked.add(function)
+        if own and function not in exchange:
+            exchange.add(function, partial(_Bound, instead))
     if done:
         _complete.add(module)
+
+
+HOOKS = Exchange(_find)
 
 
 def _class(module: str, name: str) -> Any:
@@ -223,34 +227,11 @@ class _Bound:
     def __init__(self, instead: Callable[..., Any], original: Callable[..., Any]) -> None:
         self._instead, self._original = instead, original
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         draws = _this_thread.draws
         if draws is None:
-            return self._original(*args)
-        return self._instead(draws, self._original, *args)
-
-
-# The forms of the hooked functions, with their parameters' names. They run with the globals of torchvision's module.
-
-
-def _of_image_scale_ratio(img, scale, ratio):  # type: ignore[no-untyped-def]
-    return _instead(img, scale, ratio)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _of_image_size(img, output_size):  # type: ignore[no-untyped-def]
-    return _instead(img, output_size)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _of_self_image(self, img):  # type: ignore[no-untyped-def]
-    return _instead(self, img)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _of_self_flat_inputs(self, flat_inputs):  # type: ignore[no-untyped-def]
-    return _instead(self, flat_inputs)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _of_self_inputs(self, *inputs):  # type: ignore[no-untyped-def]
-    return _instead(self, *inputs)  # type: ignore[name-defined]  # noqa: F821
+            return self._original(*args, **named)
+        return self._instead(draws, self._original, *args, **named)
 
 
 def _resized_crop_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:
@@ -315,9 +296,9 @@ def _crop_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: 
     }
 
 
-def _of_operation(draws: _native.SampleDraws, original: Any, *args: Any) -> Any:
+def _of_operation(draws: _native.SampleDraws, original: Any, *args: Any, **named: Any) -> Any:
     with of_next_operation():
-        return original(*args)
+        return original(*args, **named)
 
 
 def _choice(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
@@ -356,31 +337,25 @@ _WITH_PROBABILITY = (
 )
 _WITH_PARAMETERS = ("ColorJitter", "GaussianBlur", "RandomRotation", "RandomAffine")
 _AUTOMATIC = ("AutoAugment", "RandAugment", "TrivialAugmentWide")
-#: By module: the class and the function that draws; what is called in its place, with the draws and the original
-#: function before its arguments; and the form of it.
-_HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any], types.CodeType], ...]] = {
+#: By module: the class and the function that draws; and what is called in its place, with the draws and the original
+#: function before its arguments, whose names are the same.
+_HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any]], ...]] = {
     V1: (
-        ("RandomResizedCrop", "get_params", _resized_crop_v1, _of_image_scale_ratio.__code__),
-        ("RandomCrop", "get_params", _crop_v1, _of_image_size.__code__),
-        ("RandomHorizontalFlip", "forward", _flip_v1("hflip"), _of_self_image.__code__),
-        ("RandomVerticalFlip", "forward", _flip_v1("vflip"), _of_self_image.__code__),
-        *(
-            (name, "forward", _of_operation, _of_self_image.__code__)
-            for name in (*_WITH_PROBABILITY, *_WITH_PARAMETERS, "RandomApply")
-        ),
-        ("RandomChoice", "__call__", _choice, _of_self_inputs.__code__),
-        ("RandomOrder", "__call__", _order_v1, _of_self_image.__code__),
+        ("RandomResizedCrop", "get_params", _resized_crop_v1),
+        ("RandomCrop", "get_params", _crop_v1),
+        ("RandomHorizontalFlip", "forward", _flip_v1("hflip")),
+        ("RandomVerticalFlip", "forward", _flip_v1("vflip")),
+        *((name, "forward", _of_operation) for name in (*_WITH_PROBABILITY, *_WITH_PARAMETERS, "RandomApply")),
+        ("RandomChoice", "__call__", _choice),
+        ("RandomOrder", "__call__", _order_v1),
     ),
-    AUTOMATIC: tuple((name, "forward", _of_operation, _of_self_image.__code__) for name in _AUTOMATIC),
+    AUTOMATIC: tuple((name, "forward", _of_operation) for name in _AUTOMATIC),
     V2: (
-        ("RandomResizedCrop", "make_params", _resized_crop_v2, _of_self_flat_inputs.__code__),
-        ("RandomCrop", "make_params", _crop_v2, _of_self_flat_inputs.__code__),
-        ("RandomChoice", "forward", _choice, _of_self_inputs.__code__),
-        ("_RandomApplyTransform", "forward", _flip_v2, _of_self_inputs.__code__),
-        *((name, "make_params", _of_operation, _of_self_flat_inputs.__code__) for name in _WITH_PARAMETERS),
-        *(
-            (name, "forward", _of_operation, _of_self_inputs.__code__)
-            for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")
-        ),
+        ("RandomResizedCrop", "make_params", _resized_crop_v2),
+        ("RandomCrop", "make_params", _crop_v2),
+        ("RandomChoice", "forward", _choice),
+        ("_RandomApplyTransform", "forward", _flip_v2),
+        *((name, "make_params", _of_operation) for name in _WITH_PARAMETERS),
+        *((name, "forward", _of_operation) for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")),
     ),
 }

@@ -19,8 +19,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from penstock.recipe.exchange import exchange_code
-from penstock.system.process_lock import ProcessLock
+from penstock.recipe.exchange import Exchange, Lease
 
 #: Names by which a function may look at its own variables.
 _LOOKING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
@@ -143,29 +142,19 @@ class _ThreadState(threading.local):
 
 
 _this_thread = _ThreadState()
-_lock = ProcessLock()
-_exchanged: list[Any] = []
 _default_collate: Any = default_collate
 
 
 @contextmanager
 def answered(samples: list[Any], collate: Callable[[], Any]) -> Iterator[None]:
     """Have default_collate return what `collate` returns, once, where this thread calls it with this very list."""
-    _exchange()
-    before = _this_thread.samples, _this_thread.collate
-    _this_thread.samples, _this_thread.collate = samples, collate
-    try:
-        yield
-    finally:
-        _this_thread.samples, _this_thread.collate = before
-
-
-def _exchange() -> None:
-    if not _exchanged:
-        with _lock:
-            if not _exchanged:
-                exchange_code(_default_collate, _asking)
-                _exchanged.append(default_collate)
+    with Lease(COLLATING):
+        before = _this_thread.samples, _this_thread.collate
+        _this_thread.samples, _this_thread.collate = samples, collate
+        try:
+            yield
+        finally:
+            _this_thread.samples, _this_thread.collate = before
 
 
 def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,3 +168,11 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments, **named)
 
     return collate
+
+
+def _find(exchange: Exchange) -> None:
+    if _default_collate not in exchange:
+        exchange.add(_default_collate, _asking)
+
+
+COLLATING = Exchange(_find)

@@ -134,6 +134,8 @@ class NativeSource:
     """The arrays, for a device that may keep them; None: the samples are not in memory."""
     unmoved: Holds | None = None
     """Whether the memory that the fillers read is where it was; None: they read files."""
+    staged: bool = False
+    """Whether samples in memory are copied when their batch is submitted, so that threads may work on them ahead."""
     lost: Callable[[Indices], list[int]] | None = None
     """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;
     None: no sample lies in a file."""

@@ -17,15 +17,25 @@ class ProcessLock:
         self._lock = self._taken = threading.Lock()
         _locks.add(self)
 
-    def __enter__(self) -> None:
+    def acquire(self, *, wait: bool = True) -> bool:
+        """Take the lock and return True; False: it is taken, and is not to be waited for."""
         lock = self._lock
-        lock.acquire()
+        if not lock.acquire(wait):
+            return False
         self._taken = lock  # given back even where the thread that holds it forks
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._taken.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._taken.release()
+        self.release()
 
 
 def _free_all() -> None:

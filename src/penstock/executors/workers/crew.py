@@ -27,9 +27,9 @@ from penstock.executors.workers.readers import ThreadReaders
 from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
 from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, generators_here, set_for_this_thread
 from penstock.executors.workers.worker_thread import WorkerThread
-from penstock.hooks.calls import natively
 from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
+from penstock.recipe.compose_hook import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.modes import outside_inference
@@ -228,7 +228,7 @@ class ThreadCrew:
 
     def _run(self, worker: WorkerThread) -> None:
         work = self._work_on(worker)
-        with drawing.beside_others(), natively(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
+        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
             while not self._closed:
                 worker.surroundings = self._surroundings
                 worker.surroundings(next, work, None)
@@ -320,6 +320,7 @@ class ThreadCrew:
             failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity, interruptible=by_caller)
             if failed is not None:
                 self._fail(batch, *failed)
+            del failed  # whose traceback holds this frame, and with it the pass
         self._finish(batch, end - begin, fetch, begun, by_caller=by_caller)
 
     def _read_iterable(

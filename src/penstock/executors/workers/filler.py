@@ -41,10 +41,11 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Pass, PassInput, PassResources
 from penstock.executors.native import NativePass
 from penstock.executors.threads import ThreadPass
-from penstock.executors.workers.worker_info import ThreadWorkerInfo, set_for_this_thread
+from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.observe import Delivery, Meter, Observer
 from penstock.order.permutations import Positions
 from penstock.plan import NativePlan, plan
+from penstock.recipe.exchange import Lease
 from penstock.sample_notes import add_note
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
@@ -346,6 +347,7 @@ class _Work:
         seed, epoch = pass_input.seed, pass_input.epoch
         base = (seed if epoch == 0 else sample_number((seed, epoch)) >> 1) + self._number
         seed_process(base)
+        self._lease = Lease(WORKER_INFO)
         set_for_this_thread(ThreadWorkerInfo(self._number, self._job.fillers, base, self._job.dataset, "ray"))
         if self._job.init is not None:
             self._job.init(self._number)

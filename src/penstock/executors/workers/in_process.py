@@ -12,6 +12,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.executors.workers.worker_batches import WorkerBatches
 from penstock.hooks.calls import natively_in_this_process
+from penstock.recipe.exchange import Lease
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
@@ -31,7 +32,8 @@ class TaskDataset:
         self.dataset = dataset
         self._states = states
         self._builder = WorkerBatches() if in_place else None
-        self.begin: Callable[[str, Any], None]  # in a worker
+        self.begin: Callable[[str, Any], None]  # in a worker, as
+        self.lease: Lease  # on what is exchanged there, for the life of the process
 
     def go_on(self, worker: int) -> None:
         """Let the dataset of a worker go on where a state says."""
@@ -77,6 +79,7 @@ class WorkerStart:
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
         if isinstance(tasked, TaskDataset):
             tasked.begin = tasked.fetch.note = begin
+            tasked.lease = tasked.fetch.lease()
         if isinstance(tasked, StatefulStream):
             tasked.worker = worker
         if isinstance(tasked, TaskDataset | StatefulStream):

@@ -1,20 +1,21 @@
 """torch.utils.data.get_worker_info() in worker threads.
 
 torch keeps the information in one variable of the process. In a thread of a loader of ours the function answers
-with what that thread has set here; everywhere else it answers as before.
+with what that thread has set here, while a lease on WORKER_INFO is open; everywhere else it answers as before.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
+from penstock.recipe.exchange import Exchange
 from penstock.system.randomness import Generators
 
 
@@ -38,7 +39,6 @@ _of_thread = threading.local()
 
 def set_for_this_thread(info: ThreadWorkerInfo | None) -> None:
     """Make get_worker_info() answer with this in the calling thread; None: as torch does."""
-    _teach_torch()
     _of_thread.info = info
 
 
@@ -58,25 +58,24 @@ def generators_here() -> Generators | None:
     return None if info is None else info.rng
 
 
-def _answer(torchs: Any) -> Any:
-    """Return what get_worker_info() returns, where torch itself would return `torchs`."""
-    info = getattr(_of_thread, "info", None)
-    # default_collate asks whether it must build batches in shared memory, for another process: a thread must not.
-    if info is None or sys._getframe(2).f_globals.get("__name__") == torch_collate.__name__:
-        return torchs
-    return info
+def _answering(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Return get_worker_info() as it looks at the thread first."""
+
+    def get_worker_info() -> Any:
+        info = getattr(_of_thread, "info", None)
+        # default_collate asks whether it must build batches in shared memory, for another process: a thread must not.
+        # It is behind this function and the one with the exchanged code.
+        if info is None or sys._getframe(2).f_globals.get("__name__") == torch_collate.__name__:
+            return original()
+        return info
+
+    return get_worker_info
 
 
-def _teach_torch() -> None:
-    """Make torch's function look here first.
-
-    Its code is exchanged, not the function: programs hold it by ``from torch.utils.data import get_worker_info``.
-    """
-    if not hasattr(torch_worker, "_answer"):
-        torch_worker._answer = _answer  # type: ignore[attr-defined]
-        torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+def _find(exchange: Exchange) -> None:
+    function: Any = torch_worker.get_worker_info
+    if function not in exchange:
+        exchange.add(function, _answering)
 
 
-def _get_worker_info() -> Any:
-    # Runs with the names of torch's module around it.
-    return _answer(_worker_info)  # type: ignore[name-defined]  # noqa: F821
+WORKER_INFO = Exchange(_find)

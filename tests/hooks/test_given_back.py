@@ -1,0 +1,174 @@
+"""Functions of other packages that are exchanged while a pass is open, and given back at the end of the last one.
+
+What is there before the first pass is seen in a fresh process alone, so that each test runs a script in one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import python_processes
+
+pytestmark = pytest.mark.native
+
+pytest.importorskip("torchvision")
+
+BEGIN = """
+import gc, io, os, sys, types
+import numpy as np
+import torch
+import torch.utils.data as tud
+import torchvision
+from PIL import Image
+from torch.utils.data import default_collate, get_worker_info
+from torchvision.transforms import v2
+from penstock import DataLoader
+
+PACKAGES = ("torchvision.", "PIL.", "numpy", "torch.serialization", "torch.utils.")
+stored = io.BytesIO()
+Image.new("RGB", (24, 20), (1, 2, 3)).save(stored, "JPEG")
+torch.save(torch.ones(2), sys.argv[1])
+
+class Photos(tud.Dataset):
+    transform = torchvision.transforms.Compose([v2.RandomCrop(16), v2.RandomHorizontalFlip(), v2.ToImage()])
+    fails = ()
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index in self.fails:
+            raise KeyError(index)
+        with Image.open(io.BytesIO(stored.getvalue())) as image:
+            return self.transform(image.convert("RGB")), torch.load(sys.argv[1]), get_worker_info() is None
+
+def content(function):
+    return function.__code__, function.__defaults__, function.__kwdefaults__, dict(vars(function))
+
+def differences():
+    names = [name for module, before in NAMES.items() for name in vars(module).keys() - before]
+    return [one.__qualname__ for one, before in BEFORE.items() if content(one) != before] + [
+        name for name in names if not name.startswith("_penstock_")
+    ]
+
+EDGES = v2.Compose([v2.Resize(8), v2.CenterCrop(6), v2.Normalize([0.5] * 3, [0.5] * 3)])
+FLOATS = torch.rand(3, 12, 10, generator=torch.Generator().manual_seed(0))
+
+def compiles():
+    torch._dynamo.reset()
+    return torch.equal(torch.compile(EDGES, fullgraph=True, backend="eager")(FLOATS), EDGES(FLOATS))
+
+list(tud.DataLoader(Photos(), 4))  # what torch's loader imports and makes is there
+NAMES = {sys.modules[name]: set(vars(sys.modules[name])) for name in
+         ("torchvision.transforms.transforms", "torchvision.transforms.v2._geometry", "torch.utils.data._utils.worker",
+          "torch.utils.data._utils.collate", "torch.serialization")}
+gc.unfreeze()  # of the process that this one was forked from
+BEFORE = {one: content(one) for one in gc.get_objects() if type(one) is types.FunctionType
+          and (one.__module__ or "").startswith(PACKAGES)}
+assert {Image.open, torch.load, np.load, v2.Transform.forward, get_worker_info} <= BEFORE.keys()
+"""
+
+
+def run(script: str, folder: Path) -> None:
+    done = python_processes.run(BEGIN + script + "\nprint('to the end')\n", folder / "x.pt")
+    assert done.returncode == 0 and done.stdout.endswith("to the end\n"), (done.stdout[-2000:], done.stderr[-4000:])
+
+
+def test_after_the_last_pass_every_function_is_what_it_was(tmp_path: Path) -> None:
+    run(
+        """
+def failing(**options):
+    dataset = Photos()
+    dataset.fails = (5,)
+    for _ in range(2):
+        try:
+            list(DataLoader(dataset, 4, **options))
+        except KeyError:
+            pass
+
+def left(**options):
+    batches = iter(DataLoader(Photos(), 4, **options))
+    next(batches)
+
+def nested(**options):
+    outer = iter(DataLoader(Photos(), 4, **options))
+    next(outer)
+    list(DataLoader(Photos(), 4, num_workers=0))
+    assert differences()
+    assert len(list(outer)) == 2
+    del outer
+
+def mixed(samples):
+    return v2.functional.horizontal_flip(default_collate(samples)[0])
+
+WAYS = {
+    "caller": {"num_workers": 0},
+    "caller, seed": {"num_workers": 0, "seed": 3},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "threads, seed": {"num_workers": 2, "worker_method": "thread", "seed": 3},
+    "collate_fn": {"num_workers": 2, "worker_method": "thread", "collate_fn": mixed},
+    "persistent": {"num_workers": 2, "worker_method": "thread", "persistent_workers": True},
+    "processes": {"num_workers": 1, "worker_method": "process"},
+}
+for name, options in WAYS.items():
+    kept = DataLoader(Photos(), 4, **options)
+    for work in (lambda **_: list(kept), lambda **_: list(kept), left, failing, nested):
+        if work is nested and name == "processes":
+            continue
+        work(**options)
+        assert not differences(), (name, differences())
+        """,
+        tmp_path,
+    )
+
+
+def test_transforms_are_compiled_before_during_and_after_a_pass(tmp_path: Path) -> None:
+    run(
+        """
+assert compiles()
+compiled = torch.compile(EDGES, fullgraph=True, backend="eager")
+for options in (
+    {"num_workers": 0},
+    {"num_workers": 0, "seed": 3},
+    {"num_workers": 2, "worker_method": "thread", "seed": 3},
+):
+    for number, _ in enumerate(DataLoader(Photos(), 4, **options)):
+        assert differences()
+        assert number or compiles()
+        assert torch.equal(compiled(FLOATS), EDGES(FLOATS))
+    assert not differences() and compiles()
+    assert torch.equal(compiled(FLOATS), EDGES(FLOATS))
+        """,
+        tmp_path,
+    )
+
+
+def test_a_forked_child_gives_back_what_its_parent_had_exchanged(tmp_path: Path) -> None:
+    run(
+        """
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(1 if differences() else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+for options in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
+    batches = iter(DataLoader(Photos(), 4, **options))
+    next(batches)
+
+    def drop():
+        global batches
+        del batches
+        list(DataLoader(Photos(), 4, num_workers=0))
+
+    in_child(drop)
+    assert differences()
+    assert len(list(batches)) == 2
+    del batches
+    assert not differences()
+        """,
+        tmp_path,
+    )
