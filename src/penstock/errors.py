@@ -51,9 +51,17 @@ import inspect
 from functools import partial
 from typing import Any, TypeVar
 
+from penstock.showing import shown, shown_lines
+
 
 class PenstockError(Exception):
-    """Base of every exception that Penstock raises of its own."""
+    """Base of every exception that Penstock raises of its own.
+
+    Whatever names and URLs a message holds, it has no control characters, and no user, password or query of a URL.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*(shown_lines(one) if isinstance(one, str) else one for one in arguments))
 
     def __str__(self) -> str:
         # KeyError and OSError print their arguments in ways of their own; the message is one sentence here.
@@ -176,7 +184,7 @@ class SampleError(PenstockError):
     """
 
     def __init__(self, message: str, *, sample_id: str = "", path: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(shown(message))
         self.sample_id = sample_id
         self.path = path
 
@@ -226,7 +234,7 @@ def like(error: BaseException, kind: type[E], message: str, *, sample_id: str, p
     ours = pair(kind, type(error))(message, sample_id=sample_id, path=path)
     for name in _fields(type(ours)):
         try:
-            setattr(ours, name, message if name == "msg" else getattr(error, name))
+            setattr(ours, name, str(ours) if name == "msg" else getattr(error, name))
         except (AttributeError, TypeError):  # not set there, or not for setting
             continue
     return ours

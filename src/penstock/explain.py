@@ -19,6 +19,7 @@ from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.steps import Step
 from penstock.settings import Method, Settings
+from penstock.showing import shown_lines
 from penstock.sources.cached import describe_decoded
 from penstock.sources.compose_attributes import composes_in
 from penstock.sources.indexed import describe_indexes
@@ -47,7 +48,7 @@ class Explained:
         """Return the explanation. stats: of the loader so far."""
         chosen = self.plan
         lines = self._python(chosen, stats) if isinstance(chosen, PythonPlan) else self._native(chosen, stats)
-        return "\n".join(lines)
+        return shown_lines("\n".join(lines))
 
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)

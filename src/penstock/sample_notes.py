@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from penstock.showing import shown_lines
+
 #: Characters of an index or another value in a note.
 _TEXT = 100
 #: Samples of a batch that a note names by their indices.
@@ -23,6 +25,7 @@ _LISTED = 8
 
 def add_note(error: BaseException, text: str) -> None:
     """Add a note to an error, once; it keeps the notes that it has."""
+    text = shown_lines(text)
     with contextlib.suppress(Exception):  # of an exception of the user's that takes no notes
         if text not in getattr(error, "__notes__", ()):
             error.add_note(text)

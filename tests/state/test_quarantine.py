@@ -105,11 +105,11 @@ def test_entry_says_what_was_met(tmp_path: Path) -> None:
     file = tmp_path / "a.pt"
     file.write_bytes(b"12345")
     before = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entry = BadSample.of("a", file, CorruptSample("first line\nsecond"), 7)
+    entry = BadSample.of("a", file, RuntimeError("first line\nsecond"), 7)
     after = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     assert before <= entry.time <= after
     assert asdict(entry) == {
-        "id": "a", "path": str(file), "error": "CorruptSample: first line", "size": 5, "time": entry.time, "index": 7,
+        "id": "a", "path": str(file), "error": "RuntimeError: first line", "size": 5, "time": entry.time, "index": 7,
     }  # fmt: skip
     assert list(json.loads(entry.line())) == ["id", "path", "error", "size", "time", "index"]
     assert BadSample.of("a", tmp_path / "none", KeyError("x")).size is None

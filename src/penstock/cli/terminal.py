@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO, TypeVar
 
-from penstock.system.words import shown as shown
+from penstock.showing import shown as shown
 
 try:
     from tqdm import tqdm

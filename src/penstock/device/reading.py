@@ -27,6 +27,7 @@ from penstock.executors.workers.readers import MeteredReaders
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
+from penstock.sample_notes import add_note
 from penstock.sources.image_files import max_pixels
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
@@ -201,11 +202,8 @@ class Readers:
             batch.samples[position] = self._read_good(batch, position, trusted)
         except Exception as error:
             name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
-            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-                error.add_note(
-                    f"at position {position} of a batch of {len(batch.indices)}: sample {name!r} "
-                    f"({path or 'in memory'})"
-                )
+            place = f"at position {position} of a batch of {len(batch.indices)}"
+            add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
             with self._changed:
                 if batch.error is None or position < batch.failed_at:
                     batch.failed_at, batch.error = position, error

@@ -8,7 +8,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.insight.jobs import Job, LiveLoader
-from penstock.system.words import compact, counted, shown, size_of
+from penstock.showing import shown
+from penstock.system.words import compact, counted, size_of
 
 #: Stages that have a bar: those that took most.
 _MOST_STAGES = 8

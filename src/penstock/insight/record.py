@@ -14,7 +14,7 @@ from penstock.insight.recording import Recording
 from penstock.insight.report import write_report
 from penstock.insight.summary import Verdict, plain_verdict
 from penstock.insight.trace import write_trace
-from penstock.system.words import shown
+from penstock.showing import shown
 
 _log = logging.getLogger("penstock")
 

@@ -17,7 +17,8 @@ from penstock.insight.output_file import OutputFile
 from penstock.insight.recording import LoaderRecording, Recording
 from penstock.insight.summary import Verdict, stage_seconds
 from penstock.insight.time_shares import time_shares
-from penstock.system.words import compact, counted, shown
+from penstock.showing import shown
+from penstock.system.words import compact, counted
 
 #: Parts that the time of a chart is cut into.
 PARTS = 200

@@ -16,7 +16,8 @@ from penstock.insight.files import write_whole
 from penstock.insight.page import page_of
 from penstock.insight.pictures import Drawn, Normalisation, Raw, drawn, raw_of
 from penstock.insight.texts import Label, is_label, text_of
-from penstock.system.words import counted, shown
+from penstock.showing import shown
+from penstock.system.words import counted
 
 #: Samples of a sheet.
 MOST = 64

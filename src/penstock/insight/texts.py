@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.insight.fields import Path
 from penstock.insight.pictures import plain_array
-from penstock.system.words import shown
+from penstock.showing import shown
 
 _LONGEST = 200  # characters
 _WHOLE = 8  # elements of an array that are shown, not summed up

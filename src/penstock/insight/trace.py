@@ -25,7 +25,7 @@ from penstock.insight.output_file import OutputFile
 from penstock.insight.recording import LoaderRecording, Recording
 from penstock.insight.tracks import passes_of, tracks_for
 from penstock.insight.work_spans import Lane
-from penstock.system.words import shown
+from penstock.showing import shown
 
 Event = dict[str, Any]
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
+from penstock.showing import shown
 from penstock.sources.integrity import truncated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.source import Field, InMemory, NativeSource, Source
@@ -198,7 +199,7 @@ def _map_file(path: str) -> NDArray[Any]:
         message = f"{path} is not a readable .npy file: {reason}; write it again with numpy.save"
         raise like(error, CorruptSample, message, sample_id=path, path=path) from error
     if not isinstance(values, np.ndarray):
-        raise TypeError(f"{path} is an archive of several arrays; give the .npy file of each")
+        raise TypeError(f"{shown(path)} is an archive of several arrays; give the .npy file of each")
     return values
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.recipe.steps import Refusal
+from penstock.showing import shown
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import transformed
 from penstock.sources.reading import open_sample, read_image
@@ -168,7 +169,7 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
 
     def __repr__(self) -> str:
         lines = [f"Dataset {type(self).__name__}"]
-        lines += [f"    Number of datapoints: {len(self)}", f"    Root location: {self.root}"]
+        lines += [f"    Number of datapoints: {len(self)}", f"    Root location: {shown(str(self.root))}"]
         if self.transform is not None or self.target_transform is not None:
             lines.append("    StandardTransform")
         for head, transform in (("Transform: ", self.transform), ("Target transform: ", self.target_transform)):
@@ -181,15 +182,15 @@ def _check(found: Scan, folder: str) -> None:
     """Raise torchvision's errors for a tree without classes or with an empty one, and say what to do."""
     if not found.classes:
         raise FileNotFoundError(
-            f"Couldn't find any class folder in {folder}. "
+            f"Couldn't find any class folder in {shown(folder)}. "
             "ImageFolder needs one folder a class in it, as in root/dog/1.jpg and root/cat/2.jpg."
         )
     empty = [name for name, count in zip(found.classes, found.counts, strict=True) if count == 0]
     if empty:
         raise FileNotFoundError(
-            f"Found no valid file for the classes {', '.join(empty)}. "
+            f"Found no valid file for the classes {shown(', '.join(empty))}. "
             f"Supported extensions are: {', '.join(IMG_EXTENSIONS)}. "
-            f"Put images into these folders of {folder}, or move the folders out of it."
+            f"Put images into these folders of {shown(folder)}, or move the folders out of it."
         )
 
 

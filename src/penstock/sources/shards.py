@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from penstock.errors import CorruptSample, CorruptShards, DatasetChanged
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
+from penstock.showing import shown
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.labels import LabelColumn
 from penstock.sources.reading import read_image, read_tensor
@@ -293,7 +294,7 @@ class Shards(Dataset[Any]):
 
     def __repr__(self) -> str:
         shards = counted(len(self.files.shards), "shard")
-        return f"Shards({self.root!r}, split={self.split!r}: {counted(len(self), 'sample')} in {shards})"
+        return f"Shards({shown(self.root)!r}, split={self.split!r}: {counted(len(self), 'sample')} in {shards})"
 
 
 #: Rows of the index that are read at once.

@@ -18,6 +18,7 @@ from penstock.errors import InvalidID, InvalidOption, MissingLabel
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
+from penstock.showing import shown
 from penstock.sources.labels import LabelColumn, Labels, transformed
 from penstock.sources.listing import label_values
 from penstock.sources.premises import same_attributes
@@ -111,7 +112,9 @@ class TensorFolder(Dataset[Any]):
             raise InvalidOption(f"suffix must be the end of a file name, such as '.pt', not {suffix!r}")
         names = _native.list_folder(os.fsencode(self.root), os.fsencode(suffix)) if ids is None else _join(ids)
         if ids is None and not names:
-            raise FileNotFoundError(f"no file in {self.root} ends in {suffix!r}: give ids=, or the right suffix=")
+            raise FileNotFoundError(
+                f"no file in {shown(self.root)} ends in {suffix!r}: give ids=, or the right suffix="
+            )
         bad = _native.first_bad_name(names)
         if bad is not None:
             name = os.fsdecode(names.split(b"\0")[bad])

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import InvalidOption, OutOfSpace
+from penstock.showing import shown
 from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
@@ -303,7 +304,7 @@ class CacheFolder:
             os.close(marker)
 
     def __repr__(self) -> str:
-        return f"<CacheFolder {self.path}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
+        return f"<CacheFolder {shown(str(self.path))}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
 
 
 def _allocate(descriptor: int, size: int) -> None:

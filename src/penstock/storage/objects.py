@@ -23,6 +23,7 @@ from penstock.errors import (
     StoreFull,
     StoreUnreachable,
 )
+from penstock.showing import without_secrets
 from penstock.storage.client import client, works_here
 from penstock.storage.coroutines import run_alone
 
@@ -93,7 +94,8 @@ class ObjectStore:
     """The objects under one URL; any number of threads may read.
 
     Args:
-        url: of the folder that the objects lie in, such as ``s3://bucket/prefix``.
+        url: of the folder that the objects lie in, such as ``s3://bucket/prefix``. The attribute ``url``, which
+            messages show, has no user, password and query.
 
     Raises:
         ImportError: obstore is not installed.
@@ -101,7 +103,8 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self._given = url.rstrip("/")
+        self.url = without_secrets(self._given)
         self._open()
 
     def _open(self) -> None:
@@ -113,14 +116,14 @@ class ObjectStore:
             options["allow_http"] = True
         try:
             if self.url.startswith(("file://", "memory://")):
-                self._store = obstore.store.from_url(self.url)
+                self._store = obstore.store.from_url(self._given)
             else:
-                self._store = obstore.store.from_url(self.url, client_options=options, retry_config=_RETRIES)
+                self._store = obstore.store.from_url(self._given, client_options=options, retry_config=_RETRIES)
         except Exception as error:
             self._raise(error, "")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url}
+        return {"url": self._given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["url"])  # type: ignore[misc]
@@ -287,11 +290,12 @@ class ObjectStore:
         if isinstance(error, StorageError):
             raise error
         url, said = self.url_of(name), str(error)
+        cause = error if said == without_secrets(said) else None
         brief = said.partition("\n\nDebug source:")[0].strip()
         for pattern, kind, meaning in _MEANINGS:
             if re.search(pattern, said):
-                raise kind(f"{url}: {meaning} ({_one_line(brief)})", url=url) from error
-        raise StorageError(f"{url}: {_one_line(brief)}", url=url) from error
+                raise kind(f"{url}: {meaning} ({_one_line(brief)})", url=url) from cause
+        raise StorageError(f"{url}: {_one_line(brief)}", url=url) from cause
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self.url}>"

@@ -10,6 +10,8 @@ from types import FrameType
 
 import torch.utils.data
 
+from penstock.showing import shown_lines
+
 #: The folder of the package, where code of Penstock's own lies.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCHS = os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep
@@ -26,7 +28,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, through: C
     level, frame = 1, sys._getframe(1)
     while _is_between(frame, through) and frame.f_back is not None:  # None: the first frame of a thread of ours
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level + 1)
+    warnings.warn(shown_lines(message), category, stacklevel=level + 1)
 
 
 def _is_between(frame: FrameType, through: Collection[str]) -> bool:

@@ -42,10 +42,3 @@ def there_are(number: int, noun: str) -> str:
 def compact(number: float) -> str:
     """Return a number in three digits, from 100 on without decimals: "0.052", "7.25", "12,345"."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def shown(text: str) -> str:
-    """Return text on one line: line ends, control characters and bytes that are no UTF-8 become escapes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
