@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 import torch.multiprocessing
+import torchvision.transforms.v2
 from PIL import Image
 
 import penstock
@@ -24,7 +25,7 @@ from tests.differential.running import LIMIT, Verdict, lanes, verdict_of
 from tests.differential.shrinking import shrunk
 
 #: Forked processes have these from the start.
-PRELOADED = (Image, numpy, penstock, torch.multiprocessing)
+PRELOADED = (Image, numpy, penstock, torch.multiprocessing, torchvision.transforms.v2)
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.multiprocessing
 import torch.utils.dlpack
+import torchvision.transforms
+import torchvision.transforms.v2
 from PIL import Image
 from torch.utils.data import *
 from torch.utils.data import default_collate, get_worker_info
@@ -32,6 +34,10 @@ _KINDS = {
     "map": _CLASS,
     "getitems": _CLASS + "\n    def __getitems__(self, indices):\n        return [self[i] for i in indices]\n",
     "rows": "class Data(Dataset):\n    def __init__(self):\n        self.rows = {rows}\n\n" + _LENGTH + "\n" + _ITEM,
+    "files": (
+        "class Data(Dataset):\n    def __init__(self):\n        self.folder = tempfile.mkdtemp(dir=os.getcwd())\n"
+        "        for i in range({length}):\n            {rows}\n\n" + _LENGTH + "\n" + _ITEM
+    ),
     "iterable": (
         "class Data(IterableDataset):\n    def __iter__(self):\n        info = get_worker_info()\n"
         "        for i in range({length})[info.id :: info.num_workers] if info else range({length}):\n"
@@ -98,7 +104,7 @@ class Case:
         container: what a sample is made of its fields.
         fields: an expression for each, of the index `i` (of "tensors": of no index, whole columns).
         wrong: a line of __getitem__ before its return, or "".
-        rows: of kind "rows": the dataset's memory, an expression.
+        rows: of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`.
         options: arguments of both loaders.
         own: arguments of Penstock's only.
         loop: a function of consumers.py.

@@ -75,7 +75,7 @@ def lazily(samples):
 
 
 def marked(samples):
-    return mapped(default_collate(samples), lambda t: t.as_subclass(Marked))
+    return mapped(default_collate(samples), lambda t: t.as_subclass(Marked) if t.dtype == torch.float32 else t)
 
 
 def with_grad(samples):

@@ -308,9 +308,10 @@ def fail(make, log, after, epochs=1):
     hold(lambda: loader, log)
 
 
-def fork(make, log, after, then, last=2):
+def fork(make, log, after, then, epochs=1, last=2):
     """Fork in the middle of a pass: the child goes on with `then`, and the parent with its pass, both at once."""
     loader = make()
+    hold(lambda: loader, log, epochs=epochs - 1, last=last)
     batches = batches_of(loader, log)
     for batch in (next(batches, None) for _ in range(after)):
         log.receive(batch)
@@ -326,7 +327,7 @@ def fork(make, log, after, then, last=2):
                     for batch in batches:
                         own.receive(batch)
                 elif then != "nothing":
-                    hold((lambda: loader) if then == "new pass" else make, own, epochs=2, last=last)
+                    hold((lambda: loader) if then == "new pass" else make, own, epochs=epochs, last=last)
                 own.end()
                 log.end()
                 file.write("\n".join([*own.lines, "held", *log.lines]))
@@ -340,7 +341,7 @@ def fork(make, log, after, then, last=2):
             log.receive(batch)
             del batch
             log.drop(last)
-        hold(lambda: loader, log, last=last)
+        hold(lambda: loader, log, epochs=epochs, last=last)
         log.note(f"the child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
         file.seek(0)
         log.lines += file.read().splitlines()

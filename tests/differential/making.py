@@ -59,12 +59,16 @@ _OF_NO_WORKER = ("Reused()", "lazily")
 _OF_NO_THREAD = ("requires_grad", "Parameter", "Odd(", "with_grad", "_neg_view", ".imag", ".conj()")
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
-_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "iterable", "iterable", "sized", "list", "names", "tensors",
+_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list", "names", "tensors",
     "tensors", "subset", "concat", "stack")  # fmt: skip
 
 
 def _tensor(draw: random.Random, large: bool) -> str:
     shape = draw.choice(_LARGE if large else _SMALL)
+    if large and draw.random() < 0.15:
+        shape = draw.choice(
+            ("4000 + 900 * (i % 7)", "3, 40 + i % 5, 40 + i", "200 * i + 1", "[7, 60, 6000, 20_000][i % 4]")
+        )
     dtype = draw.choice(("float32", "float32", "uint8", "int64", "float16", "complex64", "bool") if large else _DTYPES)
     text = f"numbers(i, torch.{dtype}{', ' * bool(shape)}{shape})"
     if draw.random() < 0.35:
@@ -88,9 +92,49 @@ def _fields(draw: random.Random, large: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _file(draw: random.Random, large: bool) -> tuple[str, str]:
+    """Return a statement that writes file number i, and an expression that reads it."""
+    path, kind = "f'{self.folder}/{i}", draw.choice(("torch", "numpy", "photo"))
+    if kind == "torch":
+        content = draw.choice(
+            (_tensor(draw, large), _tensor(draw, large), f"({_tensor(draw, large)}, i)", "{'k': torch.ones(3) * i}")
+        )
+        options = draw.choice(("", "", ", weights_only=True", ", mmap=True", ", map_location='cpu'"))
+        return (
+            f"torch.save({content}, {path}.pt')",
+            f"torch.load({path}.pt'{options})",
+        )
+    if kind == "numpy":
+        shape = draw.choice(_LARGE if large else ("3", "2, 3", "0", "4, 1, 3"))
+        content = f"numbers(i, torch.{draw.choice(('float32', 'uint8', 'int64', 'float16', 'bool'))}, {shape}).numpy()"
+        content += draw.choice(("", "", ".T", ".astype('>f4')", "[..., ::2]"))
+        load = f"np.load({path}.npy'{draw.choice(('', '', ', mmap_mode=chr(114)'))})"
+        form = draw.choice(
+            ("{}", "torch.from_numpy({}.copy())", "torch.as_tensor(np.array({}))", "{}.astype(np.float32)")
+        )
+        return f"np.save({path}.npy', {content})", form.format(load)
+    name, mode = draw.choice(
+        (("jpg", "RGB"), ("jpg", "RGB"), ("jpg", "L"), ("jpg", "CMYK"), ("png", "RGB"), ("png", "P"), ("webp", "RGB"))
+    )
+    size = f"{draw.choice((40, 64, 131))}, {draw.choice((40, 48, 97))} + {draw.choice(('0', '0', 'i % 3'))}"
+    module = draw.choice(("torchvision.transforms", "torchvision.transforms.v2"))
+    steps = [f"{module}.{step}" for step in draw.choice((
+        ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",), ("Pad(3)", "Resize((24, 24), antialias=True)"),
+        ("Grayscale(3)", "CenterCrop(32)"), (), ("Resize((33, 17), interpolation=torchvision.transforms.InterpolationMode.BICUBIC)",),
+    ))]  # fmt: skip
+    steps.append(f"{module}.{draw.choice(('ToTensor()', 'PILToTensor()'))}")
+    if steps[-1].endswith(".ToTensor()") and draw.random() < 0.5:
+        steps.append(f"{module}.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))")
+    change = f"{module}.Compose([{', '.join(steps)}])"
+    opened = f"Image.open({path}.{name}')" + draw.choice((".convert('RGB')", ".convert('RGB')", ""))
+    if draw.random() < 0.1:
+        opened = f"Image.open(io.BytesIO(open({path}.{name}', 'rb').read())).convert('RGB')"
+    return f"photo(i, '{mode}', {size}).save({path}.{name}'); self.change = {change}", f"self.change({opened})"
+
+
 def _dataset(draw: random.Random) -> Case:
     kind, large = draw.choice(_KINDS), draw.random() < 0.45
-    length = draw.choice((0, 1, 2, 5, 9, 12, 17, 23, 30)) if not large else draw.choice((6, 12, 20, 30))
+    length = draw.choice((0, 1, 2, 5, 9, 12, 17, 23, 30)) if not large else draw.choice((6, 12, 20, 30, 60))
     fields, rows, wrong = _fields(draw, large), "", ""
     container = draw.choice(("bare", "tuple", "tuple", "tuple", "dict", "dict", "list", "Pair", "Point"))
     if container == "Point" and draw.random() < 0.7:
@@ -101,6 +145,9 @@ def _dataset(draw: random.Random) -> Case:
         if draw.random() < 0.3:
             rows += ".numpy()"
         fields = (draw.choice(("self.rows[i]", "self.rows[i : i + 2]", "self.rows[i][..., ::2]")), *fields[1:])
+    if kind == "files":
+        rows, field = _file(draw, large)
+        fields = (field, *fields[1:])
     if kind == "tensors":
         fields = tuple(
             f"numbers({n}, torch.{dtype}, {length}{', ' * bool(shape)}{shape})"
@@ -171,11 +218,13 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         ("leave", (after, held[0], f"keep={draw.random() < 0.5}")),
         ("two_passes", (held[1], f"loaders={draw.choice((1, 2))}")),
         ("fail", (after, held[0])),
-        ("fork", (after, f"then='{draw.choice(then)}'", held[1])),
+        ("fork", (after, f"then='{draw.choice(then)}'", *held)),
         ("reset", held),
         ("share", held),
     ))  # fmt: skip
-    if loop == "to_process" and any(word in case.program() for word in _OF_NO_THREAD):
+    if loop == "fork" and workers and "torch.tensor(" in str(case.options):
+        loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
+    if loop in ("to_process", "fork") and any(word in case.program() for word in _OF_NO_THREAD):
         loop, arguments = "hold", held  # what a queue cannot send, it drops
     return replace(case, loop=loop, arguments=arguments)
 

@@ -47,7 +47,7 @@ def _simpler(case: Case) -> Iterator[Case]:
         yield replace(case, wrong="")
     for fields in _without(case.fields, 1):
         yield replace(case, fields=fields)
-    if case.kind not in ("map", "rows", "tensors", "names"):
+    if case.kind not in ("map", "rows", "tensors", "names", "files"):
         yield replace(case, kind="map")
     if case.container != "bare" and len(case.fields) == 1:
         yield replace(case, container="bare")

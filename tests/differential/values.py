@@ -54,10 +54,10 @@ def numbers(i, dtype, *shape):
     return bytes_.view(dtype).reshape(shape)
 
 
-def photo(i, mode="RGB"):
+def photo(i, mode="RGB", width=12, height=10):
     """Return an image of Pillow."""
-    pixels = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3) + np.uint8(i)
-    return Image.fromarray(pixels).convert(mode)
+    pixels = np.arange(height * width * 3, dtype=np.uint32).reshape(height, width, 3) * (i + 3) // 7
+    return Image.fromarray(pixels.astype(np.uint8)).convert(mode)
 
 
 def overlaps(tensor):
