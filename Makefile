@@ -1,12 +1,14 @@
 # Every target does its own set-up: what it needs is found, named or installed by tools/setup.sh.
 #
 #   make test PYTHON=python3.12    uses that interpreter, with an environment of its own (.venv-python3.12)
+#   make soak MINUTES=30           compares with torch's loader for so long
 #   make fuzz SEED=2 COUNT=100000  decodes so many files, made from that seed
 
 PYTHON ?=
 VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 BENCH ?=
+MINUTES ?= 10
 SEED ?= 1
 COUNT ?= 1000000
 CHECKED := $(wildcard src tests examples benchmarks tools)
@@ -14,7 +16,7 @@ CHECKED := $(wildcard src tests examples benchmarks tools)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format wheel sanitize fuzz bench clean distclean
+.PHONY: help setup demo test check format wheel sanitize fuzz soak bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +48,9 @@ sanitize: setup  ## the native tests under AddressSanitizer, then under ThreadSa
 
 fuzz: setup  ## damaged JPEG files against libjpeg, under AddressSanitizer and UndefinedBehaviorSanitizer
 	tools/fuzz.sh $(VENV) $(SEED) $(COUNT)
+
+soak: setup  ## random cases for MINUTES=10, from SEED on: Penstock's loader beside torch's, bit for bit
+	$(PY) -m tests.differential --minutes $(MINUTES) --seed $(SEED)000000
 
 bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
 	$(PY) -m benchmarks $(BENCH)

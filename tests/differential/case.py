@@ -1,0 +1,180 @@
+"""A case: a dataset, a collate_fn, options and a loop, and the program that compares both loaders on it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_HEADER = """\
+from __future__ import annotations
+
+import collections, contextlib, copy, dataclasses, gc, io, itertools, os, pickle, queue, random, re, sys, tempfile
+import threading, traceback, warnings, zlib
+from typing import Any
+from unittest import mock
+import numpy as np
+import torch
+import torch.multiprocessing
+import torch.utils.dlpack
+import torchvision.transforms
+import torchvision.transforms.v2
+from PIL import Image
+from torch.utils.data import *
+from torch.utils.data import default_collate, get_worker_info
+import penstock
+"""
+_LENGTH = "    def __len__(self):\n        return {length}\n"
+_ITEM = "    def __getitem__(self, i):\n{wrong}        return {sample}\n"
+_CLASS = "class Data(Dataset):\n" + _LENGTH + "\n" + _ITEM
+_KINDS = {
+    "map": _CLASS,
+    "getitems": _CLASS + "\n    def __getitems__(self, indices):\n        return [self[i] for i in indices]\n",
+    "rows": "class Data(Dataset):\n    def __init__(self):\n        self.rows = {rows}\n\n" + _LENGTH + "\n" + _ITEM,
+    "files": (
+        "class Data(Dataset):\n    def __init__(self):\n        self.folder = tempfile.mkdtemp(dir=os.getcwd())\n"
+        "        for i in range({length}):\n            {rows}\n\n" + _LENGTH + "\n" + _ITEM
+    ),
+    "iterable": (
+        "class Data(IterableDataset):\n    def __iter__(self):\n        info = get_worker_info()\n"
+        "        for i in range({length})[info.id :: info.num_workers] if info else range({length}):\n"
+        "{deep_wrong}            yield {sample}\n"
+    ),
+    "sized": (
+        "class Data(IterableDataset):\n" + _LENGTH + "\n    def __iter__(self):\n        for i in range({length}):\n"
+        "{deep_wrong}            yield {sample}\n"
+    ),
+    "list": "def Data():\n    return [{sample} for i in range({length})]\n",
+    "names": "def Data():\n    return {{f'name {{i}}': {sample} for i in range({length})}}\n",
+    "tensors": "def Data():\n    return TensorDataset({columns})\n",
+    "subset": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return Subset(Whole(), list(range({length}))[::-2])\n",
+    "concat": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return ConcatDataset([Whole(), Whole()])\n",
+    "stack": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return StackDataset(Whole(), again=Whole())\n",
+}
+_CONTAINERS = {
+    "bare": "{0}",
+    "tuple": "({},)",
+    "list": "[{}]",
+    "Pair": "Pair({}, i)",
+    "Point": "Point({}, i)",
+    "dict": "{{{}}}",
+}
+_RUN = """
+def run(loader_class, **own):
+    seeded()
+    log = Log()
+    try:
+        with {around}:
+            {loop}(lambda: loader_class(Data(){options}, **own){arguments})
+            log.end()
+    except Exception as error:  # of the loader's making, or of the loop
+        log.raised(error)
+    return log.lines
+
+
+def both(told=lambda name, lines: None):
+    warnings.simplefilter("ignore")
+    found = []
+    for loader, own in ((torch.utils.data.DataLoader, {{}}), (penstock.DataLoader, dict({own}))):
+        found.append(run(loader, **own))
+        told(loader.__module__, found[-1])
+    return found
+
+
+if __name__ == "__main__":
+    wrong = [pair for pair in itertools.zip_longest(*both()) if pair[0] != pair[1]]
+    for theirs, ours in wrong[:8]:
+        print("torch:   ", theirs)
+        print("penstock:", ours)
+    print(f"{{len(wrong)}} lines differ")
+    sys.exit(bool(wrong))
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both loaders are to do alike.
+
+    Attributes:
+        kind: of dataset, a key of the templates above.
+        length: of the dataset.
+        container: what a sample is made of its fields.
+        fields: an expression for each, of the index `i` (of "tensors": of no index, whole columns).
+        wrong: a line of __getitem__ before its return, or "".
+        rows: of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`.
+        options: arguments of both loaders.
+        own: arguments of Penstock's only.
+        loop: a function of consumers.py.
+        arguments: its arguments, after the log.
+        pins: pinning is stood in for.
+    """
+
+    kind: str
+    length: int
+    container: str
+    fields: tuple[str, ...]
+    wrong: str
+    rows: str
+    options: tuple[str, ...]
+    own: tuple[str, ...]
+    loop: str
+    arguments: tuple[str, ...]
+    pins: bool
+
+    def sample(self) -> str:
+        """Return the expression of a sample."""
+        named = (f'"{name}": {field}' for name, field in zip("abcdefgh", self.fields, strict=False))
+        if self.container == "bare":
+            return self.fields[0]
+        inner = ", ".join(named if self.container == "dict" else self.fields)
+        return _CONTAINERS[self.container].format(f"({inner})" if self.container in ("Pair", "Point") else inner)
+
+    def program(self) -> str:
+        """Return a program that stands alone: it exits with 1, and says where, if the loaders differ."""
+        dataset = _KINDS[self.kind].format(
+            length=self.length,
+            sample=self.sample(),
+            wrong=f"        {self.wrong}\n" if self.wrong else "",
+            deep_wrong=f"            {self.wrong}\n" if self.wrong else "",
+            rows=self.rows,
+            columns=", ".join(self.fields),
+        )
+        run = _RUN.format(
+            around="pinning()" if self.pins else "contextlib.nullcontext()",
+            loop=self.loop,
+            options="".join(f", {option}" for option in self.options),
+            own=", ".join(self.own),
+            arguments=", ".join(["", "log", *self.arguments]),
+        )
+        return "\n\n".join([_HEADER, *_definitions(dataset + run), dataset + "\n", run.strip() + "\n"])
+
+
+@functools.cache
+def _parts() -> dict[str, str]:
+    """Return the text of each definition of the helper modules, by its name."""
+    found = {}
+    for module in ("values", "collates", "consumers"):
+        text = (_HERE / f"{module}.py").read_text()
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+            elif isinstance(node, ast.Assign):
+                (target,) = node.targets
+                assert isinstance(target, ast.Name)
+                found[target.id] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+    return found
+
+
+def _definitions(text: str) -> list[str]:
+    """Return the definitions that a text names, and those that these name, in the order of the modules."""
+    parts, named, texts = _parts(), set[str](), [text]
+    while texts:
+        words = set(re.findall(r"\w+", texts.pop())) & parts.keys() - named
+        named |= words
+        texts += [parts[word] for word in words]
+    return [part for name, part in parts.items() if name in named]

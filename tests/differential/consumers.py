@@ -1,0 +1,374 @@
+"""What the loops of cases do with their batches; printed into the programs that name them.
+
+Each is called with `make`, which makes the loader, and the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import os
+import pickle
+import queue
+import tempfile
+import threading
+import traceback
+
+import torch
+import torch.multiprocessing
+import torch.utils.dlpack
+
+from tests.differential.values import Log, describe, mapped, tensors_of
+
+
+def batches_of(loader, log):
+    """Yield a pass's batches, with a line for each error, and hold none."""
+    errors, end = 0, False
+    try:
+        batches = iter(loader)
+    except Exception as error:
+        log.raised(error)
+        end = True
+    while not end and errors < 4:
+        try:
+            yield next(batches)
+        except StopIteration:
+            log.note("end")
+            end = True
+        except Exception as error:
+            log.raised(error)
+            error.__traceback__ = None  # torch's holds the iterator in a cycle: its end would take 5 s a worker
+            errors += 1
+
+
+def hold(make, log, epochs=1, last=0):
+    """Hold the last batches."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            log.receive(batch)
+            del batch
+            log.drop(last)
+
+
+def unordered(make, log, epochs=1):
+    """Hold all batches, that may come in any order."""
+    loader = make()
+    for _ in range(epochs):
+        one = Log()
+        for batch in batches_of(loader, one):
+            one.receive(batch)
+        log.lines += sorted(one.lines)
+        one.lines.clear()
+        one.end()
+        log.lines += one.lines
+
+
+def _rest(tensor, how):
+    if how == "row":
+        return tensor[:1] if tensor.dim() else tensor
+    if how == "element":
+        return tensor.reshape(-1)[-1:]
+    if how == "detached":
+        return tensor.detach()
+    if how == "storage":
+        return tensor.untyped_storage()
+    if how == "view":
+        return tensor.view(torch.uint8) if tensor.dim() else tensor
+    if how == "data":
+        return tensor.data
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    try:
+        if how == "dlpack":
+            return torch.utils.dlpack.from_dlpack(plain)
+        return plain.numpy() if how == "array" else memoryview(plain.numpy())
+    except (TypeError, BufferError, RuntimeError, ValueError):
+        return tensor.detach()
+
+
+def hold_rest(make, log, how, epochs=1, last=3):
+    """Hold another object over each tensor's memory, not the tensor itself."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            log.receive(batch, keep=mapped(batch, lambda tensor: _rest(tensor, how)))
+            del batch
+            gc.collect(0)
+            log.drop(last)
+
+
+def hold_one(make, log, epochs=1, last=3):
+    """Hold one tensor of each batch."""
+    loader = make()
+    for number in range(epochs):
+        for batch in batches_of(loader, log):
+            found = tensors_of(batch)
+            log.receive(batch, keep=found[number % len(found)] if found else 0)
+            del batch, found
+            log.drop(last)
+
+
+def hold_for_backward(make, log, epochs=1):
+    """Hold the very tensors in a graph: a product keeps its factor for the way back."""
+    loader = make()
+    weight = torch.ones((), requires_grad=True)
+    losses = []
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            losses += [
+                (weight * tensor).reshape(-1)[:1].nan_to_num(0, 0, 0).sum()
+                for tensor in tensors_of(batch)
+                if tensor.dtype == torch.float32 and not tensor.requires_grad and tensor.layout == torch.strided
+            ]
+    for loss in losses:
+        weight.grad = None
+        loss.backward()
+        log.note(f"gradient {weight.grad}")
+
+
+def write(make, log, epochs=1, last=2):
+    """Write into each tensor, then hold the batch."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            log.note(describe(batch))
+            for tensor in tensors_of(batch):
+                try:
+                    with torch.no_grad():
+                        tensor.zero_()
+                except (RuntimeError, NotImplementedError) as error:
+                    log.raised(error)
+            log.receive(batch)
+            del batch
+            log.drop(last)
+
+
+def copies(make, log, how, epochs=1, last=2):
+    """Hold a copy of each batch, and the batch."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            try:
+                if how == "saved":
+                    torch.save(batch, file := io.BytesIO())
+                    file.seek(0)
+                    copied = torch.load(file, weights_only=False)
+                else:
+                    copied = copy.deepcopy(batch) if how == "deep" else pickle.loads(pickle.dumps(batch))
+            except Exception as error:
+                log.raised(error)
+                copied = None
+            log.receive((batch, copied))
+            del batch, copied
+            log.drop(last)
+
+
+def in_thread(make, log, epochs=1, last=2):
+    """Hand each batch to another thread, which holds it."""
+    loader, batches = make(), queue.Queue[object](maxsize=2)
+
+    def work():
+        while (batch := batches.get()) is not None:
+            log.receive(batch)
+            del batch
+            log.drop(last)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    passed = Log()
+    for _ in range(epochs):
+        for batch in batches_of(loader, passed):
+            batches.put(batch)
+            del batch
+    batches.put(None)
+    thread.join()
+    log.lines += passed.lines
+
+
+def _take(batches, taken):
+    taken += [next(batches, None) for _ in range(2)]
+
+
+def by_thread(make, log, epochs=1, last=2):
+    """Take the batches of one pass in several threads, one after the other."""
+    loader = make()
+    for _ in range(epochs):
+        batches = batches_of(loader, log)
+        while True:
+            taken: list[object] = []
+            thread = threading.Thread(target=_take, args=(batches, taken))
+            thread.start()
+            thread.join()
+            for batch in taken:
+                log.receive(batch)
+            log.drop(last)
+            if None in taken:
+                break
+            del taken, batch
+
+
+def _receiving(there, back):
+    log = Log()
+    while (batch := there.get()) is not None:
+        log.receive(batch)
+        del batch
+        back.put(log.lines[-1])
+        log.drop(3)
+    log.lines.clear()
+    log.end()
+    back.put(log.lines)
+
+
+def to_process(make, log, epochs=1, last=2):
+    """Send each batch to another process; hold it here, too."""
+    context = torch.multiprocessing.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_receiving, args=(there, back), daemon=True)
+    process.start()
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            log.receive(batch)
+            if batch is not None:
+                there.put(batch)
+                log.note(back.get())
+            del batch
+            log.drop(last)
+    there.put(None)
+    log.lines += back.get()
+    process.join()
+
+
+def leave(make, log, after, epochs=1, keep=False):
+    """Leave passes early, again and again, then take a whole one."""
+    loader = make()
+    left: list[object] = []
+    for number in range(epochs + 1):
+        batches = batches_of(loader, log)
+        for _ in range(after) if number < epochs else iter(int, 1):
+            if (batch := next(batches, left)) is left:
+                break
+            log.receive(batch)
+        log.note("left")
+        if keep:
+            left.append(batches)
+        del batches
+
+
+def two_passes(make, log, last=2, loaders=1):
+    """Take batches of two passes in turn, of one loader or of two."""
+    first = make()
+    passes = [batches_of(first, log), batches_of(first if loaders == 1 else make(), log)]
+    while passes:
+        for one in list(passes):
+            if (batch := next(one, log)) is log:
+                passes.remove(one)
+            else:
+                log.receive(batch)
+            del batch
+        log.drop(last)
+
+
+def in_two_threads(make, log, epochs=1):
+    """Take a pass in each of two threads at once, of a loader each."""
+    logs = [Log(), Log()]
+    loaders = [make(), make()]
+
+    def work(loader, own):
+        for _ in range(epochs):
+            for batch in batches_of(loader, own):
+                own.receive(batch)
+                own.drop(2)
+        own.end()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(loaders, logs, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.lines += [*logs[0].lines, "the other thread", *logs[1].lines]
+
+
+def fail(make, log, after, epochs=1):
+    """Fail in the middle of a pass, with an error whose traceback holds the loop's names; then take a whole one."""
+    loader = make()
+    errors = []
+    for _ in range(epochs):
+        try:
+            for number, batch in enumerate(loader):
+                log.receive(batch)
+                if number == after:
+                    raise RuntimeError("bad step 1")
+        except RuntimeError as error:
+            log.raised(error)
+            errors.append(error)
+        log.drop(1)
+    hold(lambda: loader, log)
+
+
+def fork(make, log, after, then, epochs=1, last=2):
+    """Fork in the middle of a pass: the child goes on with `then`, and the parent with its pass, both at once."""
+    loader = make()
+    hold(lambda: loader, log, epochs=epochs - 1, last=last)
+    batches = batches_of(loader, log)
+    for batch in (next(batches, None) for _ in range(after)):
+        log.receive(batch)
+        del batch
+        log.drop(last)
+    with tempfile.TemporaryFile("w+") as file:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                own = Log()
+                if then == "same pass":
+                    for batch in batches:
+                        own.receive(batch)
+                elif then != "nothing":
+                    hold((lambda: loader) if then == "new pass" else make, own, epochs=epochs, last=last)
+                own.end()
+                log.end()
+                file.write("\n".join([*own.lines, "held", *log.lines]))
+                file.flush()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        for batch in batches:
+            log.receive(batch)
+            del batch
+            log.drop(last)
+        hold(lambda: loader, log, epochs=epochs, last=last)
+        log.note(f"the child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+        file.seek(0)
+        log.lines += file.read().splitlines()
+
+
+def reset(make, log, epochs=1, last=2):
+    """Make the tensors empty, in two ways."""
+    loader = make()
+    for number in range(epochs):
+        for batch in batches_of(loader, log):
+            for tensor in tensors_of(batch):
+                with contextlib.suppress(RuntimeError), torch.no_grad():
+                    if number % 2:
+                        tensor.resize_(0)
+                    else:
+                        tensor.set_(torch.UntypedStorage(0))
+            log.receive(batch)
+            del batch
+            log.drop(last)
+
+
+def share(make, log, epochs=1, last=2):
+    """Move each batch to shared memory of torch's."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in batches_of(loader, log):
+            mapped(batch, lambda tensor: tensor.share_memory_() if tensor.layout == torch.strided else tensor)
+            log.receive(batch)
+            del batch
+            log.drop(last)

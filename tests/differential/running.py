@@ -1,0 +1,173 @@
+"""Cases run in forked processes with a time limit, and their verdicts."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.differential.case import Case
+
+#: Seconds that a case may take. The slowest import torch in each worker.
+LIMIT = 60.0
+#: Times that a case of which the two differ is run again, to see whether torch's loader always does the same.
+AGAIN = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case ended.
+
+    Attributes:
+        word: "same"; "undefined" where torch's loader does not always do the same, or does not end; "fault"; or
+            "broken", where the program cannot run.
+        lines: what differs, for a reader.
+    """
+
+    word: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What one run of a program gave: the lines of torch's loader and of ours, None where it did not get so far."""
+
+    theirs: list[str] | None
+    ours: list[str] | None
+    end: str
+    error: str
+
+
+def verdict_of(case: Case, limit: float = LIMIT) -> Verdict:
+    """Run a case, again where the loaders differ, and return its verdict."""
+    program = case.program()
+    ran = _run(program, limit)
+    if (found := _differences(ran)) is None:
+        return Verdict("same")
+    for _ in range(AGAIN if ran.theirs is not None else 0):
+        again = _run(program, limit)
+        if again.theirs != ran.theirs:
+            return Verdict("undefined", tuple(found))
+    if ran.theirs is None:
+        return Verdict("broken" if ran.end == "ends with 1" else "undefined", tuple(found))
+    return Verdict("fault", tuple(found))
+
+
+def _differences(ran: _Ran) -> list[str] | None:
+    """Return where the loaders differ, or None."""
+    if ran.theirs is None or ran.ours is None or ran.end:
+        return [f"{'torch' if ran.theirs is None else 'penstock'}: {ran.end}", *ran.error.splitlines()[-60:]]
+    if ran.theirs == ran.ours:
+        return None
+    pairs = enumerate(itertools.zip_longest(ran.theirs, ran.ours), 1)
+    wrong = [(number, theirs, ours) for number, (theirs, ours) in pairs if theirs != ours]
+    shown = (f"line {n}\n  torch:    {str(a)[:600]}\n  penstock: {str(b)[:600]}" for n, a, b in wrong[:3])
+    return [f"{len(wrong)} of {len(ran.theirs)} lines differ", *"\n".join(shown).splitlines()]
+
+
+def _run(program: str, limit: float) -> _Ran:
+    """Run a program's two loaders in a forked process, and end whatever it leaves."""
+    with tempfile.TemporaryDirectory(prefix="case-") as folder, tempfile.TemporaryFile("w+") as error:
+        Path(folder, "the_case.py").write_text(program)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(read)
+            _in_child(folder, error.fileno(), write, limit)
+        os.close(write)
+        try:
+            lines, end = _watch(child, read, limit)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            os.close(read)
+        error.seek(0)
+        theirs, ours = [*map(json.loads, lines), None, None][:2]
+        return _Ran(theirs, ours, end, error.read())
+
+
+def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
+    """Return the lines that the process sends, and what is wrong with its end."""
+    deadline, text, ended = time.monotonic() + limit, b"", False
+    while not ended and (left := deadline - time.monotonic()) > 0:
+        if select.select([read], [], [], left)[0]:
+            part = os.read(read, 1 << 20)
+            text, ended = text + part, not part
+    lines = text.decode().splitlines()
+    if not ended:
+        for number in (signal.SIGUSR1, signal.SIGKILL):  # the first has all processes print their stacks
+            os.killpg(child, number)
+            time.sleep(0.5)
+        os.waitpid(child, 0)
+        return lines, f"hangs: no end in {limit:g} s"
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return lines, f"ends with {code}" if code else ""
+
+
+def _in_child(folder: str, error: int, write: int, limit: float) -> None:
+    """Run the program in the folder, send each loader's lines, and end the process as Python does. Returns not."""
+    code = 1
+    try:
+        os.setsid()
+        for number in (1, 2):
+            os.dup2(error, number)
+        os.set_inheritable(write, False)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)
+        sys.path.insert(0, folder)
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        os.chdir(folder)
+
+        def tell(name: str, lines: list[str]) -> None:
+            os.write(write, (json.dumps(lines) + "\n").encode())
+
+        importlib.import_module("the_case").both(tell)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def lanes(number: int, work: Callable[[int, Callable[[object], None]], None]) -> Iterator[object]:
+    """Run work(lane, tell) in so many forked processes, and yield what they tell."""
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    children = []
+    for lane in range(number):
+        if not (child := os.fork()):
+            code = 1
+            try:
+                work(lane, queue.put)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                queue.put(None)
+                os._exit(code)
+        children.append(child)
+    left = number
+    while left:
+        if (told := queue.get()) is None:
+            left -= 1
+        else:
+            yield told
+    for child in children:
+        os.waitpid(child, 0)

@@ -1,0 +1,187 @@
+"""What the samples of a case hold, how a value is described in full, and the log of a pass.
+
+Each definition is printed into the programs of the cases that name it: it needs torch, numpy and Pillow only.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from PIL import Image
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Point:
+    first: Any
+    second: Any
+
+
+class Pinnable(Point):
+    def pin_memory(self):
+        return Pinnable(self.first.pin_memory(), self.second)
+
+
+class Marked(torch.Tensor):
+    """A tensor's subclass that changes nothing."""
+
+
+class Odd(Exception):
+    """An error that cannot be made of one text."""
+
+    def __init__(self, index, reason):
+        super().__init__(f"bad sample {index}: {reason}")
+
+
+def numbers(i, dtype, *shape):
+    """Return a tensor whose bytes are a function of i, NaNs and negative zeros among them."""
+    size = torch.empty((), dtype=dtype).element_size()
+    n = torch.Size(shape).numel()
+    if dtype == torch.bool:
+        return (torch.arange(n) + i) % 3 == 0
+    bytes_ = (torch.arange(n * size) * 37 + i * 11 + torch.arange(n * size) // 251).to(torch.uint8)
+    return bytes_.view(dtype).reshape(shape)
+
+
+def photo(i, mode="RGB", width=12, height=10):
+    """Return an image of Pillow."""
+    pixels = np.arange(height * width * 3, dtype=np.uint32).reshape(height, width, 3) * (i + 3) // 7
+    return Image.fromarray(pixels.astype(np.uint8)).convert(mode)
+
+
+def overlaps(tensor):
+    """Return a view of which elements share memory."""
+    flat = tensor.reshape(-1)
+    return flat.as_strided((max(flat.numel() - 2, 0), 2), (1, 1))
+
+
+def content(tensor):
+    """Return a tensor's bytes, in the order of its elements."""
+    with torch.no_grad():
+        plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+        return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def describe(value, seen=None):
+    """Return all that a program could see of a value, as text; an object that comes twice by its number."""
+    seen = {} if seen is None else seen
+    kind = type(value).__name__
+    if isinstance(value, (torch.Tensor, np.ndarray, list, dict)):
+        if id(value) in seen:
+            return f"{kind} again #{seen[id(value)]}"
+        seen[id(value)] = len(seen)
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return f"{kind} nested {[describe(part) for part in value.unbind()]}"
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return f"{kind} {value.layout} {describe(value.to_dense())}"
+    if isinstance(value, torch.Tensor):
+        flags = "".join(f" {n}" for n in ("requires_grad", "is_leaf") if getattr(value, n) != (n == "is_leaf"))
+        flags += " conj" * value.is_conj() + " neg" * value.is_neg()
+        data = content(value)
+        text = f"{kind} {value.dtype} {tuple(value.shape)} {value.stride()}{flags}"
+        return f"{text} {zlib.crc32(data):08x} {data[:8].hex()}"
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return f"{kind} {value.tolist()!r}"
+    if isinstance(value, np.ndarray):
+        return f"{kind} {value.dtype} {value.shape} {value.strides} {zlib.crc32(value.tobytes()):08x}"
+    if isinstance(value, torch.UntypedStorage):
+        return f"{kind} {zlib.crc32(content(torch.empty(0, dtype=torch.uint8).set_(value))):08x}"
+    if isinstance(value, memoryview):
+        return f"{kind} {value.format} {value.shape} {zlib.crc32(value.tobytes()):08x}"
+    if isinstance(value, Image.Image):
+        return f"{kind} {value.mode} {value.size} {zlib.crc32(value.tobytes()):08x}"
+    if isinstance(value, dict):
+        return f"{kind} {{{', '.join(f'{key!r}: {describe(part, seen)}' for key, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{kind} ({', '.join(describe(part, seen) for part in value)})"
+    if dataclasses.is_dataclass(value):
+        return f"{kind} {describe(vars(value), seen)}"
+    return f"{kind} {value!r}"
+
+
+def mapped(value, change):
+    """Return a batch with each of its tensors changed, in lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mapped(part, change) for part in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return mapped(vars(value), change)
+    return value
+
+
+def tensors_of(value) -> list[torch.Tensor]:
+    """Return the tensors of a batch."""
+    found: list[torch.Tensor] = []
+    mapped(value, found.append)
+    return found
+
+
+class Log:
+    """What a program sees of a loader, as lines; and what it holds of it, which must not change."""
+
+    def __init__(self):
+        self.lines = []
+        self.held = collections.deque[Any]()
+
+    def note(self, line):
+        self.lines.append(line)
+
+    def receive(self, value, keep=None):
+        """Take a value's digest; hold the value, or `keep` in its place, until `drop` or `end`."""
+        self.note(describe(value))
+        held = value if keep is None else keep
+        self.held.append((len(self.lines), held, describe(held)))
+
+    def raised(self, error):
+        kind = next(kind for kind in type(error).__mro__ if not kind.__module__.startswith("penstock"))
+        self.note(f"raised {kind.__name__} {re.findall(r'bad [a-z]+ [0-9]+', str(error))[:1]}")
+
+    def drop(self, last):
+        """Let go of all but the last ones, and note what had changed since it was received."""
+        while len(self.held) > last:
+            line, value, was = self.held.popleft()
+            if describe(value) != was:
+                self.note(f"of line {line} changed: {was} to {describe(value)}")
+
+    def end(self):
+        self.drop(0)
+
+
+@contextlib.contextmanager
+def pinning() -> Iterator[None]:
+    """Pin tensors by a copy, as if there were an accelerator: torch's thread that pins runs."""
+    empty: Callable[..., torch.Tensor] = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return empty(*size, **options)
+
+    with (
+        mock.patch.object(torch.accelerator, "is_available", lambda: True),
+        mock.patch.object(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),
+        mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
+        mock.patch.object(torch.accelerator, "set_device_index", lambda index: None),
+        mock.patch.object(torch.Tensor, "pin_memory", lambda self, device=None: self.clone()),
+        mock.patch.object(torch, "empty", unpinned),
+    ):
+        yield
+
+
+def seeded() -> None:
+    """Set the global generators."""
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
