@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from penstock.executors.job import Job
@@ -52,8 +52,8 @@ class TorchPass:
         return observed(self.observers, self._delivery)
 
     def _delivery(self) -> Delivery:
-        started = time.perf_counter()
+        started = perf_counter()
         batch = self._next_batch()
-        waited = time.perf_counter() - started
+        waited = perf_counter() - started
         bad, self._bad = self._bad, ()
         return Delivery(batch, self._samples(batch), waited, bad=bad, in_flight=batches_in_flight(self))
