@@ -90,7 +90,6 @@ class Executors:
         self._base_seed: int | None = None  # torch's, of the latest pass
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
-        self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
 
@@ -125,7 +124,7 @@ class Executors:
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=self._cpus,
+            cpus=min(host_cpus(), exact_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
             fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
@@ -134,7 +133,7 @@ class Executors:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -148,7 +147,6 @@ class Executors:
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
         self._workers, self._cluster = (settings.num_workers, kind), settings.cluster
-        self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:

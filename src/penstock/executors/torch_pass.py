@@ -16,7 +16,7 @@ class LoaderView:
     """A loader as torch's own iterators are to see it: with some attributes replaced."""
 
     def __init__(self, loader: Any, **replaced: Any) -> None:
-        self.__dict__.update(replaced)
+        self.__dict__.update(vars(loader), **replaced)
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
