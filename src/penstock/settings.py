@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 from itertools import takewhile
 from operator import attrgetter, is_
 from typing import Any
@@ -134,7 +135,7 @@ class Settings:
     blocks: Any = None
     """The order.blocks.Blocks that the dataset is shuffled in; None: it is shuffled as a whole."""
 
-    @property
+    @cached_property
     def iterable(self) -> bool:
         """Whether the dataset makes its own order."""
         return isinstance(self.dataset, IterableDataset)

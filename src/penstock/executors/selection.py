@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,6 +155,10 @@ class Executors:
         if not self._logs:
             self._logs = True
             log_at_end(loader, self.measured)
+        if settings.num_workers == 0 and settings.timeout:
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
         pins = self.pins(settings)  # which warns, once a pass
         return Job(
             loader,
@@ -163,7 +168,8 @@ class Executors:
             PassBatches(BatchOrder(settings), progress, self.reach, native),
             epochs,
             lambda: self._key(settings, progress, epochs),
-            self.resources(settings, chosen, sends=sends),
+            self.counters.meter,
+            partial(self.resources, settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
             in_threads,
@@ -223,11 +229,7 @@ class Executors:
         return self.register.substitutes
 
     def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
-        """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
-        if settings.num_workers == 0 and settings.timeout:
-            raise pair(InvalidOption, AssertionError)(  # torch asserts it
-                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
-            )
+        """Return what a pass works with. sends: its batches go to an accelerator."""
         return PassResources(
             workers=settings.num_workers,
             in_flight=settings.in_flight,

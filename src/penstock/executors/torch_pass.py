@@ -16,16 +16,19 @@ class LoaderView:
     """A loader as torch's own iterators are to see it: with some attributes replaced."""
 
     def __init__(self, loader: Any, **replaced: Any) -> None:
-        self.__dict__.update(vars(loader), **replaced)
+        self.__dict__.update(replaced)
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
-def view_of(job: Job) -> LoaderView:
+def view_of(job: Job) -> Any:
     """Return the loader of a pass. Torch would warn of a pin_memory_device at a line of Penstock's."""
-    return LoaderView(job.loader, pin_memory_device="", pin_memory=job.pins, generator=job.settings.draws_from)
+    loader, generator = job.loader, job.settings.draws_from
+    if loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
+        return loader
+    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator)
 
 
 def batches_in_flight(iterator: Any) -> int:
