@@ -169,7 +169,7 @@ class Snapshot:
         sampler: says which samples come. blocks: what the dataset is shuffled in.
         """
         noted = getattr(loader, "_IterableDataset_len_called", None)
-        taken = (*_attributes_of(loader), noted, *_given_of(given), sampler, blocks)
+        taken = (*_attributes_of(loader), noted, given, given.workers, sampler, blocks)
         if len(taken) == len(self.taken) and all(map(is_, taken, self.taken)):
             return self
         return Snapshot(taken, _settings_of(loader, given, sampler, blocks, noted))
@@ -197,4 +197,3 @@ def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, noted: in
 #: The fields that are attributes of a loader by the same name.
 _ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (field.name for field in fields(Settings))))
 _attributes_of = attrgetter(*_ATTRIBUTES, "_index_sampler", "_auto_collation")
-_given_of = attrgetter(*(field.name for field in fields(Given)))

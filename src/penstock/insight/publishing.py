@@ -130,21 +130,20 @@ class Publisher:
             if self._began is None:
                 self._began = time.time()
                 self.due = monotonic() + FIRST_AFTER
-            read_stats, facts = loader.stats_reader(), _facts(loader)
+            read_stats = loader.stats_reader()
             if self._loaders and self._loaders[-1].loader() is loader:  # epoch after epoch
                 known = self._loaders[-1]
             else:
-                known = self._latest(loader, read_stats, facts)
-            known.facts = facts
+                known = self._latest(loader, read_stats)
             return _Live(self, known, read_stats)
 
-    def _latest(self, loader: DataLoader[Any], read_stats: Callable[[], Stats], facts: dict[str, Any]) -> _Loader:
+    def _latest(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> _Loader:
         """Return what is known of a loader, as the one whose pass began last."""
         loaders = [one for one in self._loaders if one.read_stats() is not None]
         known = next((one for one in loaders if one.loader() is loader), None)
         if known is None:
             self._count += 1
-            known = _Loader(self._count, weakref.ref(loader), weakref.WeakMethod(read_stats), facts)
+            known = _Loader(self._count, weakref.ref(loader), weakref.WeakMethod(read_stats), _facts(loader))
         else:
             loaders.remove(known)
         self._loaders = [*loaders[-MOST_LOADERS + 1 :], known]
@@ -214,6 +213,8 @@ def _state(known: _Loader, now: float, offset: float) -> dict[str, Any] | None:
     """Return what the file says of a loader; None: it is gone. offset: from time.monotonic() to time.time()."""
     if (read_stats := known.read_stats()) is None:
         return None
+    if (loader := known.loader()) is not None:
+        known.facts = _facts(loader)
     stats = read_stats()
     loop = stats.loop
     point = (round(now, 2), stats.batches, stats.samples, loop.waited, loop.first_waited, loop.worked)
