@@ -291,7 +291,28 @@ void bind_pool(nb::module_& m) {
         for (const std::uint64_t count : found.waits) waits.append(count);
         return nb::make_tuple(found.batches, found.in_flight, found.waited, found.first_waited, found.worked,
                               found.longest_wait, nb::tuple(waits));
+      })
+      .def("direct", [](const LoopCounter& self) {
+        const LoopCounter::Direct found = self.direct();
+        nb::list stages;
+        for (const LoopCounter::Stage& one : found.stages) {
+          stages.append(nb::make_tuple(one.seconds, one.samples, one.cpu_seconds()));
+        }
+        return nb::make_tuple(found.batches, found.samples, nb::tuple(stages));
       });
+  nb::class_<CallerClock>(m, "CallerClock")
+      .def(nb::init<std::shared_ptr<LoopCounter>>(), nb::arg("counter"))
+      .def("called", &CallerClock::called)
+      .def("read", &CallerClock::read)
+      .def("made", &CallerClock::made, nb::arg("samples"), nb::arg("iterated") = false)
+      .def("handed", &CallerClock::handed, nb::arg("number"), nb::arg("every"))
+      .def("failed", &CallerClock::failed)
+      .def("ended", &CallerClock::ended)
+      .def("moments", [](const CallerClock& self) {
+        const auto found = self.moments();
+        return nb::make_tuple(found[0], found[1], found[2]);
+      })
+      .def_prop_ro("samples", &CallerClock::samples);
   nb::class_<PyProgram>(m, "Program").def(nb::init<nb::list>(), nb::arg("sources"));
   nb::class_<Batch>(m, "PreparedBatch");
   nb::class_<PythonJob>(m, "PythonJob")

@@ -566,6 +566,43 @@ class LoopCounter:
     def counts(self) -> tuple[int, int, float, float, float, float, tuple[int, ...]]:
         """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
 
+    def direct(self) -> tuple[int, int, tuple[tuple[float, int, float], ...]]:
+        """Return what passes in the caller's thread counted: batches, samples, and (seconds, samples, CPU seconds) of
+        each stage in observe.CALLER_STAGES.
+        """
+
+class CallerClock:
+    """The clock of one pass in the caller's thread."""
+
+    def __init__(self, counter: LoopCounter) -> None: ...
+    def called(self) -> None:
+        """Take note that next() is called."""
+
+    def read(self) -> None:
+        """Take note that the samples of the batch are there."""
+
+    def made(self, samples: int, iterated: bool = False) -> None:
+        """Count the stages of a batch that is made. iterated: it took one, going through an iterable dataset."""
+
+    def handed(self, number: int, every: float) -> bool:
+        """Count batch `number` (from 1 on), which is handed out; a second call for it counts nothing.
+
+        Returns whether CPU times are due: at the first batch of a pass, and every so many seconds.
+        """
+
+    def failed(self) -> None:
+        """Take note of an error in the place of a batch."""
+
+    def ended(self) -> None:
+        """Take note of the end of the pass."""
+
+    def moments(self) -> tuple[float, float, float]:
+        """Return when next() was called, when the samples were there and when the batch was made."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of the latest batch."""
+
 class Pool:
     """Worker threads that fill batches. Raises RuntimeError in a process forked off from its own."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-import time
 from dataclasses import dataclass, field
+from time import perf_counter, process_time
 
 import penstock._native as _native
 from penstock.observe import Delivery, Observer, Observers
@@ -13,8 +13,10 @@ from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
-#: CPU times, which take some 50 us, are read once in so many seconds.
+#: CPU times, which take some 30 us, are read once in so many seconds, and at the ends of passes that take longer than
+#: SHORT_PASS: shorter ones that follow each other are looked at together.
 LOOK_SECONDS = 0.25
+SHORT_PASS = 0.002
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,18 @@ class LoopTimes:
 
 
 class LoopMeter:
-    """Adds up the times of all passes of a loader. Any thread may call any method."""
+    """Adds up the times of all passes of a loader. Any thread may call any method.
 
-    def __init__(self) -> None:
+    Args:
+        counter: of the loader; None: one of its own.
+    """
+
+    def __init__(self, counter: _native.LoopCounter | None = None) -> None:
         self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
-        self._counter = _native.LoopCounter()
+        self._counter = counter or _native.LoopCounter()
         self._cpu = self._machine_cpu = self._idle = 0.0
+        self._looked = 0.0  # when the CPU times were read
+        self._ran = 0.0, 0.0  # of the process and the machine, then
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
 
@@ -85,11 +93,16 @@ class LoopMeter:
         with self._lock:
             self._idle += seconds
 
-    def add_cpu(self, process: float, machine: float) -> None:
-        """Count CPU time of the process, and of all processes of the machine."""
+    def look(self, *, begins: bool = False) -> None:
+        """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         with self._lock:
-            self._cpu += process
-            self._machine_cpu += machine
+            if (now := perf_counter()) - self._looked < SHORT_PASS:
+                return
+            before, self._ran, self._looked = self._ran, (process_time(), machine_cpu_seconds()), now
+            if not begins:
+                process, machine = map(operator.sub, self._ran, before)
+                self._cpu += process
+                self._machine_cpu += machine
 
     def times(self) -> LoopTimes:
         """Return the times so far."""
@@ -110,42 +123,47 @@ class LoopClock(Observer):
     def __init__(self, meter: LoopMeter, others: Observers = ()) -> None:
         self._meter, self._add, self._others = meter, meter.add, others
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
-        self._looked = 0.0  # when the CPU times were read
-        self._ran = 0.0, 0.0  # of the process and the machine, then
+        self._looked = 0.0  # when CPU times were due
+        self._begun = False  # a batch of the pass has come
+        self.direct: _native.CallerClock | None = None
+        """Measures the loop in the place of `delivered`: that of a pass in the caller's thread."""
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch, and the loop's work before it was called for."""
-        now, left = time.perf_counter(), self._left
+        now, left = perf_counter(), self._left
         self._left = now
         worked = None if left is None else now - delivery.waited - left
         self._add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
-            self._look(now, first=left is None)
-            for other in self._others:
-                other.looked()
+            self._looked = now
+            self.look()
+
+    def look(self) -> None:
+        """Read the CPU times, and let those know that look now and then."""
+        begins, self._begun = not self._begun, True
+        self._meter.look(begins=begins)
+        for other in self._others:
+            other.looked()
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
-        self._left = time.perf_counter()
+        self._left = perf_counter()
+        if self.direct is not None:
+            self.direct.failed()
         for other in self._others:
             other.failed(error)
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
-        if self._left is not None:
-            now = time.perf_counter()
-            self._meter.add_work(max(0.0, now - self._left))
-            self._look(now)
-        self._left = None
+        if self.direct is not None:
+            self.direct.ended()
+        elif self._left is not None:
+            self._meter.add_work(max(0.0, perf_counter() - self._left))
+        if self._begun:
+            self._meter.look()
+        self._left, self._begun = None, False
         for other in self._others:
             other.ended()
-
-    def _look(self, now: float, *, first: bool = False) -> None:
-        """Count the CPU times since they were read; first: only read them."""
-        before, self._ran = self._ran, (time.process_time(), machine_cpu_seconds())
-        self._looked = now
-        if not first:
-            self._meter.add_cpu(*map(operator.sub, self._ran, before))
 
 
 def clocked(meter: LoopMeter, watchers: Observers) -> Observers:

@@ -6,17 +6,20 @@ import contextlib
 import logging
 import operator
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
+import penstock._native as _native
 from penstock.call_counts import CallMeter, CallReader
 from penstock.errors import WorkerStuck
 
 #: Counts of finished work that wait to be added up.
 _UNCOUNTED = 100
+#: The stages that a LoopCounter counts of passes in the caller's thread.
+CALLER_STAGES = ("getitem", "collate", "iterate")
 
 
 @dataclass(slots=True, eq=False)
@@ -273,7 +276,7 @@ class Instant(NamedTuple):
     @classmethod
     def now(cls) -> Instant:
         """Return this moment, of the calling thread."""
-        return cls(time.perf_counter(), time.thread_time())
+        return cls(perf_counter(), thread_time())
 
 
 class SpanSink(Protocol):
@@ -300,6 +303,8 @@ class Meter:
         self._totals: dict[str, StageTime] = {}
         self._working: list[StageReader] = []
         self._finished: deque[tuple[Any, ...]] = deque()  # counts that the totals do not have yet
+        self.counter = _native.LoopCounter()
+        """Counts the passes in the caller's thread, batch by batch, and the loops over all passes."""
         self.calls = CallMeter()
         self.processes = ProcessTimes()
         self.reading = ReadMeter()
@@ -352,13 +357,17 @@ class Meter:
 
     def add(self, stage: str, begun: Instant, samples: int) -> float:
         """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
-        seconds, cpu_seconds = time.perf_counter() - begun.time, time.thread_time() - begun.cpu_time
+        seconds, cpu_seconds = perf_counter() - begun.time, thread_time() - begun.cpu_time
         self._finished.append((stage, seconds, samples, cpu_seconds))
-        for sink in self.sinks:
-            sink(stage, seconds, samples, begun.time + seconds)
+        self.tell(stage, begun.time, begun.time + seconds, samples)
         if len(self._finished) > _UNCOUNTED:
             self._count_finished()
         return seconds
+
+    def tell(self, stage: str, begun: float, ended: float, samples: int) -> None:
+        """Tell the sinks of work of the calling thread that is counted elsewhere."""
+        for sink in self.sinks:
+            sink(stage, ended - begun, samples, ended)
 
     def stages(self) -> dict[str, StageTime]:
         """Return the stages that had samples."""
@@ -369,6 +378,8 @@ class Meter:
             finally:
                 self._collecting.release()
         totals = self._count_finished()
+        _, _, stages = self.counter.direct()
+        _count(totals, zip(CALLER_STAGES, *zip(*stages, strict=True), strict=True))
         for read in list(self._working):
             _count(totals, read())
         return {stage: time for stage, time in totals.items() if time.samples}

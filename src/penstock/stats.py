@@ -199,14 +199,17 @@ class Stats:
 
 
 class Counters(Observer):
-    """The counters behind Stats. Any thread may call any method."""
+    """The counters behind Stats. Any thread may call any method.
+
+    Passes in the caller's thread count their batches natively, and `delivered` is not called for these.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._batches = 0
         self._samples = 0
         self.meter = Meter()
-        self.loop = LoopMeter()
+        self.loop = LoopMeter(self.meter.counter)
         self._read_by_python: Counter[str] = Counter()
 
     def delivered(self, delivery: Delivery) -> None:
@@ -220,12 +223,12 @@ class Counters(Observer):
     @property
     def batches(self) -> int:
         """Batches handed to the user."""
-        return self._batches
+        return self._batches + self.meter.counter.direct()[0]
 
     @property
     def samples(self) -> int:
         """Samples handed to the user."""
-        return self._samples
+        return self._samples + self.meter.counter.direct()[1]
 
     def snapshot(
         self,
@@ -238,7 +241,7 @@ class Counters(Observer):
     ) -> Stats:
         """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and so on."""
         with self._lock:
-            batches, samples, read_by_python = self._batches, self._samples, dict(self._read_by_python)
+            batches, samples, read_by_python = self.batches, self.samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)

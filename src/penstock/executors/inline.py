@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import partial
-from operator import itemgetter
-from typing import Any
+from operator import itemgetter, length_hint
+from time import perf_counter
+from typing import Any, cast
 
+import torch
+from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+import penstock._native as _native
+from penstock import call_counts
+from penstock.executors.iterator import warn_of_more
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.hooks.calls import ANSWERED
-from penstock.observe import Instant, Meter
-from penstock.recipe.compose_hook import working
+from penstock.loop_times import LOOK_SECONDS, LoopClock
+from penstock.observe import Delivery, Meter, Observers, observed
+from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.exchange import Lease
-from penstock.sample_notes import collated, fetch_samples, one_by_one
+from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method
+from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
-from penstock.stats import samples_given, samples_in
+from penstock.stats import Counters, samples_in
+
+#: Stands for a batch, or for what the sampler gives, that is not there yet.
+_NOTHING = object()
+_profiles = torch._C._autograd._profiler_enabled
 
 
 class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
+
+    Its loops are short: a batch of small samples takes torch ten microseconds. So it does here what torch's iterator
+    and fetcher do, in two functions, and counts natively; who else is to know of each batch is told by `observed`.
+
+    An interrupt (Ctrl-C) loses no batch: what the sampler gave is kept until its batch is made, and a batch until it is
+    handed out. An interrupt in the sampler's own code, or while samples of an iterable dataset are read, is followed
+    by an error at the next call.
 
     Args:
         loader: a torch DataLoader with num_workers=0.
@@ -36,6 +55,12 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
     """
+
+    _observers: Observers = ()
+    _counted: tuple[Progress, LoopClock] | None = None
+    """Who has the counts of the pass from its clock; None: each observer is told of each batch."""
+    _before = 0  # batches that the progress counted beside those that came
+    _offset = 0  # batches of the epoch that came before the pass
 
     def __init__(
         self,
@@ -51,15 +76,21 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._given, self._batches = given, batches
         self._mid_epoch = streams is not None and any(streams.counts)
         super().__init__(loader)
-        if type(self._dataset_fetcher) is _MapDatasetFetcher:
-            self._dataset_fetcher.__class__ = _Noting
-            self._dataset_fetcher.meter = meter  # type: ignore[attr-defined]
-        self._meter = meter
-        self._composes = composes
+        fetcher = self._dataset_fetcher
+        self._maps = type(fetcher) is _MapDatasetFetcher
+        self._stacks = self._collate_fn is default_collate
+        self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
+        self._meter, self._clock = meter, _native.CallerClock(meter.counter)
+        self._again: list[Any] = []  # what the sampler gave for the batch that an interrupt came into
+        self._cut = ""  # what an interrupt may have ended
+        self._kept: list[Any] = []  # the batch that was made and did not reach its caller
+        self._delivered: Delivery | None = None  # of the kept batch, where observers are told
+        self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
+        self._profiled = False  # the profiler knows of the call that is under way
+        self._calls = meter.calls.of_this_thread() if composes else None
         self._lease = Lease(ANSWERED) if composes else Lease()  # for the pass: to exchange functions takes 10 us
         if self._batches is not None:
             self._sampler_iter = self._batches
-        fetcher = self._dataset_fetcher
         if given is not None and batches is None:
             restore_fetcher(fetcher, given)
         self._streams = streams if ahead else None
@@ -79,63 +110,201 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                 self._batches = with_first_drawn(self._batches)
             restore_dataset(self._dataset, self._given)
 
-    def _next_index(self) -> Any:
-        self._asked_for = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._asked_for
+    # --- a batch ----------------------------------------------------------------------------------------------------
 
-    def _samples(self, batch: Any) -> int:
-        if not self._auto_collation:
-            return 1
-        iterable = self._dataset_kind == _DatasetKind.Iterable
-        stacks = self._collate_fn is default_collate
-        return samples_in(batch, samples_given(self._asked_for), iterable=iterable, stacks=stacks)
+    def __next__(self) -> Any:
+        if self._counted is None or (_profiles() and not self._profiled):
+            return self._reported()
+        progress, loop = self._counted
+        batch = _NOTHING
+        try:
+            if self._kept:
+                batch = self._kept[0]
+                self._kept.clear()
+            else:
+                batch, self._num_yielded = self._batch(), self._num_yielded + 1
+            if self._clock.handed(self._num_yielded, LOOK_SECONDS):
+                loop.look()
+            if progress.samplers is not None:
+                progress.samplers.handed(self._num_yielded + self._before)
+            progress.taken = progress.handed = self._num_yielded + self._before
+            self._read_before[0] = progress.taken + self._offset
+            return batch
+        except StopIteration:
+            for observer in self.observers:
+                observer.ended()
+            raise
+        except Exception as error:
+            self._before += 1
+            for observer in self.observers:
+                observer.failed(error)
+            raise
+        except BaseException:
+            if batch is not _NOTHING:
+                self._kept[:] = [batch]
+            raise
+
+    def _batch(self) -> Any:
+        """Return the next batch; after an interrupt the same one again. What torch's iterator and fetcher do."""
+        self._lease.meet()
+        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
+        before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
+        clock.called()
+        try:
+            try:
+                if self._calls is not None:
+                    answering.native, counting.sink = True, self._calls
+                if self._again:
+                    asked = self._again[0]
+                    self._again.clear()
+                else:
+                    for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
+                        break
+                    else:
+                        raise self._end() if self._cut else StopIteration
+                if not self._maps:
+                    batch = self._streamed(asked)
+                else:
+                    dataset = self._dataset
+                    if not self._auto_collation:
+                        samples = dataset[asked]
+                    elif whole := getattr(dataset, "__getitems__", None):
+                        samples = whole(asked)
+                    else:
+                        asked = asked if type(asked) is list else list(asked)
+                        left = iter(asked)  # its length hint gives the position, at no cost
+                        samples = [dataset[index] for index in left]
+                    clock.read()
+                    batch = self._collate_fn(samples)
+                    clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                if self._meter.sinks:
+                    self._tell()
+                if self._pin_memory:
+                    batch = pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+                return batch
+            finally:
+                answering.native, counting.sink = before
+        except StopIteration:
+            self._lease.close()
+            raise
+        except Exception as error:
+            self._note(error, asked, samples, left)
+            raise
+        except BaseException as error:
+            self._interrupted(error, asked)
+            raise
+
+    def _streamed(self, asked: Any) -> Any:
+        """Return a batch of an iterable dataset."""
+        fetcher = self._dataset_fetcher
+        batch = fetcher.fetch(asked)
+        given = length_hint(asked, 1) if self._auto_collation else 1
+        last = fetcher.ended and self._auto_collation
+        self._clock.made(samples_in(batch, given, iterable=last, stacks=self._stacks), True)
+        return batch
+
+    def _note(self, error: Exception, asked: Any, samples: Any, left: Any) -> None:
+        """Note on an error of the dataset or the collate_fn which sample or batch it is about."""
+        if asked is _NOTHING or not self._maps:
+            return
+        if samples is not _NOTHING:
+            note_batch(error, asked, samples)
+        elif left is not None:
+            note_sample(error, asked[len(asked) - length_hint(left) - 1])
+        elif self._auto_collation:
+            note_batch(error, asked)
+        else:
+            note_sample(error, asked)
+
+    def _interrupted(self, error: BaseException, asked: Any) -> None:
+        """Keep what the sampler gave; have the next call fail where the interrupt has ended what gives the samples."""
+        if asked is not _NOTHING and self._maps:
+            self._again[:] = [asked]
+        elif asked is not _NOTHING:
+            self._cut, self._sampler_iter = "the iterable dataset", iter(())
+        elif error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the sampler
+            self._cut = "the sampler"
+
+    def _end(self) -> Exception:
+        """Return what is raised where the sampler gives no more: a generator that was interrupted is at its end."""
+        with suppress(TypeError):  # a sampler without a length
+            if self._maps and self._num_yielded == len(self):
+                return StopIteration()
+        return RuntimeError(f"{self._cut} was interrupted, and gives no more: begin a new pass")
+
+    # --- who is told ------------------------------------------------------------------------------------------------
+
+    @property
+    def observers(self) -> Observers:
+        """Who is told of the pass. Those of a loader that nobody else watches have their counts from the clock."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: Observers) -> None:
+        self._observers, self._counted = observers, None
+        if tuple(map(type, observers)) != (Counters, Progress, LoopClock) or self._promised is not None:
+            return
+        progress, loop = cast(tuple[Any, Progress, LoopClock], observers)[1:]
+        if progress.arrivals is None and self._streams is None:
+            loop.direct, self._counted = self._clock, (progress, loop)
+            self._before = progress.taken - self._num_yielded
+            if progress.streams is not None:
+                self._read_before = progress.streams.counts
+            self._offset = self._read_before[0] - progress.taken
+
+    def _reported(self) -> Any:
+        """Return the next batch, of which the profiler and the observers know."""
+        if _profiles() and not self._profiled:
+            try:
+                self._profiled = True
+                with record_function(self._profile_name):
+                    return next(self)
+            finally:
+                self._profiled = False
+        try:
+            batch = observed(self.observers, self._delivery)
+        except Exception:
+            if self._delivered is not None and self._delivered.refused:
+                self._kept, self._delivered = [], None
+            raise
+        self._kept, self._delivered = [], None
+        return batch
+
+    def _delivery(self) -> Delivery:
+        if self._delivered is None:
+            if not self._kept:
+                self._kept, self._num_yielded = [self._next_batch()], self._num_yielded + 1
+            began, _, _ = self._clock.moments()
+            self._delivered = Delivery(self._kept[0], self._clock.samples, perf_counter() - began)
+            if self._promised is not None and self._num_yielded > self._promised:
+                warn_of_more(str(self._dataset), self._promised, self._num_yielded, 0)
+        return self._delivered
 
     def _next_batch(self) -> Any:
         if self._streams is None:
-            return super()._next_batch()
+            return self._batch()
         try:
-            batch = super()._next_batch()
+            batch = self._batch()
         except StopIteration:
-            self._streams.ended(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+            self._streams.ended(0, _state_now(self._dataset, self._dataset_fetcher))
             raise
         except Exception:
             self._streams.failed()
             raise
-        self._streams.read(0, _state_now(self._dataset_fetcher.dataset, self._dataset_fetcher))
+        self._streams.read(0, _state_now(self._dataset, self._dataset_fetcher))
         return batch
 
-    def _next_data(self) -> Any:
-        begun = Instant.now()
-        self._lease.meet()
-        try:
-            with working(self._meter.calls) if self._composes else nullcontext():
-                batch = super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            self._lease.close()
-            raise
-        if self._dataset_kind == _DatasetKind.Iterable:
-            self._meter.add("iterate", begun, self._samples(batch))
-        return batch
+    def _samples(self, batch: Any) -> int:
+        return self._clock.samples
 
-
-class _Noting(_MapDatasetFetcher):
-    """torch's fetcher, whose errors get a note of their sample, and whose stages are counted."""
-
-    meter: Meter
-
-    def fetch(self, given: Any) -> Any:
-        """Return the batch of what a sampler gave."""
-        begun = Instant.now()
-        if self.auto_collation:
-            samples = fetch_samples(self.dataset, given)
+    def _tell(self) -> None:
+        """Tell those who record the work of this thread of the batch that was made last."""
+        began, read, made = self._clock.moments()
+        if not self._maps:
+            self._meter.tell("iterate", began, made, self._clock.samples)
         else:
-            (samples,) = one_by_one(partial(operator.getitem, self.dataset), [given])
-        count = samples_given(given) if self.auto_collation else 1
-        self.meter.add("getitem", begun, count)
-        begun = Instant.now()
-        batch = collated(self.collate_fn, given, samples)
-        self.meter.add("collate", begun, count)
-        return batch
+            self._meter.tell("getitem", began, read, self._clock.samples)
+            self._meter.tell("collate", read, made, self._clock.samples)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
@@ -161,7 +330,7 @@ class InlineExecutor:
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.resources.meter,
+            meter=job.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -193,7 +193,7 @@ class Pass(_BaseDataLoaderIter):
 
         What is in flight and the delivery are added to `handed` before it is dropped: then nothing can lose it.
         """
-        started = time.perf_counter()
+        started = perf_counter()
         queue = self._queue  # close(), in another thread, makes another one
         self._prepare()
         batch = None
@@ -212,7 +212,7 @@ class Pass(_BaseDataLoaderIter):
             raise
         if self._reads_ahead:  # without workers nothing is done ahead
             self._refill(queue, done=1)
-        delivery = self._delivery(batch, out, time.perf_counter() - started)
+        delivery = self._delivery(batch, out, perf_counter() - started)
         delivery.begun, delivery.in_flight = batch.begun, len(queue) - 1
         handed.append((batch, delivery))
         self._drop(batch)
@@ -265,7 +265,7 @@ class Pass(_BaseDataLoaderIter):
         if batch.settled:
             return
         if batch.given is not None:
-            batch.begun = batch.begun or time.perf_counter()
+            batch.begun = batch.begun or perf_counter()
             self._cursor.taken(batch.given)
             self._begin(batch)
         batch.settled = True
@@ -332,22 +332,8 @@ class Pass(_BaseDataLoaderIter):
                 delivery = self._hand_out(handed)
             self._num_yielded += 1
             if self._input.promised is not None and self._num_yielded > self._input.promised:
-                self._warn_of_more(self._input.promised)
+                warn_of_more(self._input.dataset, self._input.promised, self._num_yielded, self._num_workers)
             return delivery
-
-    def _warn_of_more(self, promised: int) -> None:
-        """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
-        text = (
-            f"Length of IterableDataset {self._input.dataset} was reported to be {promised}"
-            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
-        )
-        if self._num_workers:
-            text += (
-                "For multiprocessing data-loading, this could be caused by not properly configuring the "
-                "IterableDataset replica at each worker. Please see "
-                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
-            )
-        warn_user(text)
 
     def __len__(self) -> int:
         if self._input.length is None:
@@ -389,3 +375,18 @@ class IndexedPass(Pass):
 def pinned(batch: Any) -> Any:
     """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def warn_of_more(dataset: str, promised: int, yielded: int, workers: int) -> None:
+    """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
+    text = (
+        f"Length of IterableDataset {dataset} was reported to be {promised}"
+        f"(when accessing len(dataloader)), but {yielded} samples have been fetched. "
+    )
+    if workers:
+        text += (
+            "For multiprocessing data-loading, this could be caused by not properly configuring the "
+            "IterableDataset replica at each worker. Please see "
+            "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+        )
+    warn_user(text)

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,9 +47,12 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
+from penstock.system.heap import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
+#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
+SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (
     FillerExecutor(),
@@ -92,7 +96,6 @@ class Executors:
         self._base_seed: int | None = None  # torch's, of the latest pass
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
-        self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
@@ -128,7 +131,7 @@ class Executors:
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=self._cpus,
+            cpus=min(host_cpus(), exact_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
             fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
@@ -137,7 +140,7 @@ class Executors:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs", "_latest")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs", "_latest")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -151,14 +154,18 @@ class Executors:
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
         self._workers, self._cluster = (settings.num_workers, kind), settings.cluster
-        self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:
             self._files = in_threads and chosen.assisted is not None
         if not self._logs:
             self._logs = True
+            keep_freed_memory()
             log_at_end(loader, self.measured)
+        if settings.num_workers == 0 and settings.timeout:
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
         pins = self.pins(settings)  # which warns, once a pass
         return Job(
             loader,
@@ -168,7 +175,8 @@ class Executors:
             PassBatches(BatchOrder(settings), progress, self.reach, native),
             epochs,
             lambda: self._key(settings, progress, epochs),
-            self.resources(settings, chosen, sends=sends),
+            self.counters.meter,
+            partial(self.resources, settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
             in_threads,
@@ -239,13 +247,9 @@ class Executors:
         return self.register.substitutes
 
     def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
-        """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
-        if settings.num_workers == 0 and settings.timeout:
-            raise pair(InvalidOption, AssertionError)(  # torch asserts it
-                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
-            )
+        """Return what a pass works with. sends: its batches go to an accelerator."""
         return PassResources(
-            workers=settings.num_workers,
+            workers=0 if settings.workers_chosen and is_small(settings, chosen) else settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
@@ -360,6 +364,14 @@ def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
+
+
+def is_small(settings: Settings, chosen: Plan) -> bool:
+    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
+    if not isinstance(chosen, NativePlan) or any(leaf.unmoved is None for leaf in chosen.leaves):
+        return False
+    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
+    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from penstock.executors.job import Job
@@ -23,9 +23,12 @@ class LoaderView:
         return getattr(self._loader, name)
 
 
-def view_of(job: Job) -> LoaderView:
+def view_of(job: Job) -> Any:
     """Return the loader of a pass. Torch would warn of a pin_memory_device at a line of Penstock's."""
-    return LoaderView(job.loader, pin_memory_device="", pin_memory=job.pins, generator=job.settings.draws_from)
+    loader, generator = job.loader, job.settings.draws_from
+    if loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
+        return loader
+    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator)
 
 
 def batches_in_flight(iterator: Any) -> int:
@@ -52,8 +55,8 @@ class TorchPass:
         return observed(self.observers, self._delivery)
 
     def _delivery(self) -> Delivery:
-        started = time.perf_counter()
+        started = perf_counter()
         batch = self._next_batch()
-        waited = time.perf_counter() - started
+        waited = perf_counter() - started
         bad, self._bad = self._bad, ()
         return Delivery(batch, self._samples(batch), waited, bad=bad, in_flight=batches_in_flight(self))

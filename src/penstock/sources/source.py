@@ -136,6 +136,10 @@ class NativeSource:
     """Whether the memory that the fillers read is where it was; None: they read files."""
     staged: bool = False
     """Whether samples in memory are copied when their batch is submitted, so that threads may work on them ahead."""
+    dataset: object = None
+    """Whose rows these are, and nothing else, where a plan may serve several passes."""
+    lasting: Holds | None = None
+    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
     lost: Callable[[Indices], list[int]] | None = None
     """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;
     None: no sample lies in a file."""
