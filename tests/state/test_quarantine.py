@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptSample, InvalidOption, TooManyBadSamples
+from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import LINE_BYTES, MAX_LINE_BYTES, BadSample, Manifest
 from penstock.state.quarantine import Quarantine, Replace
 from tests.waiting import wait_until
