@@ -42,6 +42,8 @@ struct CacheTier::Entry {
 struct CacheTier::Noted {
   std::atomic<std::uint64_t> hits, dropped;
   std::atomic<std::uint64_t> writing;  // bytes that are being added to the data file
+  std::atomic<std::uint64_t> kept;     // samples, as counted when the data file had so many bytes:
+  std::atomic<std::uint64_t> counted_at;
   std::atomic<int> error;
 };
 
@@ -50,6 +52,8 @@ namespace {
 constexpr std::uint64_t kHeaderBytes = 64, kEntryBytes = 16;
 constexpr std::uint64_t kMaxLength = 0x7fff'f000;  // what one call writes: see write(2)
 constexpr std::uint64_t kMaxOffset = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kMaxLength;
+
+constexpr std::uint64_t kUncounted = ~std::uint64_t{0};
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);  // processes share them
 
@@ -144,6 +148,7 @@ bool CacheTier::set_entry(std::uint64_t sample, const Entry& entry) noexcept {
   const off_t at = static_cast<off_t>(kHeaderBytes + sample * kEntryBytes);
   const ssize_t written = ::pwrite(index_.get(), &entry, sizeof entry, at);
   if (written != sizeof entry) stop_writing(written < 0 ? errno : ENOSPC);
+  noted_->counted_at.store(kUncounted);
   return written == sizeof entry;
 }
 
@@ -202,18 +207,25 @@ bool CacheTier::keep(std::uint64_t sample, std::string_view name, std::span<cons
   return written && set_entry(sample, {offset + 1, std::uint64_t{bytes.size()} << 32 | checksum(name, bytes)});
 }
 
-CacheTier::Counts CacheTier::counts() const noexcept {
+// The entries of all processes: what any of them keeps makes the data file longer.
+std::uint64_t CacheTier::count() const noexcept {
   std::array<Entry, 4096> part;
   std::uint64_t kept = 0;
   for (std::uint64_t at = 0; at < samples_; at += part.size()) {
     const std::uint64_t entries = std::min<std::uint64_t>(part.size(), samples_ - at);
     std::uint64_t done = 0;
     auto* const to = reinterpret_cast<std::uint8_t*>(part.data());
-    if (!read_at(index_.get(), to, entries * kEntryBytes, kHeaderBytes + at * kEntryBytes, done)) break;
+    if (!read_at(index_.get(), to, entries * kEntryBytes, kHeaderBytes + at * kEntryBytes, done) || done == 0) break;
     const auto read = std::span(part).first(done / kEntryBytes);
     kept += static_cast<std::uint64_t>(std::count_if(read.begin(), read.end(), std::mem_fn(&Entry::is_kept)));
   }
-  return {kept, size_of(data_.get()), limit_, noted_->hits.load(std::memory_order_relaxed),
+  return kept;
+}
+
+CacheTier::Counts CacheTier::counts() const noexcept {
+  const std::uint64_t used = size_of(data_.get());
+  if (noted_->counted_at.exchange(used) != used) noted_->kept.store(count());
+  return {noted_->kept.load(), used, limit_, noted_->hits.load(std::memory_order_relaxed),
           noted_->dropped.load(std::memory_order_relaxed), noted_->error.load(std::memory_order_relaxed)};
 }
 

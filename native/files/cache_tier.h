@@ -76,6 +76,7 @@ class CacheTier {
   [[nodiscard]] Entry entry(std::uint64_t sample) const noexcept;
   [[nodiscard]] bool set_entry(std::uint64_t sample, const Entry& entry) noexcept;
   void stop_writing(int error) noexcept;
+  [[nodiscard]] std::uint64_t count() const noexcept;
 
   const UniqueFd index_, data_;
   const std::uint64_t samples_, limit_;
