@@ -31,7 +31,7 @@ from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
 from penstock.recipe.reach import SeedWarnings
-from penstock.settings import Given, Method, Settings, method_of, refuse_for_fillers, settings_of, shares
+from penstock.settings import Given, Method, Settings, Snapshot, method_of, refuse_for_fillers, shares
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.progress import is_count
@@ -119,6 +119,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     sampler: Any
     batch_sampler: Any
     _iterator: Any
+    _snapshot = Snapshot()
+    _planned_for: tuple[Settings, bool] | None = None
+    """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
 
     def __init__(
         self,
@@ -228,8 +231,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the device, the ledger, the iterator."""
         state = self.__dict__.copy()
-        for own in ("_plan", "_device_feed", "_recording"):
-            del state[own]
+        for own in ("_plan", "_planned_for", "_snapshot", "_device_feed", "_recording"):
+            state.pop(own, None)
         return {**state, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -247,9 +250,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         feed = feed_of(self.device)
         target = self._device_feed.begin(feed)
         sends = target is not None and target.sends
-        self._plan = planned(self._settings(), raw=sends, begins=True)
-        self._choose_workers()
         settings = self._settings()
+        if self._planned_for != (settings, sends) or not self._plan.lasts():
+            self._plan = planned(settings, raw=sends, begins=True)
+            self._choose_workers()
+            settings = self._settings()
+            self._planned_for = settings, sends
         progress = self._checkpoint.next_progress(settings)
         record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
         self._checkpoint.progress, self._checkpoint.record = progress, record
@@ -299,7 +305,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def _settings(self) -> Settings:
-        return settings_of(self, self._given, sampler_of(self.sampler, self.batch_sampler), blocks_of(self.dataset))
+        sampler, blocks = sampler_of(self.sampler, self.batch_sampler), blocks_of(self.dataset)
+        self._snapshot = self._snapshot.now(self, self._given, sampler, blocks)
+        assert self._snapshot.settings is not None
+        return self._snapshot.settings
 
     def _order(self) -> BatchOrder:
         return BatchOrder(self._settings())

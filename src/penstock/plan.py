@@ -29,7 +29,7 @@ from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.sources.remote_leaves import RemoteLeaves
 from penstock.sources.source import NativeSource, unknown
-from penstock.sources.tree import LeafNumbers, Node, build
+from penstock.sources.tree import LeafNumbers, Node, build, is_foreign
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
@@ -49,6 +49,11 @@ class NativePlan:
     def still(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
         return self.root.still() and self._still() and collates_as_torch(torch.Tensor)
+
+    def lasts(self) -> bool:
+        """Return whether the plan serves the next pass too: the dataset is rows in memory, and still the same ones."""
+        lasting = self.leaves[0].lasting if self.leaves[0].dataset is self.dataset else None
+        return lasting is not None and lasting() and self.still() and self.unmoved()
 
     @cached_property
     def unmoved(self) -> Holds:
@@ -199,6 +204,12 @@ class PythonPlan:
     """These functions leave the samples to default_collate as they are."""
     kept: Kept = field(default_factory=Kept)
     """Of the files that the two read."""
+    foreign: tuple[object, type] | None = None
+    """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native."""
+
+    def lasts(self) -> bool:
+        """Return whether the plan serves the next pass too: the dataset's own code reads it, whatever that does now."""
+        return self.foreign is not None and type(self.foreign[0]) is self.foreign[1]
 
 
 Plan = NativePlan | PythonPlan
@@ -230,15 +241,17 @@ def plan(
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
+    foreign = dataset, type(dataset)
     if isinstance(dataset, IterableDataset):
-        return PythonPlan(
-            Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
-        )
+        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+        return PythonPlan(why, foreign=foreign)
     refusal = _refuse_options(batched, collate_fn, worker_init_fn)
     kept = Kept(caches, indexes)
     if processes:
         by_name = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
-        return PythonPlan(refusal or by_name)
+        return PythonPlan(refusal or by_name, foreign=foreign)
+    if is_foreign(dataset):
+        return PythonPlan(refusal or unknown(dataset), foreign=foreign)
 
     def replan() -> Plan:
         functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}

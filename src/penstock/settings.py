@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 from itertools import takewhile
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -133,7 +135,7 @@ class Settings:
     blocks: Any = None
     """The order.blocks.Blocks that the dataset is shuffled in; None: it is shuffled as a whole."""
 
-    @property
+    @cached_property
     def iterable(self) -> bool:
         """Whether the dataset makes its own order."""
         return isinstance(self.dataset, IterableDataset)
@@ -154,17 +156,32 @@ class Settings:
         return self.generator or self.seeded
 
 
-def settings_of(loader: Any, given: Given, sampler: Any, blocks: Any) -> Settings:
-    """Return the settings of a loader as they are now.
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The settings of a loader, and the objects that they were taken from."""
 
-    sampler: says which samples come. blocks: what the dataset is shuffled in.
-    """
+    taken: tuple[Any, ...] = ()
+    settings: Settings | None = None
+
+    def now(self, loader: Any, given: Given, sampler: Any, blocks: Any) -> Snapshot:
+        """Return the snapshot of a loader as it is now: this one where every attribute is the object that it was.
+
+        sampler: says which samples come. blocks: what the dataset is shuffled in.
+        """
+        noted = getattr(loader, "_IterableDataset_len_called", None)
+        taken = (*_attributes_of(loader), noted, given, given.workers, sampler, blocks)
+        if len(taken) == len(self.taken) and all(map(is_, taken, self.taken)):
+            return self
+        return Snapshot(taken, _settings_of(loader, given, sampler, blocks, noted))
+
+
+def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, noted: int | None) -> Settings:
     attributes = {name: getattr(loader, name) for name in _ATTRIBUTES}
     return Settings(
         **{**attributes, "sampler": sampler},
         index_sampler=loader._index_sampler,
         batched=loader._auto_collation,
-        noted_length=getattr(loader, "_IterableDataset_len_called", None),
+        noted_length=noted,
         method=given.method,
         own_order=given.own_order,
         prefetch_given=given.prefetch,
@@ -179,3 +196,4 @@ def settings_of(loader: Any, given: Given, sampler: Any, blocks: Any) -> Setting
 
 #: The fields that are attributes of a loader by the same name.
 _ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (field.name for field in fields(Settings))))
+_attributes_of = attrgetter(*_ATTRIBUTES, "_index_sampler", "_auto_collation")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter, length_hint
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.profiler import record_function
@@ -36,6 +36,18 @@ _NOTHING = object()
 _profiles = torch._C._autograd._profiler_enabled
 
 
+class _Imported:
+    """How many modules there were when the functions that are answered natively were looked up in them."""
+
+    modules = 0
+
+    @classmethod
+    def look(cls) -> None:
+        cls.modules = len(sys.modules)
+        with natively():
+            pass
+
+
 class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
@@ -59,6 +71,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     _counted: tuple[Progress, LoopClock] | None = None
     """Who has the counts of the pass from its clock; None: each observer is told of each batch."""
     _before = 0  # batches that the progress counted beside those that came
+    _offset = 0  # batches of the epoch that came before the pass
 
     def __init__(
         self,
@@ -82,9 +95,9 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._again: list[Any] = []  # what the sampler gave for the batch that an interrupt came into
         self._kept: list[Any] = []  # the batch that was made and did not reach its caller
         self._delivered: Delivery | None = None  # of the kept batch, where observers are told
+        self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
         self._profiled = False  # the profiler knows of the call that is under way
         self._calls = meter.calls.of_this_thread() if composes else None
-        self._modules = 0  # how many there were when the functions that are answered natively were looked up
         if self._batches is not None:
             self._sampler_iter = self._batches
         if given is not None and batches is None:
@@ -124,6 +137,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
             if progress.samplers is not None:
                 progress.samplers.handed(self._num_yielded + self._before)
             progress.taken = progress.handed = self._num_yielded + self._before
+            self._read_before[0] = progress.taken + self._offset
             return batch
         except StopIteration:
             for observer in self.observers:
@@ -141,8 +155,8 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
 
     def _batch(self) -> Any:
         """Return the next batch; after an interrupt the same one again. What torch's iterator and fetcher do."""
-        if self._modules != len(sys.modules):
-            self._answer_calls()
+        if self._calls is not None and _Imported.modules != len(sys.modules):
+            _Imported.look()
         clock, answering, counting = self._clock, this_thread, call_counts.this_thread
         before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
         clock.called()
@@ -210,13 +224,6 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         elif error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the sampler
             self._sampler_iter = _Cut("the sampler")
 
-    def _answer_calls(self) -> None:
-        """Look the functions up that are answered natively, where modules were imported since."""
-        self._modules = len(sys.modules)
-        if self._calls is not None:
-            with natively():
-                pass
-
     # --- who is told ------------------------------------------------------------------------------------------------
 
     @property
@@ -227,11 +234,15 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     @observers.setter
     def observers(self, observers: Observers) -> None:
         self._observers, self._counted = observers, None
-        match observers:
-            case (Counters(), Progress(streams=None, arrivals=None) as progress, LoopClock() as loop):
-                if self._promised is None:
-                    loop.direct, self._counted = self._clock, (progress, loop)
-                    self._before = progress.taken - self._num_yielded
+        if tuple(map(type, observers)) != (Counters, Progress, LoopClock) or self._promised is not None:
+            return
+        progress, loop = cast(tuple[Any, Progress, LoopClock], observers)[1:]
+        if progress.arrivals is None and self._streams is None:
+            loop.direct, self._counted = self._clock, (progress, loop)
+            self._before = progress.taken - self._num_yielded
+            if progress.streams is not None:
+                self._read_before = progress.streams.counts
+            self._offset = self._read_before[0] - progress.taken
 
     def _reported(self) -> Any:
         """Return the next batch, of which the profiler and the observers know."""
@@ -321,7 +332,7 @@ class InlineExecutor:
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.resources.meter,
+            meter=job.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made

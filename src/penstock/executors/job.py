@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.filling import Filling
 from penstock.executors.iterator import PassInput, PassResources
+from penstock.observe import Meter
 from penstock.order.epochs import Epochs
 from penstock.plan import Plan, PythonPlan
 from penstock.settings import Method, Settings
@@ -32,13 +33,27 @@ class Job:
     epochs: Epochs
     key: Callable[[], tuple[int, int]]
     """Returns (seed, epoch) of the pass, and advances the generators as torch's iterator would. Called once."""
-    resources: PassResources
+    meter: Meter
+    """Adds up what all passes of the loader do."""
+    make_resources: Callable[[], PassResources]
     substitutes: Substitutes | None
     """How bad samples are replaced; None raises their errors."""
     pins: bool
     """Torch's own iterator pins its batches."""
     in_threads: bool
     """Python threads of this process read the dataset, where Python reads it."""
+
+    @cached_property
+    def resources(self) -> PassResources:
+        """What a pass of threads, or with batch memory, works with."""
+        return self.make_resources()
+
+    @property
+    def plain(self) -> bool:
+        """Whether Python reads the samples, and does no more than torch's own fetcher."""
+        plan, seeded = self.plan, self.settings.seed is not None
+        as_torch = isinstance(plan, PythonPlan) and plan.assisted is None and plan.filled is None
+        return as_torch and not seeded and self.substitutes is None
 
     @property
     def eager(self) -> bool:

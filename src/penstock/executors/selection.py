@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,6 @@ class Executors:
         self._base_seed: int | None = None  # torch's, of the latest pass
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
-        self._cpus = 1.0  # that it might use
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
 
@@ -125,7 +125,7 @@ class Executors:
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=self._cpus,
+            cpus=min(host_cpus(), exact_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
             fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
@@ -134,7 +134,7 @@ class Executors:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_cpus", "_files", "_logs")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -148,7 +148,6 @@ class Executors:
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
         self._workers, self._cluster = (settings.num_workers, kind), settings.cluster
-        self._cpus = min(host_cpus(), exact_quota() or math.inf)
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:
@@ -156,6 +155,10 @@ class Executors:
         if not self._logs:
             self._logs = True
             log_at_end(loader, self.measured)
+        if settings.num_workers == 0 and settings.timeout:
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
         pins = self.pins(settings)  # which warns, once a pass
         return Job(
             loader,
@@ -165,7 +168,8 @@ class Executors:
             PassBatches(BatchOrder(settings), progress, self.reach, native),
             epochs,
             lambda: self._key(settings, progress, epochs),
-            self.resources(settings, chosen, sends=sends),
+            self.counters.meter,
+            partial(self.resources, settings, chosen, sends=sends),
             self.substitutes(settings),
             pins,
             in_threads,
@@ -225,11 +229,7 @@ class Executors:
         return self.register.substitutes
 
     def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
-        """Return what a pass works with. sends: its batches go to an accelerator. Raises InvalidOption."""
-        if settings.num_workers == 0 and settings.timeout:
-            raise pair(InvalidOption, AssertionError)(  # torch asserts it
-                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
-            )
+        """Return what a pass works with. sends: its batches go to an accelerator."""
         return PassResources(
             workers=settings.num_workers,
             in_flight=settings.in_flight,

@@ -341,7 +341,7 @@ class ThreadExecutor:
             return False
         if job.in_threads and (settings.num_workers or not settings.iterable):
             return True
-        return not settings.num_workers and not settings.iterable and not job.fetch(here=True).plain
+        return not settings.num_workers and not settings.iterable and not job.plain
 
     def open(self, job: Job) -> ThreadPass:
         """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""

@@ -24,6 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic, perf_counter
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -87,7 +88,7 @@ class _Live(Observer):
 
     def looked(self) -> None:
         """Take note of a batch."""
-        self._loader.got = now = time.monotonic()
+        self._loader.got = now = monotonic()
         if now >= self._publisher.due:
             self._publisher.publish(now)
 
@@ -100,7 +101,7 @@ class _Live(Observer):
         if self._open:
             self._open = False
             self._loader.open -= 1
-        if (now := time.monotonic()) >= self._publisher.due:
+        if (now := monotonic()) >= self._publisher.due:
             self._publisher.publish(now)
 
 
@@ -128,18 +129,25 @@ class Publisher:
         with self._lock:
             if self._began is None:
                 self._began = time.time()
-                self.due = time.monotonic() + FIRST_AFTER
-            self._loaders = [one for one in self._loaders if one.read_stats() is not None]
-            read_stats, facts = loader.stats_reader(), _facts(loader)
-            known = next((one for one in self._loaders if one.loader() is loader), None)
-            if known is None:
-                self._count += 1
-                known = _Loader(self._count, weakref.ref(loader), weakref.WeakMethod(read_stats), facts)
+                self.due = monotonic() + FIRST_AFTER
+            read_stats = loader.stats_reader()
+            if self._loaders and self._loaders[-1].loader() is loader:  # epoch after epoch
+                known = self._loaders[-1]
             else:
-                self._loaders.remove(known)
-            known.facts = facts
-            self._loaders = [*self._loaders[-MOST_LOADERS + 1 :], known]
+                known = self._latest(loader, read_stats)
             return _Live(self, known, read_stats)
+
+    def _latest(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> _Loader:
+        """Return what is known of a loader, as the one whose pass began last."""
+        loaders = [one for one in self._loaders if one.read_stats() is not None]
+        known = next((one for one in loaders if one.loader() is loader), None)
+        if known is None:
+            self._count += 1
+            known = _Loader(self._count, weakref.ref(loader), weakref.WeakMethod(read_stats), _facts(loader))
+        else:
+            loaders.remove(known)
+        self._loaders = [*loaders[-MOST_LOADERS + 1 :], known]
+        return known
 
     def publish(self, now: float) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
@@ -147,7 +155,7 @@ class Publisher:
             return
         try:
             self.due = float("inf")
-            began = time.perf_counter()
+            began = perf_counter()
             folder = live_folder()
             if folder is None:
                 return
@@ -156,7 +164,7 @@ class Publisher:
                 remove_stale(folder)
                 self._name = name
             write(folder, self._name, self._snapshot(now))
-            self._every = max(EVERY, _SHARE * (time.perf_counter() - began))
+            self._every = max(EVERY, _SHARE * (perf_counter() - began))
             self.due = now + self._every
         except Exception as error:
             _log.debug("the live recording of this process could not be written: %s", error)
@@ -205,6 +213,8 @@ def _state(known: _Loader, now: float, offset: float) -> dict[str, Any] | None:
     """Return what the file says of a loader; None: it is gone. offset: from time.monotonic() to time.time()."""
     if (read_stats := known.read_stats()) is None:
         return None
+    if (loader := known.loader()) is not None:
+        known.facts = _facts(loader)
     stats = read_stats()
     loop = stats.loop
     point = (round(now, 2), stats.batches, stats.samples, loop.waited, loop.first_waited, loop.worked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +21,18 @@ class Order(Protocol):
 
     def take(self, begin: int, count: int) -> Indices:
         """Return the indices at positions begin to begin + count - 1: int64, shape (count,)."""
+
+
+def once(make: Callable[[], Order]) -> Callable[[], Order]:
+    """Return what makes an order at its first call, and returns the same one from then on."""
+    made: list[Order] = []
+
+    def order() -> Order:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return order
 
 
 class InSequence:

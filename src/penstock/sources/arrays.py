@@ -230,6 +230,7 @@ class ArraysSource(Source):
             unmoved=all_of(native.unmoved, dataset.holds),
             lost=dataset.lost if dataset._files else None,
             gone=dataset.truncated,
+            lasting=None if dataset._files else native.lasting,
         )
 
 
@@ -269,6 +270,8 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         held=InMemory(tuple(tensors)),
         still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
         unmoved=same_memory(aliases),
+        dataset=dataset,
+        lasting=lambda: all(map(within_storage, tensors)),
     )
 
 

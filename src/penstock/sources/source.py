@@ -134,6 +134,10 @@ class NativeSource:
     """The arrays, for a device that may keep them; None: the samples are not in memory."""
     unmoved: Holds | None = None
     """Whether the memory that the fillers read is where it was; None: they read files."""
+    dataset: object = None
+    """Whose rows these are, and nothing else, where a plan may serve several passes."""
+    lasting: Holds | None = None
+    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
     lost: Callable[[Indices], list[int]] | None = None
     """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;
     None: no sample lies in a file."""

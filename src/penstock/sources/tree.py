@@ -254,6 +254,11 @@ def source_of(dataset: Any) -> Source:
     return Source(dataset)
 
 
+def is_foreign(dataset: Any) -> bool:
+    """Return whether no adapter stands for the class of a map-style dataset: its own code reads all of it."""
+    return type(source_of(dataset)) is Source
+
+
 # --- the plan's tree --------------------------------------------------------------------------------------------------
 
 

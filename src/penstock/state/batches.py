@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
-from penstock.order.permutations import Indices, Positions
+from penstock.order.permutations import Indices, Positions, once
 from penstock.order.schedule import cut
 from penstock.recipe.reach import SeedWarnings
 from penstock.state.progress import Progress
@@ -62,7 +61,7 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = cache(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
+        order = once(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
         schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=order)
         return (indices for indices, _ in cut(order, schedule))
 
@@ -115,7 +114,7 @@ class PassBatches:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress, order = self.progress, self.order
-        made = cache(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
+        made = once(order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
         progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=made)
         batches = cut(made, progress.schedule)
         if not progress.ahead.ranges:

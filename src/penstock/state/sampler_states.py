@@ -18,7 +18,7 @@ from penstock.order.permutations import Positions
 
 def is_stateful(of: Any) -> bool:
     """Return whether an object has a state that can be loaded: torchdata's Stateful protocol."""
-    return all(callable(getattr(of, name, None)) for name in ("state_dict", "load_state_dict"))
+    return callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))
 
 
 class SamplerStates:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from PIL import Image
@@ -36,6 +37,7 @@ SAMPLES_AHEAD = 4 * READERS
 JOIN_SECONDS = 2.0
 
 
+@cache
 def read_ahead_bytes() -> int:
     """Return how many bytes of files the readers of a pass may hold ahead."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
