@@ -45,9 +45,12 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
+from penstock.system.heap import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
+#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
+SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (
     FillerExecutor(),
@@ -154,6 +157,7 @@ class Executors:
             self._files = in_threads and chosen.assisted is not None
         if not self._logs:
             self._logs = True
+            keep_freed_memory()
             log_at_end(loader, self.measured)
         if settings.num_workers == 0 and settings.timeout:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
@@ -231,7 +235,7 @@ class Executors:
     def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
         """Return what a pass works with. sends: its batches go to an accelerator."""
         return PassResources(
-            workers=settings.num_workers,
+            workers=0 if settings.workers_chosen and is_small(settings, chosen) else settings.num_workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
@@ -346,6 +350,14 @@ def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
+
+
+def is_small(settings: Settings, chosen: Plan) -> bool:
+    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
+    if not isinstance(chosen, NativePlan) or any(leaf.unmoved is None for leaf in chosen.leaves):
+        return False
+    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
+    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:
