@@ -15,7 +15,8 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "augmentations",
-    "cifar", "always_on", "startup", "python_datasets", "own_classes", "recipes", "scenes", "state", "tuning", "ray",
+    "cifar", "always_on", "no_regret", "startup", "python_datasets", "own_classes", "recipes", "scenes", "state",
+    "tuning", "ray",
 )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small data, 2 rounds: shows that all runs")
     parser.add_argument("--rounds", type=int, help="measured epochs per contestant (5; 2 with --quick)")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only contestants named so")
+    parser.add_argument("--case", action="append", default=[], metavar="WORD", help="only tables named so")
     parser.add_argument("--photos", type=Path, help="an image folder (../shared/data/photos when there)")
     parser.add_argument("--ids", type=int, help="files of the startup question (1,000,000; 20,000 with --quick)")
     parser.add_argument("--cache", type=Path, help="where data is made once (in the temporary folder)")
@@ -45,6 +47,7 @@ def main() -> None:
         ids=given.ids,
         peers_python=str(peers.absolute()) if peers.exists() else sys.executable,
         only=tuple(given.only),
+        cases=tuple(given.case),
         before=None if given.before is None else str(given.before.absolute()),
     )
     options.cache.mkdir(parents=True, exist_ok=True)

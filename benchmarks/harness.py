@@ -57,9 +57,10 @@ def answer(question: Question, options: Options, path: Path) -> None:
         "tables": [],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    for table in question.tables:
+    tables = [one for one in question.tables if not options.cases or any(word in one.name for word in options.cases)]
+    for table in tables:
         facts["tables"].append(run_table(question, table, setup, options))
-        if table.host is Host.HERE or table is question.tables[-1]:  # the next table may take this process down
+        if table.host is Host.HERE or table is tables[-1]:  # the next table may take this process down
             path.write_text(json.dumps(facts, indent=1) + "\n")
     say(f"{question.name}: written to {path}")
     missed = sum(target["met"] is False for table in facts["tables"] for target in table["targets"])
@@ -128,6 +129,10 @@ def median_of(row: Facts | None, measure: Measure) -> float | None:
     return row[measure.key]["median"] if row and measure.key in row else None
 
 
+def worst_of(row: Facts | None, measure: Measure) -> float | None:
+    return row[measure.key]["least" if measure.higher_is_better else "most"] if row and measure.key in row else None
+
+
 def best_peer(rows: Sequence[Facts], measure: Measure) -> Facts | None:
     peers = [r for r in rows if r["role"] == Role.PEER and measure.key in r]
     pick = max if measure.higher_is_better else min
@@ -150,18 +155,19 @@ def check(target: Target, rows: Sequence[Facts]) -> Facts:
     """Whether the target is met; None when a contestant that it needs did not run."""
     by_name = {r["name"]: r for r in rows}
     measure = target.measure
-    value = median_of(by_name.get(target.contestant), measure)
+    number_of = worst_of if target.worst else median_of
+    value = number_of(by_name.get(target.contestant), measure)
     bound = f"{target.bound:g} {measure.unit}"
     if target.to is not None:
         other = best_peer(rows, measure) if target.to == "best peer" else by_name.get(target.to)
-        base = median_of(other, measure)
+        base = number_of(other, measure)
         value = value / base if value is not None and base else None
         bound = f"{target.bound:g} times {target.to}"
         if other and other["name"] != target.to:
             bound += f" ({other['name']})"
     better = measure.higher_is_better
     met = None if value is None else (value >= target.bound if better else value <= target.bound)
-    text = f"{target.contestant}: {measure.key} {'at least' if better else 'at most'} {bound}"
+    text = f"{target.contestant}: {'worst ' * target.worst}{measure.key} {'at least' if better else 'at most'} {bound}"
     return {"target": text, "value": value, "met": met}
 
 

@@ -69,6 +69,8 @@ class Options:
     only: tuple[str, ...] = ()
     before: str | None = None
     """The interpreter of an environment with another build of Penstock, which is measured beside this one."""
+    cases: tuple[str, ...] = ()
+    """Words in the names of the tables that are measured; empty: all are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,12 +138,16 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`contestant`'s median against `bound`: over that of `to` ("best peer": the best), or alone if None."""
+    """`contestant`'s median against `bound`: over that of `to` ("best peer": the best), or alone if None.
+
+    `worst`: the worst rounds of both, not the medians.
+    """
 
     contestant: str
     bound: float
     to: str | None = None
     measure: Measure = SPEED
+    worst: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
