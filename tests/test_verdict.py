@@ -280,8 +280,8 @@ def test_stages_are_read_by_a_collection_amid_their_addition() -> None:
 
 def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(time, "process_time", lambda: 2 * now[0])
+    monkeypatch.setattr("penstock.loop_times.perf_counter", lambda: now[0])
+    monkeypatch.setattr("penstock.loop_times.process_time", lambda: 2 * now[0])
     monkeypatch.setattr("penstock.loop_times.machine_cpu_seconds", lambda: 3 * now[0])
     meter = LoopMeter()
     for _ in range(2):
@@ -302,6 +302,22 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times.machine_cpu_seconds == 3 * 2 * (1.0 + 0.5 + 2.0 + 0.25 + 3.0 + 4.0)
     assert sum(times.waits) == 4 and times.waits[18] == times.waits[19] == 2
     assert times.wait_share == pytest.approx(1.5 / 15.5)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_clock_that_a_program_patches_is_not_called(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    def fails() -> float:
+        raise AssertionError("the program's clock was called")
+
+    dataset: Any = Made(float, 8) if own else torch.utils.data.TensorDataset(torch.arange(8.0))
+    loader = penstock.DataLoader(dataset, 2, num_workers=0)
+    for _ in loader:  # what torch imports at first use reads the clock
+        pass
+    for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time"):
+        monkeypatch.setattr(time, name, fails)
+    assert sum(len(batch if own else batch[0]) for batch in loader) == 8
+    monkeypatch.undo()
+    assert loader.stats().loop.batches == 8
 
 
 @pytest.mark.parametrize(

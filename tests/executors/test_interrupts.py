@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset, IterableDataset
 
 import penstock
 from penstock.device.gathering import ResidentPass
@@ -28,8 +29,9 @@ from tests.sample_datasets import Made
 FILES = tuple(
     str(Path(penstock.__file__).parent / name)
     for name in (
-        "executors/iterator.py", "executors/native.py", "executors/threads.py", "executors/batch.py", "observe.py",
-        "executors/workers/crew.py", "executors/workers/native.py", "device/gathering.py", "state/progress.py",
+        "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
+        "executors/batch.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
+        "device/gathering.py", "state/progress.py",
     )
 )  # fmt: skip
 
@@ -49,8 +51,9 @@ class Interrupting:
         name = frame.f_code.co_filename
         if name not in FILES or frame.f_code.co_name in SPARED:
             return None
-        # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go.
-        if event == "line" and self.where is None and not source(frame).startswith("with "):
+        # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go; none is
+        # looked for between what is assigned and the `return` of it either.
+        if event == "line" and self.where is None and not source(frame).startswith(("with ", "return batch")):
             self.left -= 1
             if self.left < 0:
                 self.where = (frame.f_code.co_name, frame.f_lineno)
@@ -92,7 +95,8 @@ def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[t
                 continue
             except StopIteration:
                 ended = True
-        batches._shutdown_workers()
+        if hasattr(batches, "_shutdown_workers"):  # torch's iterators have it where they have workers
+            batches._shutdown_workers()
         if interrupting.where is None:
             assert at > 20
             return
@@ -136,6 +140,97 @@ def test_an_interrupt_at_any_line_of_a_native_pass(workers: int) -> None:
         assert "fill" in make().explain().splitlines()[0]
         for where, got in interrupted_everywhere(make, step=5):
             assert list(map(numbers, got)) == wanted(), where
+
+
+class Shuffled(Dataset[int]):
+    """Numbers of a class of one's own; whole batches are asked for where `whole`."""
+
+    def __init__(self, whole: bool = False) -> None:
+        if whole:
+            self.__getitems__ = lambda indices: [index * index for index in indices]
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"collate_fn": list}, {"sampler": list(range(12))}, {"on_error": "replace"}, {"batch_size": None}]
+)
+def test_an_interrupt_at_any_line_of_a_pass_in_the_callers_thread(options: dict[str, Any], whole: bool) -> None:
+    options = {"batch_size": 3, **options}
+    loaders: list[penstock.DataLoader[Any]] = []
+
+    def make() -> Any:
+        loaders.append(penstock.DataLoader(Shuffled(whole), num_workers=0, **options))
+        return loaders[-1]
+
+    expected = list(map(numbers, wanted())) if options["batch_size"] else [[i * i] for i in range(12)]
+    for where, got in interrupted_everywhere(make):
+        assert [numbers(batch if options["batch_size"] else [batch]) for batch in got] == expected, where
+        assert loaders[-1].stats().batches == len(expected) or "on_error" in options, where
+
+
+@pytest.mark.parametrize("place", ["getitem", "collate", "sampler"])
+def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str) -> None:
+    interrupts = [place]
+
+    def interrupted(here: str) -> None:
+        if interrupts == [here]:
+            interrupts.clear()
+            raise KeyboardInterrupt
+
+    class Own(Shuffled):
+        def __getitem__(self, index: int) -> int:
+            if index == 4:
+                interrupted("getitem")
+            return super().__getitem__(index)
+
+    def collate(samples: list[int]) -> list[int]:
+        if samples[0] == 9:
+            interrupted("collate")
+        return samples
+
+    def sampled() -> Iterator[int]:
+        for index in range(12):
+            if index == 5:
+                interrupted("sampler")
+            yield index
+
+    class Sampler:
+        def __iter__(self) -> Iterator[int]:
+            return sampled()
+
+        def __len__(self) -> int:
+            return 12
+
+    batches = iter(penstock.DataLoader(Own(), 3, sampler=Sampler(), collate_fn=collate, num_workers=0))
+    assert next(batches) == wanted()[0]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    if place == "sampler":  # a generator that was interrupted is at its end: what it would have given nobody knows
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"sampler was interrupted.*begin a new pass"):
+                next(batches)
+    else:
+        assert list(batches) == wanted()[1:]
+
+
+def test_an_interrupt_of_an_iterable_dataset_in_the_callers_thread() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(4)
+            raise KeyboardInterrupt
+
+    batches = iter(penstock.DataLoader(Stream(), 3, num_workers=0))
+    assert numbers(next(batches)) == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with pytest.raises(RuntimeError, match=r"iterable dataset was interrupted.*begin a new pass"):
+        next(batches)
 
 
 def test_an_interrupt_while_rows_of_unknown_shape_are_learnt(tmp_path: Path) -> None:

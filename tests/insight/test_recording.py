@@ -81,9 +81,9 @@ def test_merged_rows_keep_the_longest_wait() -> None:
 def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     tick = lambda: now[0]  # noqa: E731
-    clock = SimpleNamespace(perf_counter=tick, time=tick, process_time=tick)
-    monkeypatch.setattr(loop_times, "time", clock)
-    monkeypatch.setattr(recording, "time", clock)
+    for module, names in ((loop_times, ("perf_counter", "process_time")), (recording, ("perf_counter", "wall_clock"))):
+        for name in names:
+            monkeypatch.setattr(module, name, tick)
     made = Recording()
     loader = penstock.DataLoader(rows())
     meter = LoopMeter()

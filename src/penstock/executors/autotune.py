@@ -7,9 +7,9 @@ gives the loop's times to a `Controller`, and the controller's setting to the pa
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable
+from time import perf_counter, process_time
 from typing import Any
 
 from penstock.executors.iterator import Pass
@@ -33,7 +33,7 @@ class Autotune:
         clock: returns seconds.
     """
 
-    def __init__(self, counters: Counters, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, counters: Counters, clock: Callable[[], float] = perf_counter) -> None:
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Autotune:
     def _work(self) -> Work:
         stages = self._counters.meter.stages()
         busy = sum(spent.seconds for name, spent in stages.items() if name != _READERS)
-        return Work(self._clock(), busy, time.process_time())
+        return Work(self._clock(), busy, process_time())
 
 
 class TuningObserver(Observer):

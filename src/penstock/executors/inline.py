@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter, length_hint
 from time import perf_counter
@@ -93,6 +94,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
         self._meter, self._clock = meter, _native.CallerClock(meter.counter)
         self._again: list[Any] = []  # what the sampler gave for the batch that an interrupt came into
+        self._cut = ""  # what an interrupt may have ended
         self._kept: list[Any] = []  # the batch that was made and did not reach its caller
         self._delivered: Delivery | None = None  # of the kept batch, where observers are told
         self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
@@ -161,46 +163,54 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
         clock.called()
         try:
-            if self._calls is not None:
-                answering.native, counting.sink = True, self._calls
-            if self._again:
-                asked = self._again[0]
-                self._again.clear()
-            else:
-                for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
-                    break
+            try:
+                if self._calls is not None:
+                    answering.native, counting.sink = True, self._calls
+                if self._again:
+                    asked = self._again[0]
+                    self._again.clear()
                 else:
-                    raise StopIteration
-            if not self._maps:
-                batch = (fetcher := self._dataset_fetcher).fetch(asked)
-                given = length_hint(asked, 1) if self._auto_collation else 1
-                clock.made(
-                    samples_in(batch, given, iterable=fetcher.ended and self._auto_collation, stacks=self._stacks), True
-                )
-            else:
-                dataset = self._dataset
-                if not self._auto_collation:
-                    samples = dataset[asked]
-                elif whole := getattr(dataset, "__getitems__", None):
-                    samples = whole(asked)
+                    for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
+                        break
+                    else:
+                        raise self._end() if self._cut else StopIteration
+                if not self._maps:
+                    batch = self._streamed(asked)
                 else:
-                    asked = asked if type(asked) is list else list(asked)
-                    left = iter(asked)  # its length hint gives the position, at no cost
-                    samples = [dataset[index] for index in left]
-                clock.read()
-                batch = self._collate_fn(samples)
-                clock.made(length_hint(asked, 1) if self._auto_collation else 1)
-            if self._meter.sinks:
-                self._tell()
-            return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+                    dataset = self._dataset
+                    if not self._auto_collation:
+                        samples = dataset[asked]
+                    elif whole := getattr(dataset, "__getitems__", None):
+                        samples = whole(asked)
+                    else:
+                        asked = asked if type(asked) is list else list(asked)
+                        left = iter(asked)  # its length hint gives the position, at no cost
+                        samples = [dataset[index] for index in left]
+                    clock.read()
+                    batch = self._collate_fn(samples)
+                    clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                if self._meter.sinks:
+                    self._tell()
+                if self._pin_memory:
+                    batch = pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+                return batch
+            finally:
+                answering.native, counting.sink = before
         except Exception as error:
             self._note(error, asked, samples, left)
             raise
         except BaseException as error:
             self._interrupted(error, asked)
             raise
-        finally:
-            answering.native, counting.sink = before
+
+    def _streamed(self, asked: Any) -> Any:
+        """Return a batch of an iterable dataset."""
+        fetcher = self._dataset_fetcher
+        batch = fetcher.fetch(asked)
+        given = length_hint(asked, 1) if self._auto_collation else 1
+        last = fetcher.ended and self._auto_collation
+        self._clock.made(samples_in(batch, given, iterable=last, stacks=self._stacks), True)
+        return batch
 
     def _note(self, error: Exception, asked: Any, samples: Any, left: Any) -> None:
         """Note on an error of the dataset or the collate_fn which sample or batch it is about."""
@@ -220,9 +230,16 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         if asked is not _NOTHING and self._maps:
             self._again[:] = [asked]
         elif asked is not _NOTHING:
-            self._sampler_iter = _Cut("the iterable dataset")
+            self._cut, self._sampler_iter = "the iterable dataset", iter(())
         elif error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the sampler
-            self._sampler_iter = _Cut("the sampler")
+            self._cut = "the sampler"
+
+    def _end(self) -> Exception:
+        """Return what is raised where the sampler gives no more: a generator that was interrupted is at its end."""
+        with suppress(TypeError):  # a sampler without a length
+            if self._maps and self._num_yielded == len(self):
+                return StopIteration()
+        return RuntimeError(f"{self._cut} was interrupted, and gives no more: begin a new pass")
 
     # --- who is told ------------------------------------------------------------------------------------------------
 
@@ -297,16 +314,6 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         else:
             self._meter.tell("getitem", began, read, self._clock.samples)
             self._meter.tell("collate", read, made, self._clock.samples)
-
-
-class _Cut(Iterator[Any]):
-    """Stands in for what an interrupt has ended."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __next__(self) -> Any:
-        raise RuntimeError(f"{self._what} was interrupted, and gives no more batches: begin a new pass")
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:

@@ -19,12 +19,12 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
+from time import time as wall_clock
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -128,7 +128,7 @@ class Publisher:
             return None
         with self._lock:
             if self._began is None:
-                self._began = time.time()
+                self._began = wall_clock()
                 self.due = monotonic() + FIRST_AFTER
             read_stats = loader.stats_reader()
             if self._loaders and self._loaders[-1].loader() is loader:  # epoch after epoch
@@ -172,7 +172,7 @@ class Publisher:
             self._lock.release()
 
     def _snapshot(self, now: float) -> bytes:
-        wall = time.time()
+        wall = wall_clock()
         loaders = [found for one in self._loaders if (found := _state(one, wall, wall - now)) is not None]
         assert self._name is not None
         said = {

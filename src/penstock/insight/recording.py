@@ -11,10 +11,11 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
+from time import time as wall_clock
 from typing import Any
 
 from penstock.insight.batch_rows import BatchRow, BatchRows
@@ -116,7 +117,7 @@ class PassRecorder(Observer):
         """Record a batch."""
         if self._recording.pid != os.getpid():
             return  # a child that was forked off: its parent writes the recording
-        now, waited, left = time.perf_counter(), delivery.waited, self._left
+        now, waited, left = perf_counter(), delivery.waited, self._left
         asked = now - waited
         first = left is None
         worked = 0.0 if left is None else max(0.0, asked - left)
@@ -142,7 +143,7 @@ class PassRecorder(Observer):
         """Record an error that the loop gets in a batch's place."""
         if self._recording.pid != os.getpid():
             return
-        self._left = now = time.perf_counter()
+        self._left = now = perf_counter()
         self._loader.failed += 1
         if len(self._loader.errors) < MOST_ERRORS:
             self._loader.errors.append((now, type(error).__name__))
@@ -151,7 +152,7 @@ class PassRecorder(Observer):
         """Record the loop's work on the last batch."""
         if self._recording.pid != os.getpid():
             return
-        now = time.perf_counter()
+        now = perf_counter()
         if self._left is not None:
             self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0, 0))
         self._left = None
@@ -170,7 +171,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.began, self.began_at = time.perf_counter(), time.time()
+        self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
         self.loaders: list[LoaderRecording] = []
         self.unrecorded = 0
@@ -183,7 +184,7 @@ class Recording:
 
     def begin(self) -> None:
         """Record each pass that begins from now on."""
-        self.began, self.began_at = time.perf_counter(), time.time()
+        self.began, self.began_at = perf_counter(), wall_clock()
         self.due = self.began + self._every
         self._stop = watch(self._observe)
 
@@ -193,10 +194,10 @@ class Recording:
             return
         self._stop()
         try:
-            self.read(time.perf_counter(), last=True)
+            self.read(perf_counter(), last=True)
         except Exception:
             _log.exception("the last numbers of the loaders could not be recorded")
-        self.ended = time.perf_counter()
+        self.ended = perf_counter()
         for stop in self._sinks:
             stop()
 
@@ -236,7 +237,7 @@ class Recording:
                 method = weakref.WeakMethod(loader.stats_reader())
                 recorded = LoaderRecording(len(self.loaders) + 1, *facts, method)
                 self.loaders.append(recorded)
-                recorded.read(time.perf_counter(), self._every)
+                recorded.read(perf_counter(), self._every)
                 self._sinks.append(loader.record_spans(recorded.spans))
             recorded.passes += 1
             return PassRecorder(self, recorded, loader.stats_reader())

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
+from time import monotonic
 
 import torch
 from PIL import Image
@@ -179,10 +179,10 @@ class NativeCrew:
 
         Nor for one that does not come back from reading a sample: it ends by itself when it does.
         """
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = monotonic() + JOIN_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - monotonic()))
 
     def _serve(self) -> None:
         while (job := self.pool.take_python(True)) is not None:
@@ -191,13 +191,13 @@ class NativeCrew:
 
     def busy(self) -> list[tuple[int, int, float]]:
         """Return (batch, position in it, seconds since it began) of each sample that a Python thread reads now."""
-        now = time.monotonic()
+        now = monotonic()
         return [(batch, position, now - since) for batch, position, since in list(self._reading.values())]
 
     def _rescue(self, job: _native.PythonJob) -> None:
         with self.lock:
             batch = self.batches[job.batch]
-        self._reading[threading.get_ident()] = (job.batch, job.position, time.monotonic())
+        self._reading[threading.get_ident()] = (job.batch, job.position, monotonic())
         try:
             batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
             leaf, local = self._plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
