@@ -417,3 +417,53 @@ def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
         ):
             assert torch.equal(x, wanted_x)
             assert torch.equal(y, wanted_y)
+
+
+class Doubled(tud.TensorDataset):
+    """Reads otherwise than its base."""
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(2 * value for value in super().__getitem__(index))
+
+
+def exchange(dataset: Any) -> None:
+    dataset.tensors = (torch.arange(50.0, 60.0),)
+
+
+def write(dataset: Any) -> None:
+    dataset.tensors[0].add_(100)
+
+
+def require_grad(dataset: Any) -> None:
+    dataset.tensors[0].requires_grad_()
+
+
+def become(dataset: Any) -> None:
+    dataset.__class__ = Doubled
+
+
+def become_known(dataset: Any) -> None:
+    dataset.__class__ = tud.TensorDataset
+
+
+@pytest.mark.parametrize("change", [exchange, write, require_grad, become, become_known])
+@pytest.mark.parametrize("kind", [tud.TensorDataset, Doubled])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
+def test_a_plan_that_is_kept_sees_what_changes_between_epochs(kind: Any, change: Any, options: Any) -> None:
+    loader, other = kind(torch.arange(10.0)), kind(torch.arange(10.0))
+    ours, theirs = penstock.DataLoader(loader, 4, **options), tud.DataLoader(other, 4)
+    for _ in range(3):
+        for _ in range(2):
+            assert [batch[0].tolist() for batch in ours] == [batch[0].tolist() for batch in theirs]
+        assert [batch[0].requires_grad for batch in ours] == [batch[0].requires_grad for batch in theirs]
+        for dataset in (loader, other):
+            change(dataset)
+
+
+def test_options_that_a_program_sets_between_epochs_count() -> None:
+    loader = penstock.DataLoader(tud.TensorDataset(torch.arange(10)), 4, num_workers=0)
+    assert [len(batch[0]) for batch in loader] == [4, 4, 2]
+    loader.batch_sampler.batch_size = 5  # as some programs do, though the loader's own batch_size stays
+    assert [len(batch[0]) for batch in loader] == [5, 5]
+    loader.collate_fn = len
+    assert list(loader) == [5, 5]
