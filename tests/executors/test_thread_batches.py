@@ -99,3 +99,19 @@ def test_threads_warn_of_a_wrong_length_as_torch_does(workers: int, persistent: 
         worker.join(10)
         worker.terminate()
         assert not worker.is_alive() and worker.exitcode == 0
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("nested", [(0, 1), (1,)], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{"num_workers": 1, "worker_method": "thread"}, {"seed": 1}], ids=str)
+def test_nested_tensors_are_torchs_error(layout: Any, nested: tuple[int, ...], options: dict[str, Any]) -> None:
+    dataset: Any = [
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout) if index in nested else torch.ones(2)
+        for index in range(2)
+    ]
+    with pytest.raises(RuntimeError) as theirs:
+        list(tud.DataLoader(dataset, 2))
+    with pytest.raises(RuntimeError) as ours:
+        list(penstock.DataLoader(dataset, 2, **options))
+    assert str(theirs.value).splitlines()[0] in str(ours.value)

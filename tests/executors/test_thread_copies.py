@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import multiprocessing
 import sqlite3
 import tarfile
 import threading
@@ -404,6 +405,171 @@ def test_a_worker_has_one_worker_info_whoever_works_in_its_place(caller: bool, m
     infos: list[Any] = []
     list(penstock.DataLoader(Infos(), 4, num_workers=2, worker_method="thread", share_dataset=True))
     assert len(infos) == 48 and len({id(info) for info in infos}) <= 2
+
+
+# --- what threads share -----------------------------------------------------------------------------------------------
+
+
+class Writing(Sized):
+    """Makes its samples in memory that is too large to be each thread's own."""
+
+    written: Any = None
+
+    def __init__(self, held: Any, begin: int = 0) -> None:
+        self.held, self.begin = held, begin
+
+    def __getitem__(self, index: int) -> int:
+        memory = self.held
+        while not isinstance(memory, (np.ndarray, torch.Tensor)):
+            memory = memory["part"] if isinstance(memory, dict) else memory[0]
+        part = memory["y"] if isinstance(memory, np.ndarray) and memory.dtype.names else memory
+        if index >= self.begin:
+            part[:4] = index
+        return index
+
+
+SHARED: dict[str, Callable[[], Any]] = {
+    "array": lambda: np.zeros(SCRATCH_BYTES),
+    "view": lambda: np.zeros((4, SCRATCH_BYTES))[1:3, ::2].reshape(-1)[8:],
+    "structured": lambda: np.zeros(SCRATCH_BYTES, dtype=[("x", "f4"), ("y", "i8")]),
+    "in a list": lambda: [np.zeros(8)],
+    "nested": lambda: {"part": ({"part": [np.zeros(8)]}, 1)},
+    "in many records": lambda: [(np.zeros(8), str(number)) for number in range(MANY)],
+    "of a tensor": lambda: torch.zeros(SCRATCH_BYTES).numpy(),
+    "tensor": lambda: torch.zeros(SCRATCH_BYTES),
+    "tensor of an array": lambda: torch.from_numpy(np.zeros(SCRATCH_BYTES)),
+    "tensor in a list": lambda: [torch.zeros(8)],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_memory_that_a_sample_writes_to_is_an_error_and_goes_to_processes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+    held = SHARED[name]()
+    dataset = Writing(held)
+    with pytest.raises(penstock.InvalidOption, match=r"worker_method='thread'.* was written to.*share_dataset=True"):
+        list(penstock.DataLoader(dataset, 12, **THREADS))
+    shared = penstock.DataLoader(dataset, 12, share_dataset=True, **THREADS)
+    assert torch.cat(list(shared)).tolist() == list(range(48))
+    auto = penstock.DataLoader(dataset, 12, num_workers=2, worker_method="auto")
+    assert torch.cat(list(auto)).tolist() == list(range(48))
+    assert "chosen   processes: a" in auto.explain() and "that the copies share was written to" in auto.explain()
+
+
+@pytest.mark.parametrize("name", ["array", "tensor"])
+def test_a_write_that_no_trial_has_seen_is_an_error_of_its_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Choice(Method.THREAD, "threads: for the test")
+    monkeypatch.setattr("penstock.executors.selection.try_out", lambda *given, **more: chosen)
+    loader = penstock.DataLoader(
+        Writing(SHARED[name](), begin=24), 12, num_workers=1, prefetch_factor=1, worker_method="auto"
+    )
+    batches = iter(loader)
+    assert next(batches).tolist() == list(range(12))
+    assert next(batches).tolist() == list(range(12, 24))
+    with pytest.raises(penstock.InvalidOption, match=r"was written to.* use worker_method='process'"):
+        next(batches)
+
+
+def test_a_write_to_shared_memory_makes_no_sample_a_bad_one() -> None:
+    loader = penstock.DataLoader(Writing(np.zeros(SCRATCH_BYTES), 24), 12, on_error="replace", seed=1, **THREADS)
+    with pytest.raises(penstock.InvalidOption, match="was written to"):
+        list(loader)
+
+
+def test_memory_that_processes_share_too_may_be_written_to(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "memory", np.float64, "w+", shape=(48,))
+    held: list[Any] = [mapped, torch.zeros(48).share_memory_(), torch.zeros(48).share_memory_().numpy()]
+    held.append(np.frombuffer(multiprocessing.RawArray("d", 48)))
+
+    class Filling(Sized):
+        def __init__(self) -> None:
+            self.held = held
+
+        def __getitem__(self, index: int) -> int:
+            for memory in self.held:
+                memory[index] = index
+            return index
+
+    list(penstock.DataLoader(Filling(), 12, **THREADS))
+    assert all(memory.tolist() == list(range(48)) for memory in held)
+
+
+def test_a_dataset_that_its_loop_changes_between_passes_is_read_on() -> None:
+    held = torch.zeros(SCRATCH_BYTES)
+
+    class Reading(Sized):
+        def __init__(self) -> None:
+            self.held = held
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return self.held[index]
+
+    loader: Any = penstock.DataLoader(Reading(), 12, persistent_workers=True, **THREADS)
+    for number in range(2):
+        held.fill_(number)
+        assert torch.equal(torch.cat(list(loader)), torch.full((48,), float(number)))
+    loader._iterator._shutdown_workers()
+
+
+def test_torch_warns_of_no_array_that_only_threads_have_read_only() -> None:
+    class Wrapping(Sized):
+        def __init__(self) -> None:
+            self.rows = np.arange(48 * 4000, dtype=np.float64).reshape(48, 4000)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.from_numpy(self.rows[index])
+
+    dataset = Wrapping()  # warnings are errors here
+    assert torch.equal(torch.cat(list(penstock.DataLoader(dataset, 12, **THREADS))), torch.from_numpy(dataset.rows))
+    assert dataset.rows.flags.writeable
+
+
+class Handle:
+    file: Any = None
+
+
+class ByClass(Sized):
+    """Has its file in a class, which no copy of an object copies."""
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path, self.reader = path, kind()
+
+    def __getitem__(self, index: int) -> int:
+        kind = type(self.reader)
+        kind.file = kind.file or self.path.open("rb", buffering=0)
+        kind.file.seek(8 * index)
+        return int.from_bytes(kind.file.read(8), "little")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_file_of_a_class_counts_as_the_datasets_own(
+    lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+
+    class Reader(Handle):
+        lock = threading.Lock()  # no file: it is made for threads
+
+    (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
+    dataset = ByClass(tmp_path / "numbers", Reader)
+    if not lazy:
+        Handle.file = (tmp_path / "numbers").open("rb", buffering=0)
+    try:
+        if not lazy:
+            assert "refused  worker_method='thread'" in penstock.DataLoader(dataset, 12, **THREADS).explain()
+        auto = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
+        assert "chosen   processes: " in auto.explain() and ".file, of type _io.FileIO" in auto.explain()
+        assert torch.cat(list(auto)).tolist() == list(range(48))
+        with pytest.raises(penstock.InvalidOption, match=r"\.file, of type _io\.FileIO.*share_dataset=True"):
+            list(penstock.DataLoader(dataset, 12, **THREADS))
+    finally:
+        for kind in (Handle, Reader):
+            if kind.file is not None:
+                kind.file.close()
+        Handle.file = None
 
 
 # --- what is copied ---------------------------------------------------------------------------------------------------

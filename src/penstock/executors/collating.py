@@ -69,7 +69,7 @@ def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[Rows], int], _
     kind: Any = type(value)
     dtype = None
     make: Callable[[Rows], _Part] = _Tensors
-    shape = getattr(value, "shape", ())
+    shape: Any = ()
     if (
         kind is torch.Tensor
         and value.is_cpu
@@ -77,9 +77,9 @@ def _maker(value: Any, fields: list[Field]) -> Callable[[Sequence[Rows], int], _
         and not value.requires_grad
         and not value.is_nested
     ):
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype, shape = str(value.dtype).removeprefix("torch."), value.shape
     elif kind is np.ndarray and value.ndim:
-        dtype, make = _torch_name(value.dtype), partial(_Arrays, dtype=value.dtype)
+        dtype, shape, make = _torch_name(value.dtype), value.shape, partial(_Arrays, dtype=value.dtype)
     if dtype in _native.DTYPES and value.ndim <= _native.MAX_DIMS:
         number = len(fields)
         fields.append(Field(_native.Spec(dtype, list(shape))))
@@ -168,11 +168,11 @@ class _Tensors:
         if {(type(value), getattr(value, "dtype", None)) for value in values} != self._alike:
             raise _Differs
         rows = self._rows[begin : begin + len(values)]
-        if values[0].shape != rows.shape[1:]:  # or stack resizes
-            raise _Differs
         try:
+            if values[0].shape != rows.shape[1:]:  # or stack resizes
+                raise _Differs
             torch.stack(values, out=rows)  # type: ignore[arg-type]
-        except (RuntimeError, ValueError):  # of another shape, not on the CPU, sparse, or with a gradient
+        except (RuntimeError, ValueError):  # of another shape, not on the CPU, sparse, nested, or with a gradient
             raise _Differs from None
 
     def _copied(self, values: Sequence[Any], begin: int) -> bool:

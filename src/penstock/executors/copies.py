@@ -4,8 +4,9 @@ A worker process has a dataset of its own because it is forked; a worker thread 
 what code changes while it reads a sample: objects, with their attributes; lists, dicts and sets; functions that are
 closures, bound methods and partials, so that a transform that calls back its dataset calls the copy; generators of
 random numbers. What is shared is data: tensors, arrays (memory-mapped ones too), numbers, strings, bytes and other
-immutable values, images that are in memory, and classes, modules and functions that are found by their name. Two rules
-keep copies cheap and safe:
+immutable values, images that are in memory, and classes, modules and functions that are found by their name. Shared
+arrays are read-only in a worker thread's copy, unless processes would share them as well. Two rules keep copies cheap
+and safe:
 
 - an array, tensor or bytearray of at most SCRATCH_BYTES that an object holds as an attribute is copied, for code
   writes into such memory while it reads a sample;
@@ -25,7 +26,6 @@ import contextlib
 import copyreg
 import ctypes
 import io
-import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.executors.plain_data import DATA, DATA_KINDS, are_data, are_records, some
+from penstock.executors.plain_data import DATA, DATA_KINDS, are_data, as_shared, is_frame, is_named, some_records
 
 #: Memory up to this size, in bytes, is copied where an object holds it as an attribute.
 SCRATCH_BYTES = 1 << 20
@@ -59,15 +59,16 @@ class NotCopied(InvalidOption):
 
     Attributes:
         what: what it is and where it is held, as a part of a sentence.
+        closes: it is a file or a connection, or another thing that is closed.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, closes: bool = False) -> None:
         super().__init__(
             f"worker_method='thread' gives each thread a copy of the dataset, and {what}. A file that is opened "
             "at the first sample, and what __getstate__ leaves out, need no copy; else use worker_method='process', or "
             "share_dataset=True where several threads may use the dataset at once"
         )
-        self.what = what
+        self.what, self.closes = what, closes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NotCopied, (self.what,)
@@ -78,10 +79,17 @@ class Copier:
 
     Args:
         iterable: the dataset is: large containers of its are not shared.
+        shared: takes the tensors and arrays that the copy shares, of which arrays are read-only in the copy. None:
+            arrays are shared as they are.
+
+    Attributes:
+        kinds: the classes of the objects that were copied.
     """
 
-    def __init__(self, *, iterable: bool = False) -> None:
+    def __init__(self, *, iterable: bool = False, shared: list[Any] | None = None) -> None:
+        self.kinds: set[type] = set()
         self._iterable = iterable
+        self._shared = shared
         self._memo: dict[int, Any] = {}
         self._path: list[str] = []
         self._blocks: list[tuple[int, torch.Tensor]] = []
@@ -137,7 +145,9 @@ class Copier:
     def _refused(self, value: Any, why: object) -> NotCopied:
         kind = type(value)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return NotCopied(f"{''.join(self._path)}, of type {name}, cannot be copied ({why})")
+        return NotCopied(
+            f"{''.join(self._path)}, of type {name}, cannot be copied ({why})", closes=hasattr(kind, "close")
+        )
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -148,39 +158,42 @@ class Copier:
             for position, item in enumerate(value.flat):
                 made.flat[position] = self._copy(item)
             return made
-        if not held:
-            return value
+        made = self._own_memory(value) if held else None
+        return self._share(value) if made is None else made
+
+    def _share(self, value: Any) -> Any:
+        """Return memory, or a container of data, that copies share, as the copy has it."""
+        return value if self._shared is None else as_shared(value, self._shared)
+
+    def _own_memory(self, value: Any) -> Any:
+        """Return a copy of small memory, None of other memory."""
         if type(value) is torch.Tensor:
             return self._tensor(value)
         if type(value) is np.ndarray:
             return self._array(value)
-        small = isinstance(value, (bytearray, array.array)) and len(value) * value[:1].__sizeof__() <= SCRATCH_BYTES
-        return value[:] if small else value
+        rows = isinstance(value, (bytearray, array.array))
+        return value[:] if rows and len(value) * value[:1].__sizeof__() <= SCRATCH_BYTES else None
 
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor | None:
         if value.layout is not torch.strided or not value.is_cpu or value.requires_grad or value.is_shared():  # type: ignore[no-untyped-call]
-            return value
-        if value.is_conj() or value.is_neg() or value.__dict__:
-            return value
+            return None
         storage = value.untyped_storage()
-        if not 0 < storage.nbytes() <= SCRATCH_BYTES:
-            return value
+        if value.is_conj() or value.is_neg() or value.__dict__ or not 0 < storage.nbytes() <= SCRATCH_BYTES:
+            return None
         begin, own = self._block(storage.data_ptr(), lambda: _bytes_of(storage))
         offset, odd = divmod(value.data_ptr() - begin, value.element_size())
         if odd:
-            return value
+            return None
         made = torch.empty(0, dtype=value.dtype, device="cpu")
         return made.set_(own.untyped_storage(), offset, value.size(), value.stride())
 
-    def _array(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _array(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
         root: Any = value
         while type(root.base) is np.ndarray:
             root = root.base
         mine = root.base is None or type(root.base) is torch.Tensor  # not a mapped file's, nor a bytes object's
-        if not mine or not value.flags.writeable or not 0 < root.nbytes <= SCRATCH_BYTES:
-            return value
-        if not root.flags.forc:
-            return value
+        if not mine or not value.flags.writeable or not 0 < root.nbytes <= SCRATCH_BYTES or not root.flags.forc:
+            return None
         flat = root if root.flags.c_contiguous else root.T
         begin, own = self._block(_address(root), lambda: torch.from_numpy(flat.reshape(-1).view(np.uint8)))
         return np.ndarray(value.shape, value.dtype, own.numpy(), _address(value) - begin, value.strides)
@@ -199,10 +212,14 @@ class Copier:
 
     def _plain(self, value: Any) -> Any:
         """Return a container, or a copy of it with the same entries, where these need no copies; else _NOTHING."""
-        if len(value) >= MANY and are_records(some(value)):
-            return value if len(value) >= LARGE and not self._iterable else value.copy()
         parts = [value, value.values()] if isinstance(value, dict) else [value]
-        return value.copy() if all(map(are_data, parts)) else _NOTHING
+        few = some_records(value) if len(value) >= MANY else None
+        if few is None and not all(map(are_data, parts)):
+            return _NOTHING
+        memory: list[Any] = []
+        made = value if few and as_shared(few, memory) is few and not memory else self._share(value)
+        whole = few and len(value) >= LARGE and not self._iterable
+        return value.copy() if made is value and not whole else made
 
     def _list(self, value: list[Any]) -> Any:
         made = self._plain(value)
@@ -235,9 +252,7 @@ class Copier:
     # --- functions --------------------------------------------------------------------------------------------------
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        if _found_by_name(value) or not (
-            value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
-        ):
+        if is_named(value) or not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__):
             return value
         cells = tuple(
             self._memo.get(id(cell)) or self._noted(cell, types.CellType()) for cell in value.__closure__ or ()
@@ -287,12 +302,13 @@ class Copier:
     def _object(self, value: Any) -> Any:
         """Return the copy of an object, made as copy.deepcopy makes it."""
         kind = type(value)
+        self.kinds.add(kind)
         large = isinstance(value, (dict, list)) and not self._iterable and len(value) >= LARGE
-        if large and are_records(some(value)):
+        if large and some_records(value) is not None:
             return value
         itself = getattr(kind, "__deepcopy__", None)
         try:
-            if _is_frame(value):
+            if is_frame(value):
                 return value.copy(deep=False)  # its own object over the same columns
             if itself is not None:
                 return itself(value, self._memo)
@@ -365,25 +381,11 @@ _MAKERS: dict[type, Callable[[Copier, Any], Any]] = {
 }
 
 
-def _found_by_name(function: types.FunctionType) -> bool:
-    """Return whether a function is an attribute of a module, or of a class of a module, as pickle would look it up."""
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is function
-
-
 def _is_empty(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is _NOTHING
     except ValueError:
         return True
-
-
-def _is_frame(value: Any) -> bool:
-    """Return whether this is one of pandas's frames and series."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

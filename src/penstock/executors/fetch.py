@@ -21,6 +21,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
+from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.hooks.calls import ANSWERED
 from penstock.recipe import drawing, handing_on
@@ -101,6 +102,8 @@ class Fetch:
         self._keyed = keyed
         self._owns_dataset = seeded
         """Nobody else reads the dataset object at the same time."""
+        self._is_copy = False
+        """It is a thread's own, and arrays that it shares with others are read-only."""
         self._pipelines: list[Any] | None = None
         """Those of Albumentations that the dataset keeps, once looked for."""
 
@@ -236,6 +239,8 @@ class Fetch:
             except MemoryError:  # the machine's, not the sample's
                 raise
             except Exception as error:
+                if self._is_copy and is_refused_write(error):  # no fault of the sample's
+                    raise
                 replacing.found_bad(candidate, error)
                 last = error
         raise last or LookupError(f"no good sample can stand in for sample {index!r}, which the manifest calls bad")
@@ -297,7 +302,7 @@ class Fetch:
         own.collate_fn = copied(self.collate_fn, "collate_fn")
         own._read = copied(self._read, type(self.dataset).__qualname__)
         own._filling = None if self._filling is None else self._filling.of(own.dataset)
-        own._pipelines, own._owns_dataset = None, own._keyed
+        own._pipelines, own._owns_dataset, own._is_copy = None, own._keyed, True
         own._stacking = Stacking()
         return own
 

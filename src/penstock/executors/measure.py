@@ -92,7 +92,7 @@ def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
 
 
 def try_both(trial: Trial) -> Iterator[Measurement]:
-    """Yield what is found, more and more of it. Raises what the dataset raises.
+    """Yield what is found, more and more of it. Raises what the dataset raises, NotCopied where threads are refused.
 
     The process that calls it must be one that ends then: workers are forked, samples are fetched.
     """
@@ -107,6 +107,8 @@ def try_both(trial: Trial) -> Iterator[Measurement]:
     yield Measurement(draws, seconds)
     if seconds > SLOW_SECONDS:
         return
+    with generators_kept():
+        own.try_copy(lambda fetch: fetch.sample(task, next(indices)))
     count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
     batches = _Batches(indices, count if trial.fetch.batched else None, least=trial.workers)
     runs = _InProcesses(trial, batches), _InThreads(trial, own, batches)  # processes first: no thread is forked then

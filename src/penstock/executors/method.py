@@ -34,8 +34,9 @@ T = TypeVar("T")
 LIMIT_SECONDS = 1.0
 #: More for each worker, which must be started.
 LIMIT_EACH_SECONDS = 0.02
-#: What threads must reach of the processes' rate to be chosen: they start at once.
-ENOUGH = 0.95
+#: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
+#: trial.
+WORTH_THREADS = 1.3
 #: What threads spend on a batch beside fetching and collating its samples, in seconds: twice what was measured.
 THREAD_BATCH_SECONDS = 1e-4
 #: Batches of worker processes from which on passes are judged: fewer show little but the start of the workers.
@@ -81,7 +82,7 @@ def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: in
 
 
 def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
-    """Return the faster method, and the figures behind it: threads where they are as fast, for they start at once.
+    """Return threads where they are so much faster that it pays, else processes, and the figures behind it.
 
     Args:
         found: what a trial found.
@@ -109,9 +110,9 @@ def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
             f"; an epoch of {samples:,} samples takes {threads.epoch(samples):.2g} s and "
             f"{processes.epoch(samples):.2g} s so"
         )
-    if ratio >= ENOUGH:
+    if ratio >= WORTH_THREADS:
         return Choice(Method.THREAD, f"threads: {figures}; threads are {ratio:.1f} times as fast")
-    return Choice(Method.PROCESS, f"processes: {figures}")
+    return Choice(Method.PROCESS, f"processes: {figures}; threads pay from {WORTH_THREADS} times as fast on")
 
 
 def try_out(trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
@@ -141,6 +142,8 @@ def try_out(trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
     seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * trial.workers
     try:
         found, over = _apart(lambda: try_both(trial), seconds)
+    except NotCopied as error:  # as its first samples show
+        return not_copied(error)
     except _Failed as error:  # the dataset's own, or it takes other indices
         return Choice(Method.PROCESS, f"processes: trying a few samples failed, {error}")
     if over and (not found or found[-1].threads is None):
@@ -162,7 +165,7 @@ def _apart(work: Callable[[], Iterable[T]], seconds: float) -> tuple[list[T], bo
 
     Files that it opens and what it counts end with the child, and so do all processes that it starts: a file that a
     dataset opens at its first sample would be shared, with its position, by all processes forked later. Raises
-    _Failed for what it raises.
+    NotCopied as it does, and _Failed for what else it raises.
     """
     reader, writer = multiprocessing.connection.Pipe(duplex=False)
     deadline = time.monotonic() + seconds
@@ -180,6 +183,8 @@ def _apart(work: Callable[[], Iterable[T]], seconds: float) -> tuple[list[T], bo
     try:
         while reader.poll(max(0.0, deadline - time.monotonic())):
             what, content = reader.recv()
+            if what == "refused":
+                raise NotCopied(content)
             if what == "failed":
                 raise _Failed(content)
             if what == "end":
@@ -207,6 +212,8 @@ def _work_apart(work: Callable[[], Iterable[Any]], writer: Connection) -> None:
             for found in work():
                 writer.send(("found", found))
         writer.send(("end", None))
+    except NotCopied as error:
+        writer.send(("refused", error.what))
     except Exception as error:
         writer.send(("failed", f"{type(error).__name__}: {error}"))
 

@@ -94,7 +94,7 @@ class ThreadCrew:
         self._caller_activity = Activity()
         self._meter = meter
         self.readers = readers
-        infos = [ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count)]
+        infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
         self._workers = [WorkerThread(info, self._surroundings, own, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
@@ -192,11 +192,11 @@ class ThreadCrew:
 
         Batches in flight are forgotten; an iterable dataset begins anew, or where its states say.
         """
+        self._own.begin()
         around = surroundings()
         with self._lock:
-            self._fetch, self._states = fetch, states
+            self._fetch, self._states, self._surroundings = fetch, states, around
             self._open.clear()
-            self._surroundings = around
             self._work.notify_all()
             self.parked.notify_all()
 
@@ -342,7 +342,7 @@ class ThreadCrew:
 
     def _fail(self, batch: FetchedBatch, position: int, error: BaseException) -> None:
         with self._lock:
-            batch.fail(position, error)
+            batch.fail(position, self._own.explained(error))
 
     def _rest(self) -> None:
         """Take note that a thread has nothing in work."""
@@ -367,11 +367,13 @@ class ThreadCrew:
             batch.unfinished -= samples
             if batch.unfinished:
                 return
-        if batch.failed is None and batch.indices is not None:
+        if batch.failed is None:
             begun = Instant.now()
             try:
-                batch.collate(fetch, self._rows)
-                self._count("collate", batch, begun)
+                if batch.indices is not None:
+                    batch.collate(fetch, self._rows)
+                    self._count("collate", batch, begun)
+                self._own.check()
             except BaseException as error:
                 if by_caller and not isinstance(error, Exception):
                     raise

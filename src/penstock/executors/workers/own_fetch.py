@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import cycle, islice
+from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import Copier, NotCopied
 from penstock.executors.fetch import Fetch
+from penstock.executors.plain_data import is_refused_write
 
 Init = Callable[[int], object]
+#: Of the tensors that threads share so many are looked at with each batch.
+LOOKED_AT = 256
+#: Packages whose classes hold nothing that is open.
+_KNOWN = ("builtins", "typing", "torch", "torchvision", "numpy", "PIL")
 
 
 class OwnFetches:
     """What each thread of a crew fetches with.
 
     When this is made, in the thread that begins the pass, one copy is made and kept: what the loop does to its dataset
-    later reaches no thread. Each thread then copies that copy, for itself; one at a time. Raises NotCopied.
+    later reaches no thread. Each thread then copies that copy, for itself; one at a time. Raises NotCopied, also where
+    a class of what is copied holds an open file or connection, which all its objects share.
+
+    Arrays that the copies share are read-only; whether tensors were written to is seen by their versions.
 
     Args:
         fetch: the pass's.
@@ -34,27 +48,101 @@ class OwnFetches:
         self._lock = threading.Lock()
         self.shared = shared
         self.prepares = init is not None
+        self._data: list[Any] = []  # that the copies share
+        self._looked_at = 0
+        self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
+        self._classes: set[type] = set()
+        self._unseen: set[type] = set()
         started = time.perf_counter()
-        self._kept = (fetch, init) if shared else _copied(fetch, init)
+        self._kept = (fetch, init)
+        if not shared:
+            copier = Copier(iterable=isinstance(fetch.dataset, IterableDataset), shared=self._data)
+            self._kept = _copied(copier, *self._kept)
+            self._classes = copier.kinds
+            _refuse_handles(self._classes)
         self.seconds = time.perf_counter() - started
+        if any(isinstance(part, np.ndarray) for part in self._data):
+            _warn_of_no_array()
 
     def take(self) -> tuple[Fetch, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
         if self.shared:
             return self._kept
         with self._lock:
-            return _copied(*self._kept)
+            return _copied(_copier(self._kept[0]), *self._kept)
+
+    def begin(self) -> None:
+        """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
+        tensors = [part for part in self._data if isinstance(part, torch.Tensor) and not part.is_inference()]
+        private = [tensor for tensor in tensors if not (tensor.is_cpu and tensor.is_shared())]  # type: ignore[no-untyped-call]
+        self._looked_at = min(LOOKED_AT, len(private))
+        self._versions = cycle([(tensor, tensor._version) for tensor in private])
+        self._unseen = self._classes
+
+    def check(self) -> None:
+        """Raise NotCopied where a batch shows that threads cannot share what they do: behind each batch."""
+        for tensor, version in islice(self._versions, self._looked_at):
+            if tensor._version != version:
+                shape = "x".join(map(str, tensor.shape))
+                raise NotCopied(f"a tensor of {shape} that the copies share was written to")
+        unseen, self._unseen = self._unseen, set()
+        _refuse_handles(unseen)  # the first sample may have opened one
+
+    def try_copy(self, work: Callable[[Fetch], object]) -> None:
+        """Do some work with one more copy. Raises NotCopied where that shows that threads cannot share what they do."""
+        self.begin()
+        try:
+            work(self.take()[0])
+            self.check()
+        except Exception as error:
+            raise self.explained(error)  # noqa: B904  # it has its cause
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return an error of the user's code, in the words of this where an array that the copies share caused it."""
+        if not is_refused_write(error) or not any(isinstance(part, np.ndarray) for part in self._data):
+            return error
+        made = NotCopied(f"an array that the copies share was written to ({error})")
+        made.__cause__ = error
+        return made
 
 
-def _copied(fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
-    copier = Copier(iterable=isinstance(fetch.dataset, IterableDataset))
+def _copier(fetch: Fetch) -> Copier:
+    return Copier(iterable=isinstance(fetch.dataset, IterableDataset))
+
+
+def _copied(copier: Copier, fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
     return fetch.with_own(copier.copy), copier.copy(init, "worker_init_fn")
+
+
+def _refuse_handles(kinds: Iterable[type]) -> None:
+    """Raise NotCopied for an open file or connection in an attribute of classes, which copies of objects share."""
+    for owner in {base for kind in kinds for base in kind.__mro__}:
+        if owner.__module__.partition(".")[0] in _KNOWN:
+            continue
+        for name, value in tuple(vars(owner).items()):
+            if name.startswith("__") or hasattr(type(value), "__get__"):
+                continue
+            try:
+                Copier().copy(value, f"{owner.__qualname__}.{name}")
+            except NotCopied as error:
+                if error.closes:
+                    raise
+
+
+@cache
+def _warn_of_no_array() -> None:
+    """Have torch's warning of read-only arrays, which comes once a process, over: the user did not make these so."""
+    array = np.empty(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)
 
 
 def can_be_copied(fetch: Fetch) -> bool:
     """Return whether a thread's own fetch could be copied again: it then holds nothing that is bound to its thread."""
     try:
-        _copied(fetch, None)
+        _copied(_copier(fetch), fetch, None)
     except NotCopied:
         return False
     return True
@@ -65,7 +153,7 @@ def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     if shared:
         return "shared   all threads use the one dataset, as share_dataset=True says"
     try:
-        _copied(fetch, init)
+        OwnFetches(fetch, init)
     except NotCopied as error:
         return f"refused  {error}"
     return (
