@@ -52,6 +52,11 @@ _COLLATES = (
     "expanded", "lazily", "marked", "with_grad", "as_point", "as_pinnable", "as_arrays", "sparse", "first_fails",
     "WithTable(10)", "WithTable(70_000)", "Keeping()", "Reused()",
 )  # fmt: skip
+_STEPS = (
+    (), ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",), ("Grayscale(3)", "CenterCrop(32)"),
+    ("Pad(3)", "Resize((24, 24), antialias=True)"),
+    ("Resize((33, 17), interpolation=torchvision.transforms.InterpolationMode.BICUBIC)",),
+)  # fmt: skip
 #: Memory that is used again in a worker is, in torch's loader, what the batch happens to hold at that time; and torch's
 #: workers lose the bits of conjugated and negated views.
 _OF_NO_WORKER = ("Reused()", "lazily")
@@ -59,8 +64,8 @@ _OF_NO_WORKER = ("Reused()", "lazily")
 _OF_NO_THREAD = ("requires_grad", "Parameter", "Odd(", "with_grad", "_neg_view", ".imag", ".conj()")
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
-_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list", "names", "tensors",
-    "tensors", "subset", "concat", "stack")  # fmt: skip
+_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list", "names",
+    "tensors", "tensors", "subset", "concat", "stack")  # fmt: skip
 
 
 def _tensor(draw: random.Random, large: bool) -> str:
@@ -118,10 +123,8 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
     )
     size = f"{draw.choice((40, 64, 131))}, {draw.choice((40, 48, 97))} + {draw.choice(('0', '0', 'i % 3'))}"
     module = draw.choice(("torchvision.transforms", "torchvision.transforms.v2"))
-    steps = [f"{module}.{step}" for step in draw.choice((
-        ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",), ("Pad(3)", "Resize((24, 24), antialias=True)"),
-        ("Grayscale(3)", "CenterCrop(32)"), (), ("Resize((33, 17), interpolation=torchvision.transforms.InterpolationMode.BICUBIC)",),
-    ))]  # fmt: skip
+    chosen = draw.choice(_STEPS)
+    steps = [f"{module}.{step}" for step in chosen]
     steps.append(f"{module}.{draw.choice(('ToTensor()', 'PILToTensor()'))}")
     if steps[-1].endswith(".ToTensor()") and draw.random() < 0.5:
         steps.append(f"{module}.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))")
@@ -224,7 +227,7 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     ))  # fmt: skip
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
-    if loop in ("to_process", "fork") and any(word in case.program() for word in _OF_NO_THREAD):
+    if loop in ("to_process", "fork") and any(word in str(case) for word in _OF_NO_THREAD):
         loop, arguments = "hold", held  # what a queue cannot send, it drops
     return replace(case, loop=loop, arguments=arguments)
 
@@ -246,7 +249,7 @@ def case_of(seed: int) -> Case:
         workers = 0  # as for collate_fns: torch's workers cannot stack these views
     method = draw.choice((None,) * 6 + ("process", "thread", "thread")) if draw.random() > 0.02 else "auto"
     persistent = workers > 0 and draw.random() < 0.4
-    if method in ("thread", "auto") and any(word in case.program() for word in _OF_NO_THREAD):
+    if method in ("thread", "auto") and any(word in str(case) for word in _OF_NO_THREAD):
         method = None
     if workers or draw.random() < 0.7:
         options.append(f"num_workers={workers}")
