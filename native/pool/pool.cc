@@ -140,11 +140,17 @@ std::uint64_t Pool::submit(std::shared_ptr<Batch> batch, bool staged) {
 }
 
 // Copies what the batch's samples have in memory, whose owner may move it before workers come to them.
-void Pool::stage(Batch& batch) const {
+void Pool::stage(Batch& batch) {
   for (const auto& source : program_->sources)
     for (const auto& filler : source) batch.staged_bytes = std::max(batch.staged_bytes, filler->staged_bytes());
   const std::size_t fields = program_->fields;
-  batch.staged = std::make_unique_for_overwrite<std::uint8_t[]>(batch.local.size() * fields * batch.staged_bytes);
+  if (batch.staged_bytes == 0) return;
+  {
+    const std::lock_guard hold(lock_);
+    if (!spare_.empty()) batch.staged = std::move(spare_.back()), spare_.pop_back();
+  }
+  const std::size_t bytes = batch.local.size() * fields * batch.staged_bytes;
+  if (batch.staged.size() < bytes) batch.staged.resize(bytes);
   for (std::uint32_t position = 0; position < batch.local.size(); ++position) {
     const Fillers& fillers = fillers_of(batch, position);
     for (std::uint32_t field = 0; field < fields; ++field)
@@ -266,7 +272,7 @@ void Pool::fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch) {
     const FieldRows& rows = batch.fields[field];
     Failure failure{position, field, {}, {}};
     if (batch.reads) scratch.brought = readers_.take(*batch.reads, position * fillers.size() + field, scratch.clock);
-    scratch.staged = batch.staged && fillers[field]->staged_bytes() > 0 ? batch.staged_sample(position, field) : nullptr;
+    scratch.staged = !batch.staged.empty() && fillers[field]->staged_bytes() > 0 ? batch.staged_sample(position, field) : nullptr;
     failure.outcome = fillers[field]->fill(key, batch.paths.get(), rows.spec, rows.data + rows.row_bytes * position,
                                            failure.got, scratch);
     scratch.brought.reset();
@@ -319,6 +325,7 @@ Wait Pool::wait(std::uint64_t number, std::chrono::nanoseconds timeout) {
 std::shared_ptr<Batch> Pool::retire(std::uint64_t number) {
   const std::lock_guard hold(lock_);
   auto node = in_flight_.extract(number);
+  if (node && !node.mapped()->staged.empty()) spare_.push_back(std::move(node.mapped()->staged));
   return node ? std::move(node.mapped()) : nullptr;
 }
 

@@ -74,11 +74,11 @@ struct Batch : std::enable_shared_from_this<Batch> {
   const void* program = nullptr;      // for which it was prepared
   bool submitted = false;
   std::vector<FieldRows> fields;
-  std::unique_ptr<std::uint8_t[]> staged;  // copies of samples in memory, see Filler::stage; null: there are none
-  std::size_t staged_bytes = 0;            // of each sample and field
+  std::vector<std::uint8_t> staged;  // copies of samples in memory, see Filler::stage; empty: there are none
+  std::size_t staged_bytes = 0;      // of each sample and field
 
-  [[nodiscard]] std::uint8_t* staged_sample(std::uint32_t place, std::uint32_t field) const noexcept {
-    return staged.get() + (place * fields.size() + field) * staged_bytes;
+  [[nodiscard]] std::uint8_t* staged_sample(std::uint32_t place, std::uint32_t field) noexcept {
+    return staged.data() + (place * fields.size() + field) * staged_bytes;
   }
 
   std::atomic<std::uint32_t> next{0};
@@ -214,7 +214,7 @@ class Pool {
   void fill(Batch& batch, Scratch& scratch, unsigned number);
   std::uint32_t fill_some(Batch& batch, Scratch& scratch, Worker& worker);
   [[nodiscard]] const Fillers& fillers_of(const Batch& batch, std::uint32_t position) const;
-  void stage(Batch& batch) const;
+  void stage(Batch& batch);
   void fill_sample(Batch& batch, std::uint32_t position, Scratch& scratch);
   void fill_metered(Batch& batch, std::uint32_t position, Scratch& scratch, Worker& worker);
   void push_python(Batch& batch, const Failure& failure);
@@ -240,6 +240,7 @@ class Pool {
   std::deque<std::shared_ptr<Batch>> open_;  // batches that may have samples left to take
   std::unordered_map<std::uint64_t, std::shared_ptr<Batch>> in_flight_;
   std::deque<PythonJob> python_jobs_;
+  std::vector<std::vector<std::uint8_t>> spare_;  // memory for Batch::staged
   std::uint64_t next_number_ = 0;
   unsigned python_servers_ = 0;
   std::atomic<unsigned> active_;    // written under lock_

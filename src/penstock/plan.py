@@ -68,7 +68,7 @@ class NativePlan:
     @cached_property
     def gathers(self) -> bool:
         """Whether rows are copied from memory of the user's: only while the caller waits, for the user may move it."""
-        return any(leaf.unmoved is not None and not leaf.staged for leaf in self.leaves)
+        return any(leaf.unmoved is not None and not leaf.ahead for leaf in self.leaves)
 
     def present(self, leaves: LeafNumbers | None, local: Indices) -> Indices:
         """Return the places of a batch's samples in their leaves, where those that were lost are in no leaf."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -247,22 +246,6 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_a_file_that_was_truncated_is_an_error_of_its_samples(tmp_path: Path, workers: int, shuffled: bool) -> None:
-    column = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(400 * 1000, dtype=np.float32)), 1000)
-    datasets.Dataset(pa.table({"x": column})).save_to_disk(tmp_path / "saved")
-    dataset = datasets.load_from_disk(str(tmp_path / "saved")).with_format("torch")
-    indices = [0, 1, 399, 398, 2, 3]
-    chosen: Any = dataset.select(indices) if shuffled else Subset(dataset, indices)
-    os.truncate(next((tmp_path / "saved").glob("*.arrow")), 64 << 10)
-    batches = iter(penstock.DataLoader(chosen, batch_size=2, num_workers=workers))
-    assert next(batches)["x"][:, 1].tolist() == [1, 1001]
-    with pytest.raises(penstock.CorruptSample, match=r"sample 'number [23]'.* memory-mapped file"):
-        next(batches)
-    assert next(batches)["x"][:, 1].tolist() == [2001, 3001]
 
 
 def test_offsets_and_buffers_that_are_damaged() -> None:

@@ -179,8 +179,9 @@ _complete: set[str] = set()
 
 def hook() -> None:
     """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
-    if any(module not in _complete and module in sys.modules for module in _HOOKS):
-        HOOKS.meet()
+    for module in _HOOKS:
+        if module not in _complete and module in sys.modules:
+            HOOKS.meet()
 
 
 def is_own(function: object) -> bool:

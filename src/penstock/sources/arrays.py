@@ -229,6 +229,7 @@ class ArraysSource(Source):
             native,
             still=all_of(native.still, same_attributes(dataset, "transform"), dataset.holds),
             unmoved=all_of(native.unmoved, dataset.holds),
+            ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
             lost=dataset.lost if dataset._files else None,
             gone=dataset.truncated,
             lasting=None if dataset._files else native.lasting,

@@ -85,6 +85,7 @@ class HuggingFaceSource(Source):
             batches_only=not all(_alike(columns[name], form, dtypes[name]) for name, form in forms.items()),
             still=_same_dataset(dataset),
             unmoved=all_of(),
+            ahead=True,
         )
 
 

@@ -111,7 +111,7 @@ def _images(dataset: Any, raw: bool, made: _Images) -> NativeSource | Refusal:
             transformed_as_now(dataset, "data", made.labels), same_memory([given]), lambda: len(targets) == number
         ),
         unmoved=same_memory([given if isinstance(given, np.ndarray) else alias]),
-        staged=True,
+        ahead=True,
     )
 
 

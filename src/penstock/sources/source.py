@@ -134,8 +134,8 @@ class NativeSource:
     """The arrays, for a device that may keep them; None: the samples are not in memory."""
     unmoved: Holds | None = None
     """Whether the memory that the fillers read is where it was; None: they read files."""
-    staged: bool = False
-    """Whether samples in memory are copied when their batch is submitted, so that threads may work on them ahead."""
+    ahead: bool = False
+    """Whether threads may work ahead on samples in memory: nobody can move it, or they are copied when submitted."""
     dataset: object = None
     """Whose rows these are, and nothing else, where a plan may serve several passes."""
     lasting: Holds | None = None
