@@ -53,7 +53,8 @@ _COLLATES = (
     "WithTable(10)", "WithTable(70_000)", "Keeping()", "Reused()",
 )  # fmt: skip
 _STEPS = (
-    (), ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",), ("Grayscale(3)", "CenterCrop(32)"),
+    (), ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",),
+    ("Grayscale(3)", "CenterCrop(32)"),
     ("Pad(3)", "Resize((24, 24), antialias=True)"),
     ("Resize((33, 17), interpolation=torchvision.transforms.InterpolationMode.BICUBIC)",),
 )  # fmt: skip
@@ -61,11 +62,13 @@ _STEPS = (
 #: workers lose the bits of conjugated and negated views.
 _OF_NO_WORKER = ("Reused()", "lazily")
 #: What threads do as the caller's own thread does, and torch's workers cannot do.
-_OF_NO_THREAD = ("requires_grad", "Parameter", "Odd(", "with_grad", "_neg_view", ".imag", ".conj()")
+_OF_NO_THREAD = (
+    "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(",
+)  # fmt: skip
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
-_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list", "names",
-    "tensors", "tensors", "subset", "concat", "stack")  # fmt: skip
+_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list",
+    "names", "tensors", "tensors", "subset", "concat", "stack")  # fmt: skip
 
 
 def _tensor(draw: random.Random, large: bool) -> str:
@@ -177,6 +180,8 @@ def _order(draw: random.Random, case: Case) -> list[str]:
     if case.kind in ("iterable", "sized"):
         return size
     names = [f"name {i}" for i in range(length)]
+    if length == 0:
+        return size  # a sampler's own error comes from iter() of torch's loader, from next() of threads
     if case.kind == "names":
         draw.shuffle(names)
         return [*size, f"sampler={names}"]
@@ -225,6 +230,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         ("reset", held),
         ("share", held),
     ))  # fmt: skip
+    if loop in ("write", "reset") and "thread" in str(case.own) and case.kind in ("list", "names", "rows", "tensors"):
+        loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
     if loop in ("to_process", "fork") and any(word in str(case) for word in _OF_NO_THREAD):
@@ -242,9 +249,14 @@ def quick_case_of(seed: int) -> Case:
 def case_of(seed: int) -> Case:
     """Return the case of a seed."""
     draw = random.Random(seed)
-    case = _dataset(draw)
+    case, busy = _dataset(draw), draw.random() < 0.12
+    if busy:  # many batches of large fields in workers: their memory is used again and again
+        fields = (f"numbers(i, torch.float32, {draw.choice(_LARGE)})", draw.choice((*_OTHERS[:4], _tensor(draw, True))))
+        case = replace(case, kind="map", length=60, container="tuple", fields=fields, rows="", wrong="")
     options = _order(draw, case)
-    workers = draw.choice((0, 0, 1, 2, 2, 2, 3))
+    if busy:
+        options = [f"batch_size={draw.choice((2, 4))}", *["shuffle=True"] * draw.randrange(2)]
+    workers = draw.choice((0, 0, 1, 2, 2, 2, 3)) or int(busy)
     if ".conj()" in str(case.fields):
         workers = 0  # as for collate_fns: torch's workers cannot stack these views
     method = draw.choice((None,) * 6 + ("process", "thread", "thread")) if draw.random() > 0.02 else "auto"
@@ -258,7 +270,7 @@ def case_of(seed: int) -> Case:
         options.append("persistent_workers=True")
     if workers and draw.random() < 0.3:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
-    if draw.random() < 0.45:
+    if draw.random() < (0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
         if not workers or collate not in _OF_NO_WORKER:
             options.append(f"collate_fn={collate}")
@@ -269,7 +281,7 @@ def case_of(seed: int) -> Case:
         options.append(f"multiprocessing_context='{draw.choice(('spawn', 'forkserver'))}'")
     if workers and draw.random() < 0.05:
         options.append("timeout=50")
-    pins = draw.random() < 0.15
+    pins = draw.random() < (0.3 if busy else 0.15)
     if pins:
         options.append("pin_memory=True")
     if method in (None, "process") and draw.random() < 0.08 and case.kind not in ("tensors", "rows"):
@@ -277,4 +289,10 @@ def case_of(seed: int) -> Case:
     case = replace(case, options=tuple(options), own=tuple(own), pins=pins)
     if workers and draw.random() < 0.03:
         return replace(case, options=(*options, "in_order=False"), loop="unordered", arguments=("epochs=2",))
-    return _loop(draw, case, workers, persistent)
+    case = _loop(draw, case, workers, persistent)
+    if busy and draw.random() < 0.2 and case.loop == "hold":
+        then = "new loader" if persistent else "new pass"
+        case = replace(
+            case, loop="fork", arguments=(f"after={draw.randrange(9)}", f"then='{then}'", "epochs=2", "last=2")
+        )
+    return case
