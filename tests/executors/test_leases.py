@@ -58,16 +58,17 @@ class Task:
         self.name = lease.sent()
         self.block = lease._block
         self.stamp = stamp
+        self.is_done = False
 
 
 class Reader:
     """Somebody who reads what a batch holds; `values` may show memory without holding it, as a forked child does.
 
-    origin: the worker's task, where it is the worker's own code that keeps it; or the child's mapping.
+    mapping: of a child.
     """
 
-    def __init__(self, values: Any, stamp: int, origin: Any = None) -> None:
-        self.values, self.stamp, self.origin = values, stamp, origin
+    def __init__(self, values: Any, stamp: int, mapping: Any = None) -> None:
+        self.values, self.stamp, self.mapping = values, stamp, mapping
 
 
 class Life(RuleBasedStateMachine):
@@ -106,13 +107,14 @@ class Life(RuleBasedStateMachine):
     def work(self, task: Task | None, keeps: bool, fails: bool) -> Any:
         if task is None or task in self.strays:
             return None
+        task.is_done = True  # with the message a worker has finished with the block
         worker = WorkerBuffers()
         worker.begin(task.name)
         field = Field(_native.Spec("float32", [self.elements // ROWS]))
         rows = worker.rows(ROWS, field).tensor
         rows.fill_(task.stamp)
         if keeps:
-            self.readers.append(Reader(rows[1], task.stamp, task))
+            self.readers.append(Reader(rows[1], task.stamp))
         made = [[rows, rows[1:]]]
         del rows
         if fails and not keeps:
@@ -200,8 +202,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def a_stray_worker_writes(self) -> None:
-        self.readers = [reader for reader in self.readers if reader.origin not in self.strays]
-        for task in self.strays:
+        for task in (task for task in self.strays if not task.is_done):
             _native.bytes_of(task.block, task.block.address, task.block.nbytes)[:] = 0x7F
 
     @rule(step=st.integers(-3, 3))

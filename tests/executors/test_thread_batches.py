@@ -33,7 +33,7 @@ def tensor(shape: tuple[int, ...], form: str, start: int = 0) -> torch.Tensor:
     [(2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5, 6), (0, 3, 4, 5), (3, 4, 5), (4, 5)],
     ids=str,
 )
-def test_a_build_has_the_strides_of_a_stack(shape: tuple[int, ...]) -> None:
+def test_a_build_is_a_contiguous_stack(shape: tuple[int, ...]) -> None:
     forms = ["plain", "turned", "moved", *(["last"] if len(shape) in FORMATS else [])]
     for count in (1, 2, 3):
         for given in itertools.product(forms, repeat=count):
@@ -44,13 +44,13 @@ def test_a_build_has_the_strides_of_a_stack(shape: tuple[int, ...]) -> None:
                 build.take(samples[1:], 1)
                 build.take(samples[:1], 0)
                 got = build.finish(list(range(count)))
-                assert torch.equal(got, wanted) and got.stride() == wanted.stride(), (given, first)
+                assert torch.equal(got, wanted) and got.is_contiguous(), (given, first)
 
 
-def test_threads_keep_channels_last() -> None:
-    clips = Made(lambda i: (tensor((2, 3, 4, 5), "last" if i < 4 else "plain", i), i), 8)
+def test_threads_make_contiguous_batches_as_torchs_workers_do() -> None:
+    clips = Made(lambda i: (tensor((2, 3, 4, 5), "last", i), i), 8)
     ours = list(penstock.DataLoader(clips, 2, num_workers=2, worker_method="thread"))
-    theirs = list(tud.DataLoader(clips, 2))
+    theirs = list(tud.DataLoader(clips, 2, num_workers=1))
     for got, wanted in zip(ours, theirs, strict=True):
         assert torch.equal(got[0], wanted[0]) and got[0].stride() == wanted[0].stride()
 

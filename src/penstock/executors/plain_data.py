@@ -131,7 +131,8 @@ def _is_mapped(base: Any) -> bool:
 
 def is_refused_write(error: BaseException) -> bool:
     """Return whether an error says, in the words of NumPy or Python, that memory is read-only."""
-    return re.search(r"read-?only|read-write|not writ", str(error)) is not None
+    said = str(error) if type(error) in (ValueError, TypeError, BufferError) else ""  # others may have no words
+    return re.search(r"read-?only|read-write|not writ", said) is not None
 
 
 def is_named(function: types.FunctionType) -> bool:
