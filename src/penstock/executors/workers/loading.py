@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
-
 from penstock.executors.batch import Batch, no_indices
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
@@ -22,10 +20,9 @@ from penstock.order.permutations import Indices
 from penstock.sample_notes import add_note
 from penstock.sources.tree import LeafNumbers
 from penstock.state.delivery import Task
+from penstock.system.heap import keep_freed_memory
 from penstock.system.randomness import Generators
 
-#: The largest block that tells glibc to keep freed memory: below DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB.
-HEAP_BYTES = 30 << 20
 #: Samples are written to their rows when they take so many bytes: a core's own cache still holds them.
 AT_A_TIME_BYTES = 768 << 10
 
@@ -80,7 +77,7 @@ class SampleRows:
                     layout = self._layout = layout_of(sample)
                     self.sample_bytes = layout.nbytes
                     self.at_a_time = max(1, AT_A_TIME_BYTES // max(1, layout.nbytes))
-                    _prepare_heap(layout.nbytes * count)
+                    keep_freed_memory()
                 batch.build = Build(layout, count, self._buffers)
             return batch.build
 
@@ -215,12 +212,3 @@ class FetchedBatch(Batch):
         else:
             assert self.task is not None
             self.result = fetch.collate(self.task, self.samples)
-
-
-def _prepare_heap(size: int) -> None:
-    """Let the C library keep as much freed memory as a batch's samples take, in place of asking for it anew each time.
-
-    glibc does so once a block of that size has been freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"), as happens with
-    each batch that torch's loader makes; here batches are recycled, and only samples come and go.
-    """
-    torch.empty(min(size, HEAP_BYTES), dtype=torch.uint8, device="cpu")

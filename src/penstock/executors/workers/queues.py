@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+from time import monotonic
 from typing import Any
 
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
@@ -25,8 +25,8 @@ def close_unread(indices: Any) -> None:
     try:
         indices.close()
         os.set_blocking(pipe, False)
-        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-        while indices._thread.is_alive() and time.monotonic() < deadline:
+        deadline = monotonic() + MP_STATUS_CHECK_INTERVAL
+        while indices._thread.is_alive() and monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):
                 os.read(pipe, 1 << 16)
             indices._thread.join(0.001)

@@ -10,8 +10,8 @@ import os
 import queue
 import select
 import struct
-import time
 from collections.abc import Iterable
+from time import monotonic
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -64,9 +64,9 @@ class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         self._writer.close()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while not self._receive():
-            left = 0.0 if not block else math.inf if deadline is None else deadline - time.monotonic()
+            left = 0.0 if not block else math.inf if deadline is None else deadline - monotonic()
             if left <= 0:
                 raise queue.Empty
             ready = [fd for fd, _ in self._poller.poll(None if deadline is None else math.ceil(left * 1000))]
