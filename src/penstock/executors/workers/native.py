@@ -37,12 +37,17 @@ SAMPLES_AHEAD = 4 * READERS
 JOIN_SECONDS = 2.0
 
 
-@cache
 def read_ahead_bytes() -> int:
     """Return how many bytes of files the readers of a pass may hold ahead."""
+    return min(READ_AHEAD_BYTES, _memory() // READ_AHEAD_SHARE)
+
+
+@cache
+def _memory() -> int:
+    """Return how many bytes of memory this process may take."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroup.memory().limit
-    return min(READ_AHEAD_BYTES, (memory if limit is None else min(memory, limit)) // READ_AHEAD_SHARE)
+    return memory if limit is None else min(memory, limit)
 
 
 class ThreadWorker:
