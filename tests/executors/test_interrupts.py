@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -403,6 +404,10 @@ def test_behind_an_interrupt_a_pass_of_worker_processes_is_whole_or_says_so(pers
         assert list(map(numbers, got)) == (wanted()[: len(got)] if said else wanted()), interrupting.where
         del batches
         assert list(map(numbers, made)) == wanted(), interrupting.where
+    del made
+    for child in multiprocessing.active_children():  # of a pass that was interrupted while it ended its workers
+        child.kill()
+        child.join()
 
 
 INTERRUPTED = """
@@ -418,6 +423,7 @@ class Slow(torch.utils.data.Dataset):
         return torch.full((4000,), float(index))
 
 os.setpgid(0, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 loader = penstock.DataLoader(Slow(), 4, num_workers=2, persistent_workers=sys.argv[1] == "True")
 batches = iter(loader)
 got = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pickle
@@ -443,7 +444,8 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     key = next(iter(_keys(caches, dataset)))
     caches._held[key] = SampleCache([tier]), [tier]
     loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
-    loader._given.caches = loader._executors.caches = caches
+    loader._given = dataclasses.replace(loader._given, caches=caches)
+    loader._executors.caches = caches
     for _ in range(2):
         assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=2)))
     assert loader.stats().cache[str(tmp_path)].error == "No space left on device"

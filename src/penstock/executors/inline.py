@@ -17,12 +17,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 import penstock._native as _native
-from penstock import call_counts
+from penstock import call_counts, loop_times
 from penstock.executors.iterator import warn_of_more
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.hooks.calls import ANSWERED
-from penstock.loop_times import LOOK_SECONDS, LoopClock
+from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.exchange import Lease
@@ -123,7 +123,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                 self._kept.clear()
             else:
                 batch, self._num_yielded = self._batch(), self._num_yielded + 1
-            if self._clock.handed(self._num_yielded, LOOK_SECONDS):
+            if self._clock.handed(self._num_yielded, loop_times.LOOK_SECONDS):
                 loop.look()
             if progress.samplers is not None:
                 progress.samplers.handed(self._num_yielded + self._before)

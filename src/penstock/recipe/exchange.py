@@ -130,7 +130,7 @@ def _call_of(function: _Function, name: str) -> CodeType:
     passed = ", ".join(_PASSED.get(one.kind, "{0}").format(one.name) for one in plain)
     text = f"def call{inspect.Signature(plain)}: return {name}[{name}[2]()]({passed})"
     made: dict[str, Any] = {}
-    exec(compile(text, f"{__file__} ({function.__qualname__})", "exec"), made)
+    exec(compile(text, f"<{__name__}: {function.__qualname__}>", "exec"), made)  # a traceback shows no line of it
     code: CodeType = made["call"].__code__
     return code.replace(co_name=function.__name__, co_qualname=function.__qualname__)
 
