@@ -426,17 +426,16 @@ os.setpgid(0, 0)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 loader = penstock.DataLoader(Slow(), 4, num_workers=2, persistent_workers=sys.argv[1] == "True")
 batches = iter(loader)
-got = 0
-try:
-    for batch in batches:
-        got += 1
-except KeyboardInterrupt:
-    pass
-try:
-    next(batches)
-except RuntimeError as error:
-    print("This iterator was interrupted" in str(error))
-print(loader.state_dict()["batches"] if "batches" in loader.state_dict() else None, got)
+got, errors = [], []
+for _ in range(2):  # the signal may find the program in next() or in its own loop, before or after the workers
+    try:
+        for batch in batches:
+            got.append(int(batch[0, 0]))
+    except (KeyboardInterrupt, RuntimeError) as error:
+        errors.append(str(error))
+        if got and int(batch[0, 0]) not in got:  # the signal came into the loop's own line
+            got.append(int(batch[0, 0]))
+print(got == list(range(0, 4 * len(got), 4)), "interrupted" in errors[-1] or "worker" in errors[-1])
 Slow.__getitem__ = lambda self, index: torch.full((4000,), float(index))
 print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 4)))
 """
@@ -445,5 +444,4 @@ print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 4)))
 @pytest.mark.parametrize("persistent", [False, True])
 def test_ctrl_c_in_a_terminal_hangs_no_pass_of_worker_processes(persistent: bool) -> None:
     done = run(INTERRUPTED, str(persistent))
-    assert done.stdout.splitlines()[0] == "True", done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "True", done.stdout + done.stderr
+    assert done.stdout.split() == ["True", "True", "True"], done.stdout + done.stderr
