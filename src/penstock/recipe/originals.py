@@ -373,7 +373,7 @@ _STANDARD = {"builtins", "abc", "_abc", __name__.partition(".")[0]}
 def _stood_for(function: FunctionType) -> Any:
     """Return what a hook of Penstock's own stands for, or None where the function is none."""
     # By its code: a function of a program's that wraps a hook carries all its attributes.
-    if not function.__code__.co_filename.startswith(PACKAGE):
+    if not function.__code__.co_filename.startswith((PACKAGE, "<penstock.")):
         return None
     return getattr(function, "__wrapped__", None)
 
