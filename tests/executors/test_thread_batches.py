@@ -60,11 +60,13 @@ def test_a_batch_of_other_samples_ends_while_the_next_one_begins(monkeypatch: py
     other = FetchedBatch(indices=[0, 1])
     rows.build_for(other, torch.ones(2)).take([torch.ones(2), torch.ones(2).double()], 0)
 
-    def finish_other() -> None:  # another thread does so
+    def building(*arguments: Any) -> Build:
+        # Another thread finishes the other batch meanwhile.
         assert torch.equal(rows.finish(other, other.build), torch.ones(2, 2).double())  # type: ignore[arg-type]
+        return Build(*arguments)
 
     rows.finish(other, other.build)  # type: ignore[arg-type]
-    monkeypatch.setattr(loading, "keep_freed_memory", finish_other)
+    monkeypatch.setattr(loading, "Build", building)
     build = rows.build_for(FetchedBatch(indices=[2]), torch.ones(2))
     build.take([torch.ones(2)], 0)
     assert torch.equal(build.finish([2]), torch.ones(1, 2))

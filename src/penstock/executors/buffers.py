@@ -76,6 +76,20 @@ def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return _native.bytes_of(tensor, tensor.data_ptr(), size) if size else np.empty(0, np.uint8)
 
 
+def tensor_on(
+    storage: torch.UntypedStorage,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    offset: int = 0,
+) -> torch.Tensor:
+    """Return a tensor on a storage, from an element on."""
+    if dtype is torch.complex32:  # of which torch.empty warns
+        whole = tensor_on(storage, (storage.nbytes(),), (1,), torch.uint8).view(dtype)
+        return whole.as_strided(shape, strides, offset)
+    return torch.empty(0, dtype=dtype, device=_CPU).set_(storage, offset, shape, strides)
+
+
 class Block:
     """A storage of torch, and where its memory lay when it was made."""
 
@@ -88,10 +102,7 @@ class Block:
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, offset: int = 0
     ) -> torch.Tensor:
         """Return a tensor on this memory, from an element on."""
-        if dtype is torch.complex32:  # of which torch.empty warns
-            whole = self.tensor((self.nbytes,), (1,), torch.uint8).view(dtype)
-            return whole.as_strided(shape, strides, offset)
-        return torch.empty(0, dtype=dtype, device=_CPU).set_(self.storage, offset, shape, strides)
+        return tensor_on(self.storage, shape, strides, dtype, offset)
 
     def holders(self) -> tuple[int, int]:
         """Return how many hold the storage: in C++, and its one Python object."""

@@ -20,7 +20,6 @@ from penstock.order.permutations import Indices
 from penstock.sample_notes import add_note
 from penstock.sources.tree import LeafNumbers
 from penstock.state.delivery import Task
-from penstock.system.heap import keep_freed_memory
 from penstock.system.randomness import Generators
 
 #: Samples are written to their rows when they take so many bytes: a core's own cache still holds them.
@@ -77,7 +76,6 @@ class SampleRows:
                     layout = self._layout = layout_of(sample)
                     self.sample_bytes = layout.nbytes
                     self.at_a_time = max(1, AT_A_TIME_BYTES // max(1, layout.nbytes))
-                    keep_freed_memory()
                 batch.build = Build(layout, count, self._buffers)
             return batch.build
 

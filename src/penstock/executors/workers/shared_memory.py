@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 import penstock._native as _native
+from penstock.executors.buffers import tensor_on
 from penstock.executors.workers.lease_states import FREES, Event, State, state_after
 from penstock.executors.workers.shm_space import ShmSpace
 
@@ -207,20 +208,6 @@ def storage_in(descriptor: int, nbytes: int) -> torch.UntypedStorage:
 def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorage:
     """Return a storage on memory of somebody else's, of at least one byte, which it holds as long as it is held."""
     return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
-
-
-def tensor_on(
-    storage: torch.UntypedStorage,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    offset: int = 0,
-) -> torch.Tensor:
-    """Return a tensor on a storage, from an element on."""
-    if dtype is torch.complex32:  # of which torch.empty warns
-        whole = tensor_on(storage, (storage.nbytes(),), (1,), torch.uint8).view(dtype)
-        return whole.as_strided(shape, strides, offset)
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, strides)
 
 
 def mapped(
