@@ -382,6 +382,22 @@ def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
         next(ours)
 
 
+def test_the_error_of_a_batch_is_its_first_sample_s(tmp_path, monkeypatch):
+    dataset, add_note, last = damaged(tmp_path), reading.add_note, threading.Event()
+
+    def first_comes_last(error, note):
+        assert "position 1 " not in note or last.wait(30)
+        add_note(error, note)
+
+    monkeypatch.setattr(reading, "add_note", first_comes_last)
+    batches = on_device(dataset, [[0], [0, 4, 1]])
+    next(batches)
+    wait_until(lambda: batches._queue[0].error is not None)  # of position 2
+    threading.Timer(0.1, last.set).start()
+    with pytest.raises(MissingSample):
+        next(batches)
+
+
 def test_pictures_of_other_shapes_are_named(root):
     ours = on_device(folder(root, v1.Pad(1)), [[0, 1], [5, 5]])
     with pytest.raises(ShapeMismatch, match=r"has shape \(3, .*as sample"):

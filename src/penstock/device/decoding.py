@@ -107,7 +107,7 @@ class DecodingPass(IndexedPass):
 
     def _ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
-        if batch.error is None and not self._crew.wait(batch, self._timeout):
+        if not self._crew.wait(batch, self._timeout):
             raise WorkerStuck(
                 f"DataLoader timed out after {self._timeout} seconds: {self._num_workers} threads read image files. "
                 "Raise timeout= if they may take as long, else look at the file system they lie on."
