@@ -355,7 +355,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if callable(theirs) and not isinstance(theirs, SetEpoch):
             reached = True
             theirs(self._checkpoint.epochs.number)
-        self._executors.begin_anew(self, partial(self._checkpoint.begins_anew, reached=reached))
+        self._executors.begin_anew(partial(self._checkpoint.begins_anew, reached=reached))
 
     def _offer_set_epoch(self) -> None:
         """Give the sampler that torch's __init__ made a set_epoch."""

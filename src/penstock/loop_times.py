@@ -95,9 +95,9 @@ class LoopMeter:
 
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
+        if (now := perf_counter()) - self._looked < SHORT_PASS:
+            return
         with self._lock:
-            if (now := perf_counter()) - self._looked < SHORT_PASS:
-                return
             before, self._ran, self._looked = self._ran, (process_time(), machine_cpu_seconds()), now
             if not begins:
                 process, machine = map(operator.sub, self._ran, before)

@@ -20,6 +20,8 @@ from penstock.errors import WorkerStuck
 _UNCOUNTED = 100
 #: The stages that a LoopCounter counts of passes in the caller's thread.
 CALLER_STAGES = ("getitem", "collate", "iterate")
+#: Seconds that a light sample takes at most: a file cannot be opened in them, nor an image be transformed.
+LIGHT = 1e-5
 
 
 @dataclass(slots=True, eq=False)
@@ -383,6 +385,11 @@ class Meter:
         for read in list(self._working):
             _count(totals, read())
         return {stage: time for stage, time in totals.items() if time.samples}
+
+    def light(self) -> bool:
+        """Return whether passes in the caller's thread read their samples in less time than one costly call takes."""
+        read, _, iterated = self.counter.direct()[2]
+        return 0 < read[0] + iterated[0] < LIGHT * (read[1] + iterated[1])
 
     def _count_finished(self) -> dict[str, StageTime]:
         """Add what is finished to the totals, and return a copy of them."""

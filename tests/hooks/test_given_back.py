@@ -172,3 +172,18 @@ for options in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"
         """,
         tmp_path,
     )
+
+
+def test_nothing_is_exchanged_for_samples_that_cost_next_to_nothing(tmp_path: Path) -> None:
+    run(
+        """
+for dataset, light in ((Photos(), False), (range(2000), True)):
+    loader = DataLoader(dataset, 4, num_workers=0)
+    for earlier in (False, True):
+        for number, _ in enumerate(loader):
+            if number == 1:
+                assert bool(differences()) == (not (light and earlier))
+    assert not differences()
+        """,
+        tmp_path,
+    )

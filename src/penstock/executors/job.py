@@ -22,10 +22,10 @@ from penstock.state.substitutes import Substitutes
 
 @dataclass(frozen=True)
 class Job:
-    """One pass to be made. An iterator may keep any part of it but the loader, which may hold the iterator."""
+    """One pass to be made. An iterator may keep it: the loader, which may hold the iterator, is held weakly."""
 
-    loader: Any
-    """Torch's own iterators read its attributes while they are made."""
+    loader: Callable[[], Any]
+    """Returns the loader: torch's own iterators read its attributes while they are made."""
     settings: Settings
     plan: Plan
     progress: Progress

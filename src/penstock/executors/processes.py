@@ -27,7 +27,7 @@ class ProcessExecutor:
     def open(self, job: Job) -> ProcessPass:
         """Return an iterator of the batches."""
         settings = job.settings
-        job.loader.check_worker_number_rationality()
+        job.loader().check_worker_number_rationality()
         made = ProcessPass(
             view_of(job),
             None if settings.iterable else job.fetch(here=True),

@@ -168,7 +168,7 @@ class Executors:
             )
         pins = self.pins(settings)  # which warns, once a pass
         return Job(
-            loader,
+            weakref.ref(loader),
             settings,
             chosen,
             progress,
@@ -209,17 +209,17 @@ class Executors:
                     raise
                 self._choice = not_copied(error)  # the loop has opened something since threads were chosen
                 return self.begin(replace(job, in_threads=False), None, on_device)
-        held.made_by = executor, replace(job, loader=None)
+        held.made_by = executor, job
         self._latest = weakref.ref(held)
         return held
 
-    def begin_anew(self, loader: Any, follows: Callable[[Settings], bool]) -> None:
+    def begin_anew(self, follows: Callable[[Settings], bool]) -> None:
         """Begin the latest pass anew, where it is there and follows() says so of its settings."""
         held = self._latest()
         if held is not None:
             executor, job = held.made_by
             if follows(job.settings):
-                executor.restart(held, replace(job, loader=loader))
+                executor.restart(held, job)
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""

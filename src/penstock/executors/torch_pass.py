@@ -25,7 +25,7 @@ class LoaderView:
 
 def view_of(job: Job) -> Any:
     """Return the loader of a pass. Torch would warn of a pin_memory_device at a line of Penstock's."""
-    loader, generator = job.loader, job.settings.draws_from
+    loader, generator = job.loader(), job.settings.draws_from
     if loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
         return loader
     return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator)

@@ -295,12 +295,13 @@ class Checkpoint:
     def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
         rest, self._rest = self._rest, None
-        order = BatchOrder(settings)
+        own_states = self._own(settings)
+        order = own_states.order
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
-        streams = self._own(settings).streams(own, before, resumed=state is not None)
+        streams = own_states.streams(own, before, resumed=state is not None)
         inside = state is not None and bool(state["position"] or state["batches"] or ahead_of(state).ranges)
-        origin = self._own(settings).origin(own, inside=inside)
+        origin = own_states.origin(own, inside=inside)
         progress = Progress(self.epochs.number, streams=streams, origin=origin, rest=rest)
         if not settings.in_order and settings.num_workers and not settings.iterable:
             progress.arrivals = Arrivals()

@@ -134,17 +134,18 @@ class OwnStates:
             own: of the state that the pass goes on from; empty: from none.
             inside: it goes on in the middle of an epoch.
         """
-        settings, generators = self._settings, self._generators()
-        if settings.iterable:
+        settings, ours = self._settings, self.order.draws_itself()
+        if settings.iterable or (
+            ours and (settings.seed is not None or not isinstance(settings.sampler, KeyedSampler))
+        ):
             return None
+        generators = self._generators()
         given = dict(own.get("origin", {}))
         if "place" in own and own["place"][0] != self.place().rank:
             given.pop("first", None)  # of another rank's share
-        if not self.order.draws_itself():  # the sampler may draw from torch's global generator too
+        if not ours:  # the sampler may draw from torch's global generator too
             generators = (*generators, None) if None not in generators else generators
             return Origin(settings.index_sampler, generators, given, inside=inside)
-        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
-            return None
         return Origin(settings.sampler, generators, given, inside=inside)
 
     def _generators(self) -> tuple[Source, ...]:

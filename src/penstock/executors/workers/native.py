@@ -140,7 +140,8 @@ class NativeCrew:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
         self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
         meter.open(self._stages)
-        meter.reading.open(self._reading_counts)
+        if any(leaf.unmoved is None for leaf in plan.leaves):  # else all of it is memory
+            meter.reading.open(self._reading_counts)
         self._spans = self.pool.take_spans
         if recorded:
             meter.open_spans(self._spans)
