@@ -210,16 +210,23 @@ def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorag
     return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
 
 
+#: Leaves of a batch that are no tensors: there may be thousands.
+_PLAIN = frozenset([int, float, bool, str, bytes, type(None)])
+
+
 def mapped(
     function: Callable[[Any], Any], batch: Any, *, whole: bool = False, known: dict[int, Any] | None = None
 ) -> Any:
-    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples.
+    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples, but for
+    numbers, strings and None.
 
     One of these that comes twice, or that holds itself, does so in what is returned.
 
     whole: a class derived from a named tuple is a leaf: its constructor may look at what it gets.
     known: what was returned for the containers so far, by their id.
     """
+    if type(batch) in _PLAIN:
+        return batch
     known = {} if known is None else known
     if id(batch) in known:
         return known[id(batch)]
@@ -230,7 +237,7 @@ def mapped(
         if kind is dict:
             made.update((key, inner(value)) for key, value in batch.items())
         else:
-            made.extend(map(inner, batch))
+            made.extend(value if type(value) in _PLAIN else inner(value) for value in batch)
         return made
     if kind is tuple:
         made = tuple(map(inner, batch))
