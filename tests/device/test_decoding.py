@@ -39,6 +39,7 @@ from penstock.executors.iterator import PassInput, PassResources
 from penstock.executors.native import NativePass
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
+from penstock.sample_notes import add_note
 from penstock.state.quarantine import Replace
 from penstock.state.substitutes import register_of
 from penstock.stats import Counters
@@ -383,7 +384,7 @@ def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
 
 
 def test_the_error_of_a_batch_is_its_first_sample_s(tmp_path, monkeypatch):
-    dataset, add_note, last = damaged(tmp_path), reading.add_note, threading.Event()
+    dataset, last = damaged(tmp_path), threading.Event()
 
     def first_comes_last(error, note):
         assert "position 1 " not in note or last.wait(30)
