@@ -617,7 +617,7 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
     board = Board(2)
     child = os.fork()
     if child == 0:
-        begin = board.report(1)
+        begin, _ = board.report(1)
         found = []
         for index in (
             7,
@@ -645,6 +645,26 @@ def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
             os.rmdir(board.folder(1))
     finally:
         board.close()
+        board.close()
+
+
+def test_the_indices_of_a_batch_are_noted_one_by_one() -> None:
+    board = Board(1)
+    child = os.fork()
+    if child == 0:
+        _, each = board.report(0)
+        indices = [7, 8, "a", "b", 9, 1 << 70, np.int64(10), -1, None, 11]
+        found = [board.progress(0).index for _ in each(indices)]
+        unsized = [board.progress(0).index for _ in each(iter(range(3)))]
+        noted = [7, 8, "a", "b", 9, str(1 << 70), 10, -1, None, 11]
+        os._exit(0 if (found, unsized) == (noted, [0, 1, 2]) else 1)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        counted = {str(stage): samples for stage, _, samples, _ in board.stages()}
+        assert counted["getitem"] == 10
+        with contextlib.suppress(OSError):
+            os.rmdir(board.folder(0))
+    finally:
         board.close()
 
 

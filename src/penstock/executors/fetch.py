@@ -96,6 +96,8 @@ class Fetch:
         self.collate_fn = collate_fn
         self.replacing = replacing
         self.note: Note = no_note
+        self.each: Callable[[Any], Iterator[Any]] = iter
+        """Yields the indices of a batch, and takes note of each sample that begins."""
         self._read, self._filling = read, filling
         self._stacking = Stacking()
         self._seeded = seeded
@@ -174,7 +176,8 @@ class Fetch:
         if self.batched:
             samples: Any = self.samples(task)
         else:
-            (samples,) = one_by_one(partial(self.sample, task), [task.given])
+            given = [task.given]
+            (samples,) = self._as_torch(given) if self.plain else one_by_one(partial(self.sample, task), given)
         return (collate or self.collate)(task, samples)
 
     def lease(self, *more: Exchange) -> Lease:
@@ -196,18 +199,8 @@ class Fetch:
     def samples(self, task: Task) -> list[Any]:
         """Return the samples of a batch."""
         whole = None if self._read is not None else _whole_batches(self.dataset)
-        if whole is None and self.plain:
-            note, dataset, samples, index = self.note, self.dataset, [], None
-            try:
-                for index in task.given:
-                    note("getitem", index)
-                    samples.append(dataset[index])
-            except Exception as error:
-                note_sample(error, index)
-                raise
-            return samples
         if whole is None:
-            return self._one_after_another(task)
+            return self._as_torch(task.given) if self.plain else self._one_after_another(task)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
             self.note("getitem", task.given, len(task.given))
             self._key(task, tuple(task.given), task.first)
@@ -220,6 +213,17 @@ class Fetch:
                     note_batch(error, task.given)
                     raise
         return self._one_after_another(task)
+
+    def _as_torch(self, given: Any) -> list[Any]:
+        """Return the samples of some indices, as torch's fetcher gets them."""
+        dataset, samples, index = self.dataset, [], None
+        try:
+            for index in self.each(given):
+                samples.append(dataset[index])
+        except Exception as error:
+            note_sample(error, index)
+            raise
+        return samples
 
     def _one_after_another(self, task: Task) -> list[Any]:
         positions = iter(task.positions)
@@ -307,7 +311,7 @@ class Fetch:
         return own
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "note": no_note, "_pipelines": None}
+        return {**self.__dict__, "note": no_note, "each": iter, "_pipelines": None}
 
 
 def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:

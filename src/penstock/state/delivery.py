@@ -23,6 +23,19 @@ class Task:
     block: Any = None
     """Names the shared memory that a worker process builds the batch in."""
 
+    def message(self) -> tuple[Any, ...]:
+        """Return the task as plain values, which cost less to pickle than objects."""
+        positions: Any = self.positions
+        if type(positions) is range and positions.step == 1:
+            positions = positions.start, positions.stop
+        return self.given, self.seed, self.epoch, positions, self.block
+
+    @staticmethod
+    def of(message: tuple[Any, ...]) -> Task:
+        """Return the task of a message."""
+        given, seed, epoch, positions, block = message
+        return Task(given, seed, epoch, range(*positions) if type(positions) is tuple else positions, block)
+
     @property
     def first(self) -> int:
         """The position of the first sample."""
@@ -40,6 +53,9 @@ class Delivered:
     """Bytes of shared memory that the batch takes, or would have taken."""
     kept: bool = False
     """The user's code in the worker has kept a part of that memory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Delivered, (self.batch, self.bad, self.state, self.needed, self.kept)
 
     def pin_memory(self) -> Delivered:
         """Pin the batch: torch's pinning thread calls this."""

@@ -18,7 +18,7 @@ from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
 
 class TaskDataset:
-    """What torch's worker takes for the dataset: indexed by tasks, it returns batches.
+    """What torch's worker takes for the dataset: indexed by the messages of tasks, it returns batches.
 
     Args:
         fetch: makes them.
@@ -41,7 +41,8 @@ class TaskDataset:
             restore_dataset(self.dataset, self._states[worker])
             self._states = []
 
-    def __getitem__(self, task: Task) -> Any:
+    def __getitem__(self, message: tuple[Any, ...]) -> Any:
+        task = Task.of(message)
         try:
             batch = self.fetch.load(task) if self._builder is None else self._builder.load(self.fetch, task)
         except Exception:  # which torch sends; what else is raised ends the process here
@@ -49,10 +50,10 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        if self._builder is None and self._states is None and not bad:
+        needed, kept = (0, False) if self._builder is None else (self._builder.needed, self._builder.kept)
+        if self._states is None and not (bad or needed or kept):
             return batch
         state = None if self._states is None else state_of(self.dataset)
-        needed, kept = (0, False) if self._builder is None else (self._builder.needed, self._builder.kept)
         return Delivered(batch, bad, state, needed, kept)
 
     __getitems__ = __getitem__
@@ -74,11 +75,12 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         if self.composes:
             natively_in_this_process(self.board.count_calls(worker))
-        begin = self.board.report(worker)
+        begin, each = self.board.report(worker)
         begin(WorkerStage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]
         if isinstance(tasked, TaskDataset):
             tasked.begin = tasked.fetch.note = begin
+            tasked.fetch.each = each
             tasked.lease = tasked.fetch.lease()
         if isinstance(tasked, StatefulStream):
             tasked.worker = worker

@@ -214,7 +214,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 self._leases[self._send_idx] = self._tasks.lease
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
-        return index
+        return index.message() if isinstance(index, Task) else index
 
     def _delivery(self) -> Delivery:
         came_at = perf_counter()
@@ -270,11 +270,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        state = None
+        needed, state = 0, None
         if isinstance(batch, Delivered):
-            if self._shared is not None:
-                self._shared.learn(batch.needed)
-            batch, self._bad, state = batch.batch, batch.bad, batch.state
+            batch, self._bad, state, needed = batch.batch, batch.bad, batch.state, batch.needed
+        if self._shared is not None:
+            self._shared.learn(needed)
         if self.streams is not None:
             if isinstance(batch, End):
                 self.streams.ended(worker_idx, state)
@@ -308,7 +308,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         """Wait for a batch, or for a worker's end. Raises WorkerDied."""
         deadline = monotonic() + timeout
         while True:
-            dead = self._watch.notice()
+            dead = bool(self._watch.deaths)
             if dead and self._grace is None:
                 self._grace = self._tasks_outstanding
             if self._grace == 0:
@@ -319,6 +319,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 data = self._data_queue.get(timeout=min(left, _PINNED_SLICE) if self._pin_memory else left)
             except queue.Empty:
                 error = self._context.results.take_error()
+                if self._watch.notice() and error is None and not dead:
+                    continue  # what the dead have sent comes first
             except Exception as caught:
                 error = caught
             else:
@@ -331,7 +333,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             if error is not None or over:
                 # Whose batch cannot be fetched from it is dying. A dead worker's children may hold its sentinel open.
                 dying = isinstance(error, (OSError, EOFError)) and not dead
-                dead = self._watch.notice(_DYING if dying else 0.0, by_pid=True)
+                dead = bool(self._watch.notice(_DYING if dying else 0.0, by_pid=True))
             if dead:
                 raise self._died() from error
             if error is not None:

@@ -23,8 +23,9 @@ import reprlib
 import signal
 import struct
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data._utils import signal_handling
@@ -62,6 +63,7 @@ class WorkerProgress:
 
 # times written, stage, kind of index, index, when the stage began (ns, CLOCK_MONOTONIC), times written again
 _RECORD = struct.Struct("=qqqqqq")
+_INDEX, _SINCE = 3, 4
 _NOTHING, _NUMBER, _WORDS, _EXCERPT = range(4)
 _STAGES = list(WorkerStage)
 _SIGNAL = struct.Struct("=q")  # that makes the worker write its stacks; 0: none yet
@@ -74,13 +76,22 @@ _REGION = _CALLS_AT + TABLE  # bytes a worker
 # One a stage, before the calls: nanoseconds, samples, and of the metered samples nanoseconds, and those on a CPU.
 _SPENT = struct.Struct("=qqqq")
 _SPENT_AT = _CALLS_AT - len(_STAGES) * _SPENT.size
-#: The CPU time is read at all of so many first samples of a worker, then at one in so many: it takes 0.3 us.
+#: The CPU time is read at all of so many first notes of a worker, then at one in so many: it takes 0.3 us.
 _METERED = 16
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
 _COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 
 _ANSWER_SECONDS = 1.0  # for a stuck worker to write its stacks
 _QUIET_SECONDS = 0.02  # without growth, after which a dump is complete
+
+
+class Noting(NamedTuple):
+    """What a worker process takes note with of what it is doing."""
+
+    begin: Note
+    """Called when a stage begins, with the stage, the index of its sample and the number of its samples."""
+    each: Callable[[Iterable[Any]], Iterator[Any]]
+    """Yields the indices of a batch, noting the sample of each; the time of the stage is taken once for all."""
 
 
 class Board:
@@ -114,16 +125,14 @@ class Board:
         self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION)
         self._spent, self._called = [], []
 
-    def report(self, worker: int) -> Note:
-        """Make the calling process that worker: return what it calls when a stage begins.
-
-        The arguments are the stage, the index of its sample, and how many samples are in the stage (1 unless given).
-        """
+    def report(self, worker: int) -> Noting:
+        """Make the calling process that worker: return what it takes note with."""
         self._leave_stacks(worker)
         self._leave_folder(worker)
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
         spent_at = offset + _SPENT_AT
+        record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
         pack, now, running = _RECORD.pack_into, time.monotonic_ns, time.thread_time_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
         times, stage, samples, since, ran = 0, 0, 0, now(), -1
@@ -140,6 +149,9 @@ class Board:
             _SPENT.pack_into(region, spent_at + stage * _SPENT.size, *of_stage)
             ran = running() if times <= _METERED or times % _METERED == 0 else -1
             stage, samples = codes[name], size
+            name_sample(index, since)
+
+        def name_sample(index: Any, since: int) -> None:
             if type(index) is int and -(1 << 63) <= index < 1 << 63:
                 pack(region, offset, times, stage, _NUMBER, index, since, times)
             elif index is None:
@@ -150,7 +162,23 @@ class Board:
                 _write_text(region, offset + _TEXT_AT, text)
                 pack(region, offset, times, stage, kind, number, since, times)
 
-        return begin
+        def each(indices: Iterable[Any]) -> Iterator[Any]:
+            begin(WorkerStage.GETITEM, None, operator.length_hint(indices))
+            number = False  # the record holds one, which the next one replaces
+            for index in indices:
+                try:
+                    if number:
+                        record[_INDEX] = index
+                        record[_SINCE] = now()
+                    else:
+                        name_sample(index, now())
+                        number = type(index) is int
+                except (TypeError, ValueError):  # no number of 64 bits
+                    name_sample(index, now())
+                    number = False
+                yield index
+
+        return Noting(begin, each)
 
     def _leave_stacks(self, worker: int) -> None:
         """Have faulthandler write this process's stacks on fatal signals (before torch's handler) and on request."""

@@ -9,13 +9,14 @@ import multiprocessing.reduction
 import os
 import queue
 import select
-import struct
 from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
+
+_PIPE_BYTES = 1 << 16
 
 
 class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
@@ -37,7 +38,8 @@ class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         self._error: Exception | None = None
         os.set_blocking(self._reader.fileno(), False)
         self._poller.register(self._reader.fileno(), select.POLLIN)
-        self._expect("!i", 4)
+        self._read = bytearray()
+        """Of messages that are not returned yet."""
 
     def watch(self, sentinels: Iterable[int]) -> None:
         """Have get() raise Empty at once when one of these becomes readable.
@@ -65,15 +67,15 @@ class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         deadline = None if timeout is None else monotonic() + timeout
-        while not self._receive():
+        while (message := self._message()) is None:
+            if self._receive():
+                continue
             left = 0.0 if not block else math.inf if deadline is None else deadline - monotonic()
             if left <= 0:
                 raise queue.Empty
             ready = [fd for fd, _ in self._poller.poll(None if deadline is None else math.ceil(left * 1000))]
             if not self._watched.isdisjoint(ready) and self._reader.fileno() not in ready:
                 raise queue.Empty
-        message = self._bytes
-        self._expect("!i", 4)
         self._sem.release()
         try:
             return multiprocessing.reduction.ForkingPickler.loads(message)
@@ -83,26 +85,27 @@ class Results(multiprocessing.queues.Queue):  # type: ignore[type-arg]
             self._error = error
             raise queue.Empty from error
 
-    def _expect(self, head: str, size: int) -> None:
-        self._head = head  # the format of the length that is being read; empty: the message itself is
-        self._bytes = bytearray(size)
-        self._missing = memoryview(self._bytes)
+    def _message(self) -> bytes | None:
+        """Return the first message of the bytes that are read, if it is whole, and take it out."""
+        begin, size = 4, int.from_bytes(self._read[:4], "big", signed=True)
+        if size == -1:
+            begin, size = 12, int.from_bytes(self._read[4:12], "big")
+        if len(self._read) < max(4, begin + size):
+            return None
+        message = bytes(memoryview(self._read)[begin : begin + size])
+        del self._read[: begin + size]
+        return message
 
     def _receive(self) -> bool:
-        """Read what there is of a message; return whether it is whole. Raises Empty where nobody is left to write."""
-        while True:
-            while self._missing:
-                try:
-                    count = os.readv(self._reader.fileno(), [self._missing])
-                except BlockingIOError:
-                    return False
-                if not count:
-                    raise queue.Empty
-                self._missing = self._missing[count:]
-            if not self._head:
-                return True
-            (size,) = struct.unpack(self._head, self._bytes)
-            self._expect(*(("!Q", 8) if size == -1 else ("", size)))
+        """Read what the pipe holds; return whether it was anything. Raises Empty where nobody is left to write."""
+        try:
+            received = os.read(self._reader.fileno(), _PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        if not received:
+            raise queue.Empty
+        self._read += received
+        return True
 
     def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:
         """Send the error in the place of a batch that cannot be pickled; torch's parent would wait for ever."""

@@ -237,7 +237,7 @@ def mapped(
         if kind is dict:
             made.update((key, inner(value)) for key, value in batch.items())
         else:
-            made.extend(value if type(value) in _PLAIN else inner(value) for value in batch)
+            made.extend(batch if _PLAIN.issuperset(map(type, batch)) else map(inner, batch))
         return made
     if kind is tuple:
         made = tuple(map(inner, batch))

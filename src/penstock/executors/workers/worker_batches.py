@@ -64,7 +64,8 @@ class WorkerBatches:
 
     def _collate(self, fetch: Fetch, task: Task, samples: Any) -> Any:
         """Return what default_collate gives for the samples, as it is sent."""
-        if type(samples) not in (list, tuple) or not samples:  # of a __getitems__: default_collate has the word
+        if type(samples) not in (list, tuple) or not samples or type(samples[0]) in (str, bytes):
+            # Of a __getitems__, or a list of strings: default_collate has the word.
             return fetch.collate(task, samples)
         fetch.note("collate", None, len(samples))
         build = Build(layout_of(samples[0]), len(samples), self._buffers)
