@@ -337,7 +337,8 @@ class PickledObjects::Machine {
     view.storage = storage.first;
     view.hooks = out_.children_[arguments.first + 5];
     view.requires_grad = part(arguments, 4).kind == Kind::yes;
-    if (view.requires_grad && !may_require_grad(view.spec.dtype)) return kNotDense;
+    // torch refuses to rebuild a version 3 tensor that requires grad: its error is the answer.
+    if (view.requires_grad && (!typed || !may_require_grad(view.spec.dtype))) return kNotDense;
     if (const char* reason = check_view(view, bytes.range.length)) return reason;
     make(Kind::tensor).first = static_cast<std::uint32_t>(out_.tensors_.size());
     out_.tensors_.push_back(view);

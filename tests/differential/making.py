@@ -63,7 +63,8 @@ _STEPS = (
 _OF_NO_WORKER = ("Reused()", "lazily")
 #: What threads do as the caller's own thread does, and torch's workers cannot do.
 _OF_NO_THREAD = (
-    "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(",
+    "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(", "quantize",
+    "'>i", "'>f",
 )  # fmt: skip
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
@@ -230,7 +231,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         ("reset", held),
         ("share", held),
     ))  # fmt: skip
-    if loop in ("write", "reset") and "thread" in str(case.own) and case.kind in ("list", "names", "rows", "tensors"):
+    own_tensors = case.kind in ("list", "names", "rows", "tensors") or "WithTable" in str(case.options)
+    if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
@@ -272,7 +274,7 @@ def case_of(seed: int) -> Case:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
     if draw.random() < (0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
-        if not workers or collate not in _OF_NO_WORKER:
+        if not (workers or method) or collate not in _OF_NO_WORKER:
             options.append(f"collate_fn={collate}")
     context = draw.random()
     if workers and context < 0.05:

@@ -717,3 +717,36 @@ def test_explain_says_whose_dataset_it_is() -> None:
     assert "copies   each thread has the dataset's Python objects" in penstock.DataLoader(Pairs(), **THREADS).explain()
     shared = penstock.DataLoader(Pairs(), share_dataset=True, **THREADS)
     assert "shared   all threads use the one dataset" in shared.explain()
+
+
+class OneTensor(Sized):
+    """Holds one tensor as an attribute."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensor, index
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|quantize|nested)")
+@pytest.mark.parametrize("held", ["attribute", "list"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.eye(3).to_mkldnn(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.ones(2, device="meta"),
+    ],
+    ids=["sparse", "csr", "nested", "jagged", "mkldnn", "quantized", "meta"],
+)
+def test_threads_share_tensors_without_memory_of_one_piece(make: Callable[[], torch.Tensor], held: str) -> None:
+    tensor = make()
+    dataset: Any = OneTensor(tensor) if held == "attribute" else [(tensor, i) for i in range(48)]
+    batches = list(penstock.DataLoader(dataset, batch_size=4, collate_fn=list, **THREADS))
+    assert [index for batch in batches for _, index in batch] == list(range(48))
+    assert all(type(one) is type(tensor) and one.layout == tensor.layout for batch in batches for one, _ in batch)

@@ -227,6 +227,14 @@ def test_states_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answered(file)
 
 
+def test_what_torch_cannot_rebuild_is_left_to_its_error(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "x.pt")
+    torch.save(torch.zeros(2, dtype=torch.float8_e5m2).requires_grad_(), path)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        torch.load(path)
+    assert refused(path)
+
+
 # --- whose memory it is -----------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.executors.copies import Copier, NotCopied
+from penstock.executors.copies import Copier, NotCopied, in_shared_memory
 from penstock.executors.fetch import Fetch
 from penstock.executors.plain_data import is_refused_write
 
@@ -74,7 +74,7 @@ class OwnFetches:
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
         tensors = [part for part in self._data if isinstance(part, torch.Tensor) and not part.is_inference()]
-        private = [tensor for tensor in tensors if not (tensor.is_cpu and tensor.is_shared())]  # type: ignore[no-untyped-call]
+        private = [tensor for tensor in tensors if not in_shared_memory(tensor)]
         self._looked_at = min(LOOKED_AT, len(private))
         self._versions = cycle([(tensor, tensor._version) for tensor in private])
         self._unseen = self._classes
