@@ -61,6 +61,8 @@ _STEPS = (
 #: Memory that is used again in a worker is, in torch's loader, what the batch happens to hold at that time; and torch's
 #: workers lose the bits of conjugated and negated views.
 _OF_NO_WORKER = ("Reused()", "lazily")
+#: These hand out samples: an array's strides are those of the sample in threads, a row's behind torch's workers.
+_OF_SAMPLES = ("listed", "part_of_large")
 #: What threads do as the caller's own thread does, and torch's workers cannot do.
 _OF_NO_THREAD = (
     "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(", "quantize",
@@ -259,7 +261,7 @@ def case_of(seed: int) -> Case:
     if busy:
         options = [f"batch_size={draw.choice((2, 4))}", *["shuffle=True"] * draw.randrange(2)]
     workers = draw.choice((0, 0, 1, 2, 2, 2, 3)) or int(busy)
-    if ".conj()" in str(case.fields):
+    if ".conj()" in str(case.fields) + case.rows:
         workers = 0  # as for collate_fns: torch's workers cannot stack these views
     method = draw.choice((None,) * 6 + ("process", "thread", "thread")) if draw.random() > 0.02 else "auto"
     persistent = workers > 0 and draw.random() < 0.4
@@ -274,7 +276,8 @@ def case_of(seed: int) -> Case:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
     if draw.random() < (0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
-        if not (workers or method) or collate not in _OF_NO_WORKER:
+        strided = method in ("thread", "auto") and collate in _OF_SAMPLES and re.search(r"np\.|numpy", str(case))
+        if (not (workers or method) or collate not in _OF_NO_WORKER) and not strided:
             options.append(f"collate_fn={collate}")
     context = draw.random()
     if workers and context < 0.05:
