@@ -236,6 +236,12 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     own_tensors = case.kind in ("list", "names", "rows", "tensors") or "WithTable" in str(case.options)
     if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
+    if (
+        loop in ("leave", "fail", "two_passes", "fork")
+        and "thread" in str(case.own)
+        and "generator=" in str(case.options)
+    ):
+        loop, arguments = "hold", held  # threads read further ahead, and a pass that is left has drawn as far as that
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
     if loop in ("to_process", "fork") and any(word in str(case) for word in _OF_NO_THREAD):
