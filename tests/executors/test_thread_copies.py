@@ -750,3 +750,15 @@ def test_threads_share_tensors_without_memory_of_one_piece(make: Callable[[], to
     batches = list(penstock.DataLoader(dataset, batch_size=4, collate_fn=list, **THREADS))
     assert [index for batch in batches for _, index in batch] == list(range(48))
     assert all(type(one) is type(tensor) and one.layout == tensor.layout for batch in batches for one, _ in batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_processes_send_nested_tensors(layout: torch.layout) -> None:
+    dataset: Any = [torch.nested.nested_tensor([torch.ones(2) * i, torch.ones(3)], layout=layout) for i in range(6)]
+    batches = list(penstock.DataLoader(dataset, batch_size=2, collate_fn=list, num_workers=2, worker_method="process"))
+    arrived = [one for batch in batches for one in batch]
+    assert all(one.is_nested and one.layout is layout for one in arrived)
+    assert [[part.tolist() for part in one.unbind()] for one in arrived] == [
+        [part.tolist() for part in one.unbind()] for one in dataset
+    ]

@@ -175,7 +175,7 @@ class Copier:
         return value[:] if rows and len(value) * value[:1].__sizeof__() <= SCRATCH_BYTES else None
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor | None:
-        if not _has_storage(value) or value.requires_grad or in_shared_memory(value):
+        if not has_storage(value) or value.requires_grad or in_shared_memory(value):
             return None
         storage = value.untyped_storage()
         if value.is_conj() or value.is_neg() or value.__dict__ or not 0 < storage.nbytes() <= SCRATCH_BYTES:
@@ -381,14 +381,14 @@ _MAKERS: dict[type, Callable[[Copier, Any], Any]] = {
 }
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def has_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is one piece of the processor's memory: sparse, nested and opaque ones are not."""
     return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
 
 
 def in_shared_memory(tensor: torch.Tensor) -> bool:
     """Return whether other processes have a tensor's memory, too."""
-    return _has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]
+    return has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]
 
 
 def _is_empty(cell: types.CellType) -> bool:

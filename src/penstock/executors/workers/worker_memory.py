@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from penstock.executors.buffers import Buffers, Field, Rows, tensor_on
+from penstock.executors.copies import has_storage
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
     BlockName,
@@ -202,12 +203,12 @@ class _Packing:
         return mapped(self._message, batch, whole=self._of_user)
 
     def _count(self, tensor: Any) -> Any:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_cpu:
+        if type(tensor) is torch.Tensor and has_storage(tensor):
             self._seen[tensor.untyped_storage().data_ptr()] += 1
         return tensor
 
     def _message(self, tensor: Any) -> Any:
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_cpu:
+        if type(tensor) is not torch.Tensor or not has_storage(tensor):
             return tensor
         if not self._of_user:
             return self._new_message(tensor)
