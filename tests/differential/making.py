@@ -62,7 +62,7 @@ _STEPS = (
 #: workers lose the bits of conjugated and negated views.
 _OF_NO_WORKER = ("Reused()", "lazily")
 #: These hand out samples: an array's strides are those of the sample in threads, a row's behind torch's workers.
-_OF_SAMPLES = ("listed", "part_of_large")
+_OF_SAMPLES = ("listed", "part_of_large", "as_arrays")
 #: What threads do as the caller's own thread does, and torch's workers cannot do.
 _OF_NO_THREAD = (
     "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(", "quantize",
@@ -282,7 +282,11 @@ def case_of(seed: int) -> Case:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
     if draw.random() < (0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
-        strided = method in ("thread", "auto") and collate in _OF_SAMPLES and re.search(r"np\.|numpy", str(case))
+        strided = (
+            method in ("thread", "auto")
+            and collate in _OF_SAMPLES
+            and re.search(r"np\.|numpy|as_arrays", f"{case}{collate}")
+        )
         if (not (workers or method) or collate not in _OF_NO_WORKER) and not strided:
             options.append(f"collate_fn={collate}")
     context = draw.random()
