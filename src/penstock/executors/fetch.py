@@ -217,9 +217,10 @@ class Fetch:
     def _as_torch(self, given: Any) -> list[Any]:
         """Return the samples of some indices, as torch's fetcher gets them."""
         dataset, samples, index = self.dataset, [], None
+        add = samples.append
         try:
             for index in self.each(given):
-                samples.append(dataset[index])
+                add(dataset[index])
         except Exception as error:
             note_sample(error, index)
             raise

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data._utils import signal_handling
 
+import penstock._native as _native
 from penstock.call_counts import CallRow
 from penstock.executors.fetch import Note
 from penstock.executors.workers.call_slots import TABLE, SlotCalls, read_slots
@@ -63,7 +64,7 @@ class WorkerProgress:
 
 # times written, stage, kind of index, index, when the stage began (ns, CLOCK_MONOTONIC), times written again
 _RECORD = struct.Struct("=qqqqqq")
-_INDEX, _SINCE = 3, 4
+_INDEX = 3  # which word of it
 _NOTHING, _NUMBER, _WORDS, _EXCERPT = range(4)
 _STAGES = list(WorkerStage)
 _SIGNAL = struct.Struct("=q")  # that makes the worker write its stacks; 0: none yet
@@ -164,19 +165,7 @@ class Board:
 
         def each(indices: Iterable[Any]) -> Iterator[Any]:
             begin(WorkerStage.GETITEM, None, operator.length_hint(indices))
-            number = False  # the record holds one, which the next one replaces
-            for index in indices:
-                try:
-                    if number:
-                        record[_INDEX] = index
-                        record[_SINCE] = now()
-                    else:
-                        name_sample(index, now())
-                        number = type(index) is int
-                except (TypeError, ValueError):  # no number of 64 bits
-                    name_sample(index, now())
-                    number = False
-                yield index
+            return _native.NotedIndices(record, _INDEX, lambda index: name_sample(index, now()), indices)
 
         return Noting(begin, each)
 
