@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
 from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
+from penstock.executors.rows import gathers_rows
 from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.order.batch_order import BatchOrder
@@ -78,10 +79,12 @@ class Explained:
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
-        who = counted(settings.num_workers, "native thread") if settings.num_workers else "the caller's thread"
+        rows = self.executors.register is None and gathers_rows(settings, plan)
+        threads = 0 if rows else settings.num_workers
+        who = counted(threads, "native thread") if threads else "the caller's thread"
         if self._fillers():
             who = f"{counted(settings.num_workers, 'filler')} of a Ray cluster"
-        fill = "fill" if settings.num_workers > 1 else "fills"
+        fill = "fill" if threads > 1 else "fills"
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
         yield f"plan     {who} {fill} {size} in place, in order"
         yield from self._fillers()
@@ -94,6 +97,7 @@ class Explained:
                 yield f"{step.who:<8} {step.what}"
         pinned = can_pin(settings, sends=self.sends)
         memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
+        memory = "new for each batch, of the rows that torch gathers" if rows else memory
         yield f"buffers  {memory}"
         if (caches := self.executors.caches) is not None and not self._fillers():
             files = any(leaf.files is not None for leaf in plan.leaves)

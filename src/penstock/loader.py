@@ -120,7 +120,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     sampler: Any
     batch_sampler: Any
     _iterator: Any
-    _snapshot = Snapshot()
+    _snapshot: Snapshot | None = None
     _planned_for: tuple[Settings, bool] | None = None
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
 
@@ -247,6 +247,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._plan = planned(self._settings())
         self._choose_workers()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name not in _OF_PASSES:
+            vars(self)["_snapshot"] = None  # the settings are others
+
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
@@ -293,7 +298,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         checkpoint = self._checkpoint
         assert checkpoint.progress is not None
         job = self._executors.job(self, settings, self._plan, checkpoint.progress, checkpoint.epochs, sends=sends)
-        held, self._iterator = self._iterator, None
+        if (held := self._iterator) is not None:
+            self._iterator = None
         batches = self._executors.begin(job, held, on_device)
         if settings.persistent_workers and settings.num_workers:
             self._iterator = batches
@@ -309,9 +315,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _settings(self) -> Settings:
         sampler, blocks = sampler_of(self.sampler, self.batch_sampler), blocks_of(self.dataset)
-        self._snapshot = self._snapshot.now(self, self._given, sampler, blocks)
-        assert self._snapshot.settings is not None
-        return self._snapshot.settings
+        kept = self._snapshot
+        snapshot = Snapshot.now(self, self._given, sampler, blocks, kept)
+        if snapshot is not kept:
+            vars(self)["_snapshot"] = snapshot
+        return snapshot.settings
 
     def _order(self) -> BatchOrder:
         return BatchOrder(self._settings())
@@ -540,6 +548,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return False
 
 
+# Attributes that each pass sets, and no settings follow from.
+_OF_PASSES = frozenset({"_iterator", "_plan", "_planned_for"})
 _THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
 # The arguments that say how samples are read, not which: attributes of the same name.
 _READING = [name for name in _THEIRS if name not in _CHOOSING]

@@ -168,5 +168,7 @@ class LoopClock(Observer):
 
 def clocked(meter: LoopMeter, watchers: Observers) -> Observers:
     """Return the clock of a loop, with the watchers that need not know of each batch, and the other watchers."""
-    clock = LoopClock(meter, tuple(watcher for watcher in watchers if not watcher.by_batch))
-    return clock, *(watcher for watcher in watchers if watcher.by_batch)
+    others, by_batch = [], []
+    for watcher in watchers:
+        (by_batch if watcher.by_batch else others).append(watcher)
+    return LoopClock(meter, tuple(others)), *by_batch

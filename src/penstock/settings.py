@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 from itertools import takewhile
-from operator import attrgetter, is_
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, MapDataPipe
+from torch.utils.data import BatchSampler, IterableDataset, MapDataPipe, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
 
@@ -134,6 +134,10 @@ class Settings:
     """num_workers= was not given, and no program has set it since."""
     blocks: Any = None
     """The order.blocks.Blocks that the dataset is shuffled in; None: it is shuffled as a whole."""
+    size: int | None = None
+    """The length of the dataset, where the loader makes the order; None: it has none, or is not asked."""
+    known: dict[str, Any] = field(default_factory=dict, init=False)
+    """What order.batch_order has found out about these settings, once for all passes that go by them."""
 
     @cached_property
     def iterable(self) -> bool:
@@ -156,32 +160,51 @@ class Settings:
         return self.generator or self.seeded
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The settings of a loader, and the objects that they were taken from."""
+class Snapshot(NamedTuple):
+    """The settings of a loader, and what they were taken from that changes without the loader's knowledge."""
 
-    taken: tuple[Any, ...] = ()
-    settings: Settings | None = None
+    settings: Settings
+    taken: tuple[Any, ...]
+    """The objects behind its samplers."""
+    size: int | None
 
-    def now(self, loader: Any, given: Given, sampler: Any, blocks: Any) -> Snapshot:
-        """Return the snapshot of a loader as it is now: this one where every attribute is the object that it was.
+    @classmethod
+    def now(cls, loader: Any, given: Given, sampler: Any, blocks: Any, kept: Snapshot | None) -> Snapshot:
+        """Return the snapshot of a loader as it is now: `kept` where that still holds.
 
-        sampler: says which samples come. blocks: what the dataset is shuffled in.
+        Args:
+            loader, given: the loader, and what it was given.
+            sampler: says which samples come.
+            blocks: what the dataset is shuffled in.
+            kept: of an earlier moment, where no attribute of the loader was set since.
         """
-        noted = getattr(loader, "_IterableDataset_len_called", None)
-        taken = (*_attributes_of(loader), noted, given, given.workers, sampler, blocks)
-        if len(taken) == len(self.taken) and all(map(is_, taken, self.taken)):
-            return self
-        return Snapshot(taken, _settings_of(loader, given, sampler, blocks, noted))
+        size, batches, taken = None, loader.batch_sampler, [blocks]
+        if type(sampler) in (RandomSampler, SequentialSampler):
+            taken += vars(sampler).values()
+            if given.own_order:
+                try:
+                    size = len(loader.dataset)
+                except Exception:  # of the user's __len__: it is raised where torch would ask
+                    size = None
+        if type(batches) is BatchSampler:
+            taken += vars(batches).values()
+        if (
+            kept is not None
+            and size == kept.size
+            and len(taken) == len(kept.taken)
+            and all(map(is_, taken, kept.taken))
+        ):
+            return kept
+        return cls(_settings_of(loader, given, sampler, blocks, size), tuple(taken), size)
 
 
-def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, noted: int | None) -> Settings:
+def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, size: int | None) -> Settings:
     attributes = {name: getattr(loader, name) for name in _ATTRIBUTES}
     return Settings(
         **{**attributes, "sampler": sampler},
         index_sampler=loader._index_sampler,
         batched=loader._auto_collation,
-        noted_length=noted,
+        noted_length=loader._IterableDataset_len_called,
         method=given.method,
         own_order=given.own_order,
         prefetch_given=given.prefetch,
@@ -191,9 +214,9 @@ def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, noted: in
         cluster=given.cluster,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
         blocks=blocks,
+        size=size,
     )
 
 
 #: The fields that are attributes of a loader by the same name.
-_ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (field.name for field in fields(Settings))))
-_attributes_of = attrgetter(*_ATTRIBUTES, "_index_sampler", "_auto_collation")
+_ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (one.name for one in fields(Settings))))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter, length_hint
+from threading import RLock
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import default_collate
+from torch.utils.data import MapDataPipe, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -24,6 +25,7 @@ from penstock.executors.torch_pass import TorchPass, view_of
 from penstock.hooks.calls import ANSWERED
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
+from penstock.order.keyed import draw_seed
 from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.exchange import Lease
 from penstock.sample_notes import note_batch, note_sample
@@ -54,6 +56,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
+        alike: `torchs` of a pass before, by the same settings; it spares torch's __init__. The base seed is drawn.
     """
 
     _observers: Observers = ()
@@ -71,17 +74,24 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         streams: Streams | None = None,
         ahead: bool = False,
         meter: Meter,
+        alike: Mapping[str, Any] | None = None,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
         self._given, self._batches = given, batches
         self._mid_epoch = streams is not None and any(streams.counts)
-        super().__init__(loader)
+        if alike is None:
+            super().__init__(loader)
+            self.torchs = dict(vars(self))
+            """The attributes that torch's __init__ has set."""
+        else:
+            vars(self).update(alike, _base=draw_seed(loader.generator), _batches=batches)
         fetcher = self._dataset_fetcher
         self._maps = type(fetcher) is _MapDatasetFetcher
         self._stacks = self._collate_fn is default_collate
         self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
         self._meter, self._clock = meter, _native.CallerClock(meter.counter)
         self._again: list[Any] = []  # what the sampler gave for the batch that an interrupt came into
+        self._sampling = RLock()  # several threads may call next()
         self._cut = ""  # what an interrupt may have ended
         self._kept: list[Any] = []  # the batch that was made and did not reach its caller
         self._delivered: Delivery | None = None  # of the kept batch, where observers are told
@@ -159,10 +169,11 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                     asked = self._again[0]
                     self._again.clear()
                 else:
-                    for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
-                        break
-                    else:
-                        raise self._end() if self._cut else StopIteration
+                    with self._sampling:
+                        for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
+                            break
+                        else:
+                            raise self._end() if self._cut else StopIteration
                 if not self._maps:
                     batch = self._streamed(asked)
                 else:
@@ -245,7 +256,8 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._observers, self._counted = observers, None
         if tuple(map(type, observers)) != (Counters, Progress, LoopClock) or self._promised is not None:
             return
-        progress, loop = cast(tuple[Any, Progress, LoopClock], observers)[1:]
+        progress: Any = observers[1]
+        loop: Any = observers[2]
         if progress.arrivals is None and self._streams is None:
             loop.direct, self._counted = self._clock, (progress, loop)
             self._before = progress.taken - self._num_yielded
@@ -321,18 +333,27 @@ class InlineExecutor:
         """Return True."""
         return True
 
-    def open(self, job: Job) -> InlinePass:
-        """Return an iterator of the batches."""
+    def open(self, job: Job, **seen: Any) -> InlinePass:
+        """Return an iterator of the batches. seen: attributes of the loader that torch's iterator sees otherwise."""
         settings = job.settings
         job.epochs.next(counted=True)
+        alike = job.found.get("torchs")
         made = InlinePass(
-            view_of(job),
+            view_of(job, **seen),
             None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
             meter=job.meter,
+            alike=alike,
         )
+        if (
+            alike is None
+            and job.streams is None
+            and job.order.cuts_itself()
+            and not isinstance(settings.dataset, MapDataPipe)
+        ):
+            job.found["torchs"] = made.torchs
         job.progress.arrivals = None  # batches come in order
         return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -11,8 +11,10 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filling import Filling
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.observe import Meter
+from penstock.order.batch_order import BatchOrder
 from penstock.order.epochs import Epochs
-from penstock.plan import Plan, PythonPlan
+from penstock.plan import NativePlan, Plan, PythonPlan
+from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
@@ -20,28 +22,48 @@ from penstock.state.streams import Streams
 from penstock.state.substitutes import Substitutes
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Job:
-    """One pass to be made. An iterator may keep it: the loader, which may hold the iterator, is held weakly."""
+    """One pass to be made. An iterator may keep it: the loader, which may hold the iterator, is held weakly.
+
+    What does not differ between the passes of a loader is found out once, in a job of no pass: see `of_pass`.
+    """
 
     loader: Callable[[], Any]
     """Returns the loader: torch's own iterators read its attributes while they are made."""
     settings: Settings
     plan: Plan
-    progress: Progress
-    batches: PassBatches
+    order: BatchOrder
     epochs: Epochs
-    key: Callable[[], tuple[int, int]]
-    """Returns (seed, epoch) of the pass, and advances the generators as torch's iterator would. Called once."""
     meter: Meter
     """Adds up what all passes of the loader do."""
-    make_resources: Callable[[], PassResources]
-    substitutes: Substitutes | None
-    """How bad samples are replaced; None raises their errors."""
-    pins: bool
-    """Torch's own iterator pins its batches."""
+    reach: SeedWarnings
+    """Warns of samplers that the seed does not reach."""
+    sends: bool
+    """The batches go to an accelerator."""
     in_threads: bool
     """Python threads of this process read the dataset, where Python reads it."""
+    pins: bool = False
+    """Torch's own iterator pins its batches."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What the first of the passes has found out for all of them: its executor, and what that keeps."""
+    progress: Progress = field(init=False)
+    substitutes: Substitutes | None = field(init=False)
+    """How bad samples are replaced; None raises their errors."""
+    key: Callable[[], tuple[int, int]] = field(init=False)
+    """Returns (seed, epoch) of the pass, and advances the generators as torch's iterator would. Called once."""
+    make_resources: Callable[[], PassResources] = field(init=False)
+
+    def of_pass(self, **own: Any) -> Job:
+        """Return the job of a pass that begins: with these fields of its own."""
+        job = object.__new__(Job)
+        vars(job).update(vars(self), **own)  # a fifth of what copy() takes
+        return job
+
+    @property
+    def batches(self) -> PassBatches:
+        """What the sampler gives in the pass."""
+        return PassBatches(self.order, self.progress, self.reach, isinstance(self.plan, NativePlan))
 
     @cached_property
     def resources(self) -> PassResources:
@@ -67,17 +89,14 @@ class Job:
 
     def pass_input(self) -> PassInput:
         """Return what the pass goes through; called once, for it draws."""
-        length = self.batches.order.length
-        if self.batches.drawn_first():
-            batches = self.batches.sampled()
-            return PassInput(batches, length(), *self.key())
+        batches, length = self.batches, self.order.length()
+        if batches.drawn_first():
+            return PassInput(batches.sampled(), length, *self.key())
         seed, epoch = self.key()
-        if not self.batches.order.cuts_itself():
-            return PassInput(self.batches(seed, epoch), length(), seed, epoch)
-        coming = partial(self.batches.coming, seed, epoch)
-        return PassInput(
-            self.batches(seed, epoch), length(), seed, epoch, coming=coming, samples=self.batches.samples_left()
-        )
+        if not self.order.cuts_itself():
+            return PassInput(batches(seed, epoch), length, seed, epoch)
+        coming = partial(batches.coming, seed, epoch)
+        return PassInput(batches(seed, epoch), length, seed, epoch, coming=coming, samples=batches.samples_left())
 
     def input_of_python(self) -> PassInput:
         """Return the same with what an iterable dataset said of its length."""

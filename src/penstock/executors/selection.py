@@ -26,6 +26,7 @@ from penstock.executors.measure import Trial
 from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
 from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
+from penstock.executors.rows import RowsExecutor, is_small
 from penstock.executors.threads import ThreadExecutor, ThreadPass
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
@@ -39,7 +40,6 @@ from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings
-from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
@@ -51,11 +51,10 @@ from penstock.system.heap import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
-#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
-SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (
     FillerExecutor(),
+    RowsExecutor(),
     NativeExecutor(),
     ProcessExecutor(),
     ThreadExecutor(),
@@ -98,6 +97,7 @@ class Executors:
         self._cluster: Ray | None = None  # whose fillers made it
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
+        self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
     def copied(self) -> Executors:
@@ -140,7 +140,7 @@ class Executors:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
         made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs", "_latest")
+        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs", "_job", "_latest")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -149,6 +149,20 @@ class Executors:
         self, loader: Any, settings: Settings, chosen: Plan, progress: Progress, epochs: Epochs, *, sends: bool
     ) -> Job:
         """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
+        job = self._job
+        if job is None or job.settings is not settings or job.plan is not chosen or job.sends is not sends:
+            job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
+        if settings.pin_memory:
+            job.pins = self.pins(settings)  # which warns, once a pass
+        return job.of_pass(
+            progress=progress,
+            substitutes=self.substitutes(settings),
+            key=partial(self._key, settings, progress, epochs),
+            make_resources=partial(self.resources, settings, chosen, sends=sends),
+        )
+
+    def _job_of(self, loader: Any, settings: Settings, chosen: Plan, epochs: Epochs, *, sends: bool) -> Job:
+        """Return what all passes have in common that begin with these settings and this plan."""
         native = isinstance(chosen, NativePlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
@@ -166,19 +180,15 @@ class Executors:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
                 "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
             )
-        pins = self.pins(settings)  # which warns, once a pass
         return Job(
             weakref.ref(loader),
             settings,
             chosen,
-            progress,
-            PassBatches(BatchOrder(settings), progress, self.reach, native),
+            BatchOrder(settings),
             epochs,
-            lambda: self._key(settings, progress, epochs),
             self.counters.meter,
-            partial(self.resources, settings, chosen, sends=sends),
-            self.substitutes(settings),
-            pins,
+            self.reach,
+            sends,
             in_threads,
         )
 
@@ -191,8 +201,9 @@ class Executors:
             on_device: makes the batches on the device; tried first.
         """
         settings, streams = job.settings, job.streams
-        candidates = EXECUTORS if on_device is None else (on_device, *EXECUTORS)
-        executor = next(one for one in candidates if one.accepts(job))
+        executor = on_device if on_device is not None and on_device.accepts(job) else job.found.get("executor")
+        if executor is None:
+            executor = job.found["executor"] = next(one for one in EXECUTORS if one.accepts(job))
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None and (type(held) is not executor.kind or not getattr(held, "reusable", True) or elsewhere):
             held._shutdown_workers()
@@ -208,7 +219,8 @@ class Executors:
                 if settings.method is not Method.AUTO:
                     raise
                 self._choice = not_copied(error)  # the loop has opened something since threads were chosen
-                return self.begin(replace(job, in_threads=False), None, on_device)
+                self._job = None
+                return self.begin(job.of_pass(in_threads=False, found={}), None, on_device)
         held.made_by = executor, job
         self._latest = weakref.ref(held)
         return held
@@ -364,14 +376,6 @@ def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
-
-
-def is_small(settings: Settings, chosen: Plan) -> bool:
-    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
-    if not isinstance(chosen, NativePlan) or any(leaf.unmoved is None for leaf in chosen.leaves):
-        return False
-    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
-    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:

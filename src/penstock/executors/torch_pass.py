@@ -23,12 +23,12 @@ class LoaderView:
         return getattr(self._loader, name)
 
 
-def view_of(job: Job) -> Any:
-    """Return the loader of a pass. Torch would warn of a pin_memory_device at a line of Penstock's."""
+def view_of(job: Job, **seen: Any) -> Any:
+    """Return the loader of a pass, with these attributes. Torch would warn of a pin_memory_device at our own line."""
     loader, generator = job.loader(), job.settings.draws_from
-    if loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
+    if not seen and loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
         return loader
-    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator)
+    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator, **seen)
 
 
 def batches_in_flight(iterator: Any) -> int:

@@ -39,7 +39,7 @@ class Ahead:
     @property
     def count(self) -> int:
         """Return how many numbers the ranges hold."""
-        return sum(end - begin for begin, end in self.ranges)
+        return sum(end - begin for begin, end in self.ranges) if self.ranges else 0
 
     def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of numbers that the `begin`-th to `end`-th number left are."""

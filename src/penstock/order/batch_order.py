@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
@@ -25,6 +25,21 @@ from penstock.system.words import there_are
 BY_SAMPLER = "by a sampler"
 
 
+def _found_once(method: Callable[[BatchOrder], bool]) -> Callable[[BatchOrder], bool]:
+    """Return a method whose result is kept with the settings that it follows from."""
+    name = method.__name__
+
+    @wraps(method)
+    def kept(self: BatchOrder) -> bool:
+        known: dict[str, bool] = self.settings.known
+        found = known.get(name)
+        if found is None:
+            found = known[name] = method(self)
+        return found
+
+    return kept
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """The order of a loader's batches, as far as its settings say it."""
@@ -33,11 +48,15 @@ class BatchOrder:
 
     def size(self) -> int:
         """Return the number of positions of an epoch's order."""
-        sampler = self.settings.sampler
-        return len(sampler if isinstance(sampler, KeyedSampler) else self.settings.dataset)
+        settings = self.settings
+        if settings.size is not None:
+            return settings.size
+        return len(settings.sampler if isinstance(settings.sampler, KeyedSampler) else settings.dataset)
 
     def share(self) -> Share | None:
         """Return this rank's share, None where the loader does not cut. Raises InvalidOption."""
+        if self.settings.shard is None:
+            return None
         share = share_of(self.settings.shard)
         return None if isinstance(self.innermost(), DistributedSampler) else share
 
@@ -64,11 +83,12 @@ class BatchOrder:
         """
         settings = self.settings
         size = (self.size() if rest is None else rest.end) - ahead.count
-        if isinstance(settings.sampler, LengthBuckets):
+        share = share or self.share() or Share()
+        if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
             batches = None if ahead.ranges else settings.sampler.cut.count
-            return BucketSchedule(size, batches, order or _no_order, share or self.share() or Share(), start)
+            return BucketSchedule(size, batches, order or _no_order, share, start)
         drop_last = settings.drop_last and settings.batch_size is not None
-        return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
+        return Schedule(size, settings.batch_size or 1, drop_last, share, start)
 
     def order(
         self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
@@ -135,6 +155,7 @@ class BatchOrder:
 
     # --- whose order it is ------------------------------------------------------------------------------------------
 
+    @_found_once
     def cuts_itself(self) -> bool:
         """Return whether the batch sampler is torch's own, as torch made it, and of an order that Penstock makes."""
         settings, batches = self.settings, self.settings.batch_sampler
@@ -146,6 +167,7 @@ class BatchOrder:
         )
         return as_made and self.draws_itself()
 
+    @_found_once
     def draws_itself(self) -> bool:
         """Return whether Penstock makes the order: of a sampler that torch made, as torch made it, or a keyed one."""
         settings, sampler = self.settings, self.settings.sampler
@@ -159,7 +181,7 @@ class BatchOrder:
             return False
         as_made = not sampler.replacement and sampler._num_samples is None and sampler.generator is settings.seeded
         # With a generator of the user's, torch's sampler advances the generator as torch's loader would.
-        return as_made and (settings.seed is not None or len(sampler) < TorchShuffle.max_size)
+        return as_made and (settings.seed is not None or self.size() < TorchShuffle.max_size)
 
     def one_by_one(self) -> bool:
         """Return whether batch_size is None and Penstock makes the order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch.distributed
@@ -20,8 +20,7 @@ from penstock.system.launched import launched_as
 from penstock.system.words import counted
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """This rank's part of every global batch."""
 
     rank: int = 0
@@ -97,8 +96,7 @@ class Steps(Protocol):
         """Return this rank's part of a step. Raises IndexError where there is no such step."""
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """The batches of one rank in one epoch, from a position on.
 
     Args:

@@ -22,7 +22,7 @@ Batches = Iterator[tuple[Any, Positions]]
 """What the sampler gives for each batch, and the positions of its samples in the order of the epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PassBatches:
     """What the sampler of a pass gives; called with (seed, epoch) of the pass, when it begins.
 

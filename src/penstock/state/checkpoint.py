@@ -297,6 +297,8 @@ class Checkpoint:
         rest, self._rest = self._rest, None
         own_states = self._own(settings)
         order = own_states.order
+        if state is None and own_states.has_none() and (settings.in_order or not settings.num_workers):
+            return Progress(self.epochs.number)
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = own_states.streams(own, before, resumed=state is not None)

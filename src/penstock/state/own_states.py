@@ -46,6 +46,12 @@ class OwnStates:
         """Whether worker threads share the dataset, so that no state of it belongs to a batch."""
         return self._settings.num_workers > 0 and self.in_threads()
 
+    def has_none(self) -> bool:
+        """Return whether the pass that begins has no state beside its numbers."""
+        settings = self.order.settings
+        plain = self.order.draws_itself() and not isinstance(settings.sampler, KeyedSampler)
+        return plain and not is_stateful_dataset(settings.dataset)
+
     def of_pass(
         self, progress: Progress | None, now: Progress, coming: Mapping[str, Any] | None
     ) -> dict[str, Any] | None:
