@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/program.h"
@@ -46,16 +47,11 @@ PyFileReaders::~PyFileReaders() {
 
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
 // names: each followed by a NUL.
 std::shared_ptr<const PathTable> table_of(std::string names) {
   return std::make_shared<const PathTable>(std::string(), std::move(names), std::string(), false);
 }
-
-std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional<Sources>& source,
                const std::optional<nb::bytes>& names) {
@@ -106,17 +102,19 @@ nb::object read(PyFileReaders& self, std::size_t source, std::size_t local, cons
   return nb::cast(outcome.code == Code::escapes ? "leads out of its root folder" : outcome.reason);
 }
 
-Bytes bytes_of(nb::handle brought) {
+using Content = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Content content_of(nb::handle brought) {
   const std::span<const std::uint8_t> bytes = nb::cast<const PyBrought&>(brought).file->file.bytes();
   const std::size_t shape[1] = {bytes.size()};
-  return Bytes(const_cast<std::uint8_t*>(bytes.data()), 1, shape, brought);  // its own memory, which it may write
+  return Content(const_cast<std::uint8_t*>(bytes.data()), 1, shape, brought);  // its own memory, which it may write
 }
 
 }  // namespace
 
 void bind_file_readers(nb::module_& m) {
   nb::class_<ReadList>(m, "ReadList");
-  nb::class_<PyBrought>(m, "BroughtFile").def_prop_ro("content", &bytes_of);
+  nb::class_<PyBrought>(m, "BroughtFile").def_prop_ro("content", &content_of);
   nb::class_<PyFileReaders>(m, "FileReaders")
       .def(nb::init<nb::object, unsigned, std::uint64_t>(), "program"_a, "readers"_a, "ahead_bytes"_a)
       .def("add", &add, "local"_a, "source"_a.none(), "names"_a.none())

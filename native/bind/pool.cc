@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/program.h"
@@ -34,8 +35,6 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 const char* code_name(Code code) {
@@ -97,8 +96,7 @@ class PyPool {
     for (const std::int32_t index : batch->source)
       if (index < 0 || static_cast<std::size_t>(index) >= native_->sources.size()) throw nb::index_error("no such source");
     if (names)
-      batch->paths = std::make_shared<const PathTable>(std::string(), std::string(names->c_str(), names->size()),
-                                                       std::string(), false);
+      batch->paths = std::make_shared<const PathTable>(std::string(), text_of(*names), std::string(), false);
     if (batch->paths && batch->paths->size() != size) throw nb::value_error("names and local have different lengths");
     batch->program = native_.get();
     pool_->prepare(batch);

@@ -17,7 +17,7 @@
 #include <system_error>
 #include <utility>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 
 namespace penstock {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/little_endian.h"
 #include "files/read_at.h"
 

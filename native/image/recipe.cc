@@ -93,11 +93,6 @@ void RecipeScratch::erase_drawn(const Recipe& recipe, std::uint8_t* row) const {
   }
 }
 
-bool RecipeScratch::one_pass(const Recipe& recipe, const PixelSource& source) const {
-  return used_ == 1 && segments_[0].x.affine() && segments_[0].y.affine() && !source.spaced() &&
-         (source.plane_stride() == 0 || recipe.output.layout == Layout::chw);
-}
-
 Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row) {
   ImagePart part{};
   const Box need = segments_[0].need;

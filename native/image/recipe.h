@@ -235,8 +235,6 @@ class RecipeScratch {
   void release() noexcept;
   // The segment of a planned sample that has no other; null where there are several.
   [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
-  // Whether execute() reads the source in one pass that allocates nothing and owns nothing: a jump may end it.
-  [[nodiscard]] bool one_pass(const Recipe& recipe, const PixelSource& source) const;
   // The part of the source that the planned sample takes.
   [[nodiscard]] Box need() const { return segments_[0].need; }
   // Height and width of the planned result.

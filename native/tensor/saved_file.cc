@@ -5,7 +5,7 @@
 #include <cstring>
 #include <new>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "files/unique_fd.h"
 
 namespace penstock {

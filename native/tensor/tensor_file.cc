@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <new>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 
 namespace penstock {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "tensor/npy_header.h"
 #include "tensor/pickle_reader.h"
 
