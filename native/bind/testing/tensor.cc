@@ -56,7 +56,8 @@ nb::object parse(const nb::bytes& data, std::int64_t head, std::int64_t tail) {
   file.add(0, {first.data(), first.size()});
   file.add(size - last.size(), {last.data(), last.size()});
   TensorLayout layout;
-  if (const char* reason = parse_tensor(file, layout)) return nb::str(reason);
+  TensorParser parser;
+  if (const char* reason = parser.parse(file, layout)) return nb::str(reason);
   return describe(layout);
 }
 
