@@ -50,7 +50,7 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then fixed=(setarch "$(uname -m)" 
 # A batch larger than any memory is a MemoryError here too.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:strict_string_checks=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export TSAN_OPTIONS=suppressions=$PWD/tools/tsan.supp:halt_on_error=1:die_after_fork=0:history_size=4
+export TSAN_OPTIONS=suppressions=$PWD/tools/tsan.supp:halt_on_error=1:die_after_fork=0:history_size=4:allocator_may_return_null=1
 # One thread each: OpenMP and BLAS synchronise their own by futexes that ThreadSanitizer does not see.
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
 

@@ -39,6 +39,15 @@ class Bytes {
   Py_buffer buffer_{};
 };
 
+// Throws IndexError for a negative index, or a source that is not below `count`.
+inline void check_samples(const IndexArray& local, const Sources* source, std::size_t count) {
+  for (std::size_t i = 0; i < local.shape(0); ++i)
+    if (local.data()[i] < 0) throw nanobind::index_error("a negative sample index");
+  for (std::size_t i = 0; source != nullptr && i < source->shape(0); ++i)
+    if (source->data()[i] < 0 || static_cast<std::size_t>(source->data()[i]) >= count)
+      throw nanobind::index_error("no such source");
+}
+
 inline std::string text_of(const nanobind::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 [[noreturn]] inline void raise_errno(int error) {

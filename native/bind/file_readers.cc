@@ -60,11 +60,7 @@ nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional
   std::span<const std::int32_t> sources;
   if (source) sources = {source->data(), source->shape(0)};
   if (source && sources.size() != indices.size()) throw nb::value_error("local and source have different lengths");
-  for (const std::int64_t index : indices)
-    if (index < 0) throw nb::index_error("a negative sample index");
-  for (const std::int32_t index : sources)
-    if (index < 0 || static_cast<std::size_t>(index) >= self.program().sources.size())
-      throw nb::index_error("no such source");
+  check_samples(local, source ? &*source : nullptr, self.program().sources.size());
   std::shared_ptr<const PathTable> table = names ? table_of(text_of(*names)) : nullptr;
   if (table && table->size() != indices.size()) throw nb::value_error("names and local have different lengths");
   return nb::cast(self.readers().add(indices, sources, std::move(table)));

@@ -30,9 +30,9 @@ namespace {
 
 constexpr int kMaxSide = 1 << 20;  // of a requested size, or of one padding
 
-constexpr std::array<std::pair<std::string_view, Filter>, 7> kFilters{{
-    {"nearest", Filter::nearest}, {"bilinear", Filter::bilinear}, {"bicubic", Filter::bicubic}, {"box", Filter::box},
-    {"hamming", Filter::hamming}, {"lanczos", Filter::lanczos}, {"nearest-exact", Filter::nearest_exact},
+constexpr std::array<std::pair<std::string_view, Filter>, 5> kFilters{{
+    {"nearest", Filter::nearest}, {"bilinear", Filter::bilinear}, {"bicubic", Filter::bicubic},
+    {"lanczos", Filter::lanczos}, {"nearest-exact", Filter::nearest_exact},
 }};
 constexpr std::array<std::pair<std::string_view, Arithmetic>, 4> kArithmetics{{
     {"pillow", Arithmetic::pillow}, {"torch_u8", Arithmetic::torch_u8}, {"torch_f32", Arithmetic::torch_f32},
@@ -182,7 +182,7 @@ nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t see
     throw nb::value_error("an image of that size cannot be run");
   const int height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
   const int channels = image.ndim() == 3 ? static_cast<int>(image.shape(2)) : 1;
-  ArraySource source(image.data(), height, width, channels, std::ptrdiff_t{width} * channels);
+  MemorySource source(image.data(), height, width, channels);
   RecipeScratch scratch;
   const SampleDraws draws(epoch_key(seed, epoch), sample, position);
   TensorSpec want, got;

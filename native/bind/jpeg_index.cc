@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "bind/arguments.h"
 #include "bind/bind.h"

@@ -119,7 +119,7 @@ const std::uint8_t* lent_pixels(const nb::capsule& schema, const nb::capsule& ar
   if (channels != 1) {
     if (held->n_children != 1 || form->n_children != 1 || std::strcmp(form->children[0]->format, "C") != 0) return nullptr;
     held = held->children[0];
-    if (held->length != count * SpacedSource::kSpacing || held->offset != 0) return nullptr;
+    if (held->length != count * MemorySource::kSpacing || held->offset != 0) return nullptr;
   }
   return held->n_buffers == 2 ? static_cast<const std::uint8_t*>(held->buffers[1]) : nullptr;
 }
@@ -173,9 +173,9 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   const std::uint8_t* const pixels = lent_pixels(schema, array, recipe.channels, std::int64_t{width} * height);
   if (pixels == nullptr) return nb::cast("its pixels do not lie as expected");
   return transformed(recipe, draws, out, [&](ImageScratch&, auto&& run_on) {
-    SpacedSource spaced(pixels, height, width);
-    ArraySource tight(pixels, height, width, 1, width);
-    return run_on(recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced);
+    MemorySource source = recipe.channels == 1 ? MemorySource(pixels, height, width, 1)
+                                               : MemorySource::spaced_rgb(pixels, height, width);
+    return run_on(source);
   });
 }
 

@@ -3,7 +3,6 @@
 // Threads: an object belongs to one thread at a time. Memory: the object owns its decoders; files are borrowed for the call.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>

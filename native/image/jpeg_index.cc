@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "files/crc.h"
 #include "files/little_endian.h"

@@ -35,7 +35,7 @@ Enum by_name(const std::array<std::string_view, kSize>& names, const std::string
 }
 
 Filter filter_of(const std::string& name) {
-  return by_name<Filter, 7>({"nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "nearest-exact"}, name);
+  return by_name<Filter, 5>({"nearest", "bilinear", "bicubic", "lanczos", "nearest-exact"}, name);
 }
 
 Arithmetic arithmetic_of(const std::string& name) {
