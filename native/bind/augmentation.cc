@@ -3,7 +3,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -306,7 +305,7 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
 }
 
 void bind_augmentation(nb::module_& m) {
-  nb::class_<Effects>(m, "Effects", "What an augmentation does to one picture, as it was drawn.")
+  nb::class_<Effects>(m, "Effects")
       .def("__len__", [](const Effects& self) { return self.size(); })
       .def("blurs", &blurs_of)
       .def("give_weights", &give_weights, "number"_a, "weights"_a);

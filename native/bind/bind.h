@@ -9,7 +9,6 @@
 namespace penstock {
 
 void bind_files(nanobind::module_& m);
-void bind_jpeg(nanobind::module_& m);
 void bind_jpeg_index(nanobind::module_& m);
 void bind_augmentation(nanobind::module_& m);
 void bind_image(nanobind::module_& m);

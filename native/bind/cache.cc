@@ -2,15 +2,14 @@
 //
 // Threads: any; Python's lock is let go while files are read or written. Memory: a tier owns duplicates of the
 // descriptors that it is given.
-#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <cerrno>
 #include <memory>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "files/cache_tier.h"
@@ -20,13 +19,6 @@ namespace nb = nanobind;
 
 namespace penstock {
 namespace {
-
-UniqueFd duplicate(int fd) {
-  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (copy) return copy;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw nb::python_error();
-}
 
 nb::object find(const SampleCache& cache, std::uint64_t sample, const nb::bytes& name) {
   std::vector<std::uint8_t> buffer;

@@ -103,7 +103,7 @@ class Stacker {
 }  // namespace
 
 void bind_collate(nb::module_& m) {
-  nb::class_<Stacker>(m, "Stacker", "Copies plain tensors into rows of a batch.")
+  nb::class_<Stacker>(m, "Stacker")
       .def(nb::init<nb::handle, const nb::capsule&>(), "kind"_a, "api"_a)
       .def("stack", &Stacker::stack, "out"_a, "begin"_a, "values"_a);
 }

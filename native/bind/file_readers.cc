@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/program.h"
@@ -46,16 +47,11 @@ PyFileReaders::~PyFileReaders() {
 
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
 // names: each followed by a NUL.
 std::shared_ptr<const PathTable> table_of(std::string names) {
   return std::make_shared<const PathTable>(std::string(), std::move(names), std::string(), false);
 }
-
-std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional<Sources>& source,
                const std::optional<nb::bytes>& names) {
@@ -64,11 +60,7 @@ nb::object add(PyFileReaders& self, const IndexArray& local, const std::optional
   std::span<const std::int32_t> sources;
   if (source) sources = {source->data(), source->shape(0)};
   if (source && sources.size() != indices.size()) throw nb::value_error("local and source have different lengths");
-  for (const std::int64_t index : indices)
-    if (index < 0) throw nb::index_error("a negative sample index");
-  for (const std::int32_t index : sources)
-    if (index < 0 || static_cast<std::size_t>(index) >= self.program().sources.size())
-      throw nb::index_error("no such source");
+  check_samples(local, source ? &*source : nullptr, self.program().sources.size());
   std::shared_ptr<const PathTable> table = names ? table_of(text_of(*names)) : nullptr;
   if (table && table->size() != indices.size()) throw nb::value_error("names and local have different lengths");
   return nb::cast(self.readers().add(indices, sources, std::move(table)));
@@ -106,17 +98,19 @@ nb::object read(PyFileReaders& self, std::size_t source, std::size_t local, cons
   return nb::cast(outcome.code == Code::escapes ? "leads out of its root folder" : outcome.reason);
 }
 
-Bytes bytes_of(nb::handle brought) {
+using Content = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Content content_of(nb::handle brought) {
   const std::span<const std::uint8_t> bytes = nb::cast<const PyBrought&>(brought).file->file.bytes();
   const std::size_t shape[1] = {bytes.size()};
-  return Bytes(const_cast<std::uint8_t*>(bytes.data()), 1, shape, brought);  // its own memory, which it may write
+  return Content(const_cast<std::uint8_t*>(bytes.data()), 1, shape, brought);  // its own memory, which it may write
 }
 
 }  // namespace
 
 void bind_file_readers(nb::module_& m) {
   nb::class_<ReadList>(m, "ReadList");
-  nb::class_<PyBrought>(m, "BroughtFile").def_prop_ro("content", &bytes_of);
+  nb::class_<PyBrought>(m, "BroughtFile").def_prop_ro("content", &content_of);
   nb::class_<PyFileReaders>(m, "FileReaders")
       .def(nb::init<nb::object, unsigned, std::uint64_t>(), "program"_a, "readers"_a, "ahead_bytes"_a)
       .def("add", &add, "local"_a, "source"_a.none(), "names"_a.none())

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
-#include "bind/bytes.h"
 #include "bind/gil_released.h"
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "files/path_table.h"
 #include "files/scan.h"
 
@@ -26,14 +26,7 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-constexpr const char* kTableDoc =
-    "The files of a source: one root folder and a compact table of names inside it.\n\n"
-    "names: one buffer of bytes, each name followed by a NUL. With beneath=True the names must be relative, not\n"
-    "empty and without '..' (ValueError), and open() refuses what leaves root through a symbolic link\n"
-    "(PermissionError).";
-
 nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
-std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 // OSError with errno and file name; PermissionError without an errno for what leaves its root.
 [[noreturn]] void raise(const Outcome& outcome, std::string_view path) {
@@ -56,15 +49,15 @@ std::size_t checked_index(const PathTable& table, std::size_t i) {
 
 void make_table(PathTable* self, const nb::bytes& root, nb::handle names, const nb::bytes& suffix, bool beneath) {
   const Bytes bytes(names);
-  std::string root_copy = to_string(root);
-  std::string suffix_copy = to_string(suffix);
+  std::string root_copy = text_of(root);
+  std::string suffix_copy = text_of(suffix);
   const GilReleased unlocked;
   new (self) PathTable(std::move(root_copy), std::string(bytes.view()), std::move(suffix_copy), beneath);
 }
 
 void bind_table(nb::module_& m) {
-  nb::class_<FileTable>(m, "FileTable", "A table of files: which bytes belong to a sample, by its index.");
-  nb::class_<PathTable, FileTable>(m, "PathTable", kTableDoc)
+  nb::class_<FileTable>(m, "FileTable");
+  nb::class_<PathTable, FileTable>(m, "PathTable")
       .def("__init__", &make_table, nb::arg("root"), nb::arg("names"), nb::arg("suffix") = nb::bytes("", 0),
            nb::arg("beneath") = false)
       .def("__len__", &PathTable::size)
@@ -80,8 +73,8 @@ void bind_table(nb::module_& m) {
              if (const Outcome outcome = t.open(checked_index(t, i), fd); !outcome.ok()) raise(outcome, t.path(i));
              return fd.release();
            },
-           nb::arg("i"), "A new descriptor, which the caller closes.")
-      .def("refresh", &PathTable::refresh, "Notices that the root folder was replaced by another of the same name.")
+           nb::arg("i"))
+      .def("refresh", &PathTable::refresh)
       .def("__getstate__",
            [](const PathTable& t) {
              return nb::make_tuple(to_bytes(t.absolute_root()), to_bytes(t.names()), to_bytes(t.suffix()), t.beneath());
@@ -96,11 +89,11 @@ void bind_table(nb::module_& m) {
           const Bytes bytes(names);
           return first_bad_name(bytes.view());
         },
-        nb::arg("names"), "Index of the first name that is empty, absolute or has a component '..', or None.");
+        nb::arg("names"));
 }
 
 nb::tuple scan(const nb::bytes& root, const std::vector<std::string>& extensions, int threads) {
-  const std::string folder = to_string(root);
+  const std::string folder = text_of(root);
   Scan result;
   {
     const GilReleased unlocked;
@@ -127,7 +120,7 @@ nb::tuple scan(const nb::bytes& root, const std::vector<std::string>& extensions
 }
 
 bool unchanged(const nb::bytes& root, nb::handle folders, nb::handle stamps, int threads) {
-  const std::string folder = to_string(root);
+  const std::string folder = text_of(root);
   const Bytes paths(folders);
   const Bytes raw(stamps);
   constexpr std::size_t kSize = 4 * sizeof(std::int64_t);
@@ -154,16 +147,12 @@ void bind_files(nb::module_& m) {
           return crc32(before, bytes, size);
         },
         nb::arg("data"), nb::arg("before") = 0);
-  m.def("scan_image_folder", &scan, nb::arg("root"), nb::arg("extensions"), nb::arg("threads"),
-        "The files that torchvision's ImageFolder finds, in its order: (PathTable, class names with a NUL after each,\n"
-        "int64 files of each class, folders with a NUL after each, int64 stamps (folders, 4) of mtime_ns, ctime_ns,\n"
-        "inode and device, start of the scan in ns). OSError names the folder that could not be read.");
-  m.def("folders_unchanged", &unchanged, nb::arg("root"), nb::arg("folders"), nb::arg("stamps"), nb::arg("threads"),
-        "Whether every folder of a scan has its stamp still.");
+  m.def("scan_image_folder", &scan, nb::arg("root"), nb::arg("extensions"), nb::arg("threads"));
+  m.def("folders_unchanged", &unchanged, nb::arg("root"), nb::arg("folders"), nb::arg("stamps"), nb::arg("threads"));
   m.def("list_folder",
         [](const nb::bytes& root, const nb::bytes& suffix) {
-          const std::string folder = to_string(root);
-          const std::string ending = to_string(suffix);
+          const std::string folder = text_of(root);
+          const std::string ending = text_of(suffix);
           Listing listing;
           {
             const GilReleased unlocked;
@@ -172,8 +161,7 @@ void bind_files(nb::module_& m) {
           if (!listing.outcome.ok()) raise(listing.outcome, folder);
           return to_bytes(listing.names);
         },
-        nb::arg("root"), nb::arg("suffix"),
-        "Names of regular files and symbolic links in a folder: without suffix, sorted by bytes, a NUL after each.");
+        nb::arg("root"), nb::arg("suffix"));
 }
 
 }  // namespace penstock

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/spec.h"
@@ -25,29 +26,10 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
 using ByteMatrix = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::device::cpu>;
 using Images = nb::ndarray<const std::uint8_t, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
-
-DType dtype_named(const std::string& name) {
-  std::size_t index = 0;
-  while (index < kDTypes.size() && kDTypes[index].torch_name != name) ++index;
-  if (index == kDTypes.size()) throw nb::value_error(("no native dtype " + name).c_str());
-  return static_cast<DType>(index);
-}
-
-TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
-  TensorSpec spec;
-  spec.dtype = dtype_named(dtype);
-  if (shape.size() > kMaxDims) throw nb::value_error("more dimensions than the native core takes");
-  spec.ndim = static_cast<std::uint8_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), spec.shape.begin());
-  std::int64_t bytes = 0;
-  if (!checked_bytes(spec, bytes)) throw nb::value_error("a shape too large, or with a negative extent");
-  return spec;
-}
 
 // A filler that reads an array which Python owns, and keeps it. That keeps its memory too, unless somebody exchanges
 // the memory of the very array, as Tensor.share_memory_() does: it is read while the caller is in next() alone.

@@ -19,6 +19,7 @@
 
 #include "bind/augmentation.h"
 #include "bind/bind.h"
+#include "bind/spec.h"
 #include "image/recipe.h"
 
 namespace nb = nanobind;
@@ -29,9 +30,9 @@ namespace {
 
 constexpr int kMaxSide = 1 << 20;  // of a requested size, or of one padding
 
-constexpr std::array<std::pair<std::string_view, Filter>, 7> kFilters{{
-    {"nearest", Filter::nearest}, {"bilinear", Filter::bilinear}, {"bicubic", Filter::bicubic}, {"box", Filter::box},
-    {"hamming", Filter::hamming}, {"lanczos", Filter::lanczos}, {"nearest-exact", Filter::nearest_exact},
+constexpr std::array<std::pair<std::string_view, Filter>, 5> kFilters{{
+    {"nearest", Filter::nearest}, {"bilinear", Filter::bilinear}, {"bicubic", Filter::bicubic},
+    {"lanczos", Filter::lanczos}, {"nearest-exact", Filter::nearest_exact},
 }};
 constexpr std::array<std::pair<std::string_view, Arithmetic>, 4> kArithmetics{{
     {"pillow", Arithmetic::pillow}, {"torch_u8", Arithmetic::torch_u8}, {"torch_f32", Arithmetic::torch_f32},
@@ -112,14 +113,6 @@ Operation operation(const nb::dict& from, std::size_t fills) {
   throw nb::value_error(("operation '" + kind + "' is not known").c_str());
 }
 
-DType dtype_named(const std::string& name) {
-  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-    const std::size_t size = kDTypes[i].size;
-    if (kDTypes[i].torch_name == name && (size == 1 || size == 2 || size == 4 || size == 8)) return static_cast<DType>(i);
-  }
-  throw nb::value_error(("a recipe cannot give dtype " + name).c_str());
-}
-
 Fill fill(nb::handle pixel_and_elements, std::size_t element_size) {
   const auto pixel = nb::cast<nb::bytes>(pixel_and_elements[0]);
   const auto elements = nb::cast<nb::bytes>(pixel_and_elements[1]);
@@ -140,6 +133,7 @@ std::shared_ptr<Recipe> make_recipe(int channels, const nb::sequence& operations
   recipe->channels = channels;
   Output& output = recipe->output;
   output.dtype = dtype_named(dtype);
+  if (info(output.dtype).size > sizeof(std::uint64_t)) throw nb::value_error(("a recipe cannot give dtype " + dtype).c_str());
   output.layout = named("layout", layout, kLayouts);
   const std::size_t element_size = info(output.dtype).size;
   for (nb::handle one : fills) output.fills.push_back(fill(one, element_size));
@@ -188,7 +182,7 @@ nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t see
     throw nb::value_error("an image of that size cannot be run");
   const int height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
   const int channels = image.ndim() == 3 ? static_cast<int>(image.shape(2)) : 1;
-  ArraySource source(image.data(), height, width, channels, std::ptrdiff_t{width} * channels);
+  MemorySource source(image.data(), height, width, channels);
   RecipeScratch scratch;
   const SampleDraws draws(epoch_key(seed, epoch), sample, position);
   TensorSpec want, got;
@@ -262,12 +256,12 @@ nb::tuple output_spec(const Recipe& recipe, int width, int height) {
 Filter filter_named(const std::string& name) { return named("filter", name, kFilters); }
 
 void bind_image(nb::module_& m) {
-  nb::class_<Recipe>(m, "Recipe", "What is done to an image's bytes; built by penstock.recipe.")
+  nb::class_<Recipe>(m, "Recipe")
       .def(nb::new_(&make_recipe), "channels"_a, "operations"_a, "dtype"_a, "layout"_a, "table"_a.none(), "fills"_a)
       .def_prop_ro("dtype", [](const Recipe& self) { return std::string(info(self.output.dtype).torch_name); })
       .def_prop_ro("table", &table_of)
       .def_prop_ro("fills", &fills_of);
-  nb::class_<SampleDraws>(m, "SampleDraws", "The draws of one sample, one random operation after another.")
+  nb::class_<SampleDraws>(m, "SampleDraws")
       .def("__init__", [](SampleDraws* self, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
              new (self) SampleDraws(epoch_key(seed, epoch), sample, position);
            }, "seed"_a, "epoch"_a, "sample"_a, "position"_a)
@@ -278,13 +272,9 @@ void bind_image(nb::module_& m) {
       .def("crop", &crop_of, "crop_height"_a, "crop_width"_a, "height"_a, "width"_a)
       .def("word", [](SampleDraws& self) { return self.next().word(); })
       .def("flip", [](SampleDraws& self, double p) { return self.next().uniform() < p; }, "p"_a);
-  m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a,
-        "The result's bytes and its shape (channels, height, width). ValueError where Python would have to decide.");
-  m.def("draw", &draw, "recipe"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a, "width"_a, "height"_a,
-        "The parameters drawn for each operation: (top, left, height, width) of a crop (in the padded picture), "
-        "whether a flip is done, None for operations that draw nothing.");
-  m.def("output_spec", &output_spec, "recipe"_a, "width"_a = 0, "height"_a = 0,
-        "The result's shape (None when it depends on the sample) for sources of this size, and its dtype's name.");
+  m.def("run_recipe", &run_recipe, "recipe"_a, "image"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a);
+  m.def("draw", &draw, "recipe"_a, "seed"_a, "epoch"_a, "sample"_a, "position"_a, "width"_a, "height"_a);
+  m.def("output_spec", &output_spec, "recipe"_a, "width"_a = 0, "height"_a = 0);
 }
 
 }  // namespace penstock

@@ -2,15 +2,13 @@
 //
 // Threads: any; Python's lock is let go while files are read or written. Memory: an index owns a duplicate of the
 // descriptor that it is given.
-#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "files/file_table.h"
@@ -23,12 +21,7 @@ namespace penstock {
 namespace {
 
 void open_index(JpegIndex* self, int descriptor, std::uint64_t samples, std::uint32_t slot_bytes, bool writable) {
-  UniqueFd own(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
-  if (!own) {
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
-  }
-  new (self) JpegIndex(std::move(own), samples, slot_bytes, writable);
+  new (self) JpegIndex(duplicate(descriptor), samples, slot_bytes, writable);
 }
 
 // Has the index keep all states of some samples: their images are passed over down to the last row.

@@ -45,12 +45,9 @@ void axis_maps(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, co
 }  // namespace
 
 void bind_mapping(nb::module_& m) {
-  m.def("map_size", &map_size, "recipe"_a, "width"_a, "height"_a,
-        "(height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn; else None.");
+  m.def("map_size", &map_size, "recipe"_a, "width"_a, "height"_a);
   m.def("axis_maps", &axis_maps, "recipe"_a, "seed"_a, "epoch"_a, "samples"_a, "positions"_a, "width"_a, "height"_a,
-        "maps"_a.noconvert(),
-        "Writes, for each sample, the source row of each row of the result and the source column of each column; "
-        "-1 - k where fill k is shown.");
+        "maps"_a.noconvert());
 }
 
 }  // namespace penstock

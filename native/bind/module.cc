@@ -6,7 +6,6 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   penstock::bind_files(m);
   penstock::bind_cache(m);
-  penstock::bind_jpeg(m);
   penstock::bind_jpeg_index(m);
   penstock::bind_augmentation(m);
   penstock::bind_image(m);

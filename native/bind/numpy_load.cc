@@ -107,7 +107,7 @@ class NumpyLoader {
 }  // namespace
 
 void bind_numpy_load(nb::module_& m) {
-  nb::class_<NumpyLoader>(m, "NumpyLoader", "Makes the arrays of .npy files.")
+  nb::class_<NumpyLoader>(m, "NumpyLoader")
       .def(nb::init<nb::object, std::vector<nb::object>, nb::object>(), "empty"_a, "dtypes"_a, "refused"_a)
       .def("path", &NumpyLoader::path, "path"_a)
       .def("descriptor", &NumpyLoader::descriptor, "fd"_a, "start"_a)

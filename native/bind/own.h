@@ -1,7 +1,8 @@
 // A reader for one call, kept for the next one.
 //
 // Threads: any that holds Python's lock, both when an Own is made and when it ends. Memory: at most kIdle readers are
-// kept, each trimmed; they are never freed, as threads may be reading still when the process ends.
+// kept, each trimmed, and of those that say what they hold() at most kIdleBytes; they are never freed, as threads may be
+// reading still when the process ends.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +23,14 @@ class Own {
     } else {
       reader_ = std::move(idle().back());
       idle().pop_back();
+      all_held() -= held();
     }
   }
   ~Own() {
     reader_->trim();
-    if (idle().size() < kIdle) idle().push_back(std::move(reader_));
+    if (idle().size() == kIdle || all_held() + held() > kIdleBytes) return;
+    all_held() += held();
+    idle().push_back(std::move(reader_));
   }
   Own(const Own&) = delete;
   Own& operator=(const Own&) = delete;
@@ -34,7 +38,16 @@ class Own {
   Reader& operator*() const { return *reader_; }
 
  private:
-  static constexpr std::size_t kIdle = 32;
+  static constexpr std::size_t kIdle = 32, kIdleBytes = std::size_t{256} << 20;
+
+  [[nodiscard]] std::size_t held() const {
+    if constexpr (requires { reader_->held(); }) return reader_->held();
+    return 0;
+  }
+  static std::size_t& all_held() {
+    static std::size_t bytes = 0;
+    return bytes;
+  }
 
   static std::vector<std::unique_ptr<Reader>>& idle() {
     static auto& all = *[] {

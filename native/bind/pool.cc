@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/program.h"
@@ -34,21 +35,7 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sources = nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<nb::numpy, const std::uint8_t, nb::c_contig, nb::device::cpu>;
-
-const char* code_name(Code code) {
-  switch (code) {
-    case Code::ok: return "ok";
-    case Code::python: return "python";
-    case Code::io: return "io";
-    case Code::escapes: return "escapes";
-    case Code::mismatch: return "mismatch";
-    case Code::moved: return "moved";
-  }
-  return "ok";
-}
 
 class PyPool {
  public:
@@ -91,14 +78,10 @@ class PyPool {
     batch->local.assign(local.data(), local.data() + size);
     batch->sample.assign(sample.data(), sample.data() + size);
     batch->position.assign(position.data(), position.data() + size);
-    for (const std::int64_t index : batch->local)
-      if (index < 0) throw nb::index_error("a negative sample index");
+    check_samples(local, source ? &*source : nullptr, native_->sources.size());
     if (source) batch->source.assign(source->data(), source->data() + size);
-    for (const std::int32_t index : batch->source)
-      if (index < 0 || static_cast<std::size_t>(index) >= native_->sources.size()) throw nb::index_error("no such source");
     if (names)
-      batch->paths = std::make_shared<const PathTable>(std::string(), std::string(names->c_str(), names->size()),
-                                                       std::string(), false);
+      batch->paths = std::make_shared<const PathTable>(std::string(), text_of(*names), std::string(), false);
     if (batch->paths && batch->paths->size() != size) throw nb::value_error("names and local have different lengths");
     batch->program = native_.get();
     pool_->prepare(batch);
@@ -169,7 +152,7 @@ class PyPool {
     rows_.erase(number);
     nb::list failures;
     for (const Failure& failure : batch->failures)
-      failures.append(nb::make_tuple(failure.position, failure.field, code_name(failure.outcome.code),
+      failures.append(nb::make_tuple(failure.position, failure.field, kCodes[static_cast<std::size_t>(failure.outcome.code)],
                                      failure.outcome.error, failure.outcome.reason,
                                      nb::str(info(failure.got.dtype).torch_name.data()), shape_of(failure.got)));
     return failures;

@@ -8,11 +8,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 
-#include <array>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -20,6 +19,8 @@
 #include "bind/bind.h"
 #include "bind/file_readers.h"
 #include "bind/gil_released.h"
+#include "bind/own.h"
+#include "bind/pixels.h"
 #include "files/path_table.h"
 #include "image/image_filler.h"
 #include "tensor/tensor_filler.h"
@@ -29,57 +30,6 @@ using namespace nb::literals;
 
 namespace penstock {
 namespace {
-
-// Working memory between calls, as many as were in use at once. Never waits for its lock: in a process that was forked
-// off another thread may seem to hold it for ever, and new memory serves as well.
-class Idle {
- public:
-  // Never destroyed: threads may be reading still when the process ends.
-  static Idle& instance() {
-    static Idle& idle = *new Idle;
-    return idle;
-  }
-
-  std::unique_ptr<Scratch> take() {
-    const std::unique_lock hold(lock_, std::try_to_lock);
-    if (!hold || count_ == 0) return std::make_unique<Scratch>();
-    std::unique_ptr<Scratch> scratch = std::move(idle_[--count_]);
-    held_ -= scratch->held();
-    return scratch;
-  }
-  // Leaves it to the caller where enough is kept.
-  void give_back(std::unique_ptr<Scratch>& scratch) {
-    const std::unique_lock hold(lock_, std::try_to_lock);
-    if (!hold || count_ == idle_.size() || held_ + scratch->held() > kIdleBytes) return;
-    held_ += scratch->held();
-    idle_[count_++] = std::move(scratch);
-  }
-
- private:
-  std::mutex lock_;
-  std::array<std::unique_ptr<Scratch>, 64> idle_;
-  std::size_t count_ = 0;
-  std::size_t held_ = 0;  // bytes in idle_
-
-  static constexpr std::size_t kIdleBytes = std::size_t{256} << 20;
-};
-
-// Working memory for one sample.
-class OwnScratch {
- public:
-  OwnScratch() : scratch_(Idle::instance().take()) {}
-  ~OwnScratch() {
-    scratch_->trim();
-    Idle::instance().give_back(scratch_);
-  }
-  OwnScratch(const OwnScratch&) = delete;
-  OwnScratch& operator=(const OwnScratch&) = delete;
-
-  Scratch& operator*() const { return *scratch_; }
-
- private:
-  std::unique_ptr<Scratch> scratch_;
-};
 
 // What is left to Python is read there again: its error, if any, says more than this.
 nb::object reason(const Outcome& outcome) {
@@ -98,21 +48,17 @@ nb::object read_image(const ImageFileFiller& filler, std::size_t local, const st
   }
   Picture picture;
   Outcome outcome;
+  const Own<Scratch> scratch;
   {
     const GilReleased released;
     const PathTable paths({}, std::move(names), {}, false);
-    const OwnScratch scratch;
     fill_brought(readers, brought, *scratch, [&](Scratch& own) {
       outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, own);
     });
   }
   if (!outcome.ok()) return reason(outcome);
   const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
-  const std::size_t shape[3] = {extent(1), extent(2), extent(0)};
-  std::uint8_t* const raw = picture.pixels.get();
-  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-  static_cast<void>(picture.pixels.release());  // the capsule's
-  return nb::make_tuple(nb::ndarray<nb::numpy, std::uint8_t>(raw, 3, shape, owner),
+  return nb::make_tuple(array_of(std::move(picture.pixels), extent(1), extent(2), extent(0)),
                         nb::bytes(picture.head.data(), picture.head.size()), picture.padded);
 }
 
@@ -128,9 +74,9 @@ nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const 
   Outcome outcome;
   bool in_order = false;
   std::uint8_t* const row = out.data();
+  const Own<Scratch> scratch;
   {
     const GilReleased released;
-    const OwnScratch scratch;
     fill_brought(readers, brought, *scratch, [&](Scratch& own) {
       outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, own);
     });
@@ -173,7 +119,7 @@ const std::uint8_t* lent_pixels(const nb::capsule& schema, const nb::capsule& ar
   if (channels != 1) {
     if (held->n_children != 1 || form->n_children != 1 || std::strcmp(form->children[0]->format, "C") != 0) return nullptr;
     held = held->children[0];
-    if (held->length != count * SpacedSource::kSpacing || held->offset != 0) return nullptr;
+    if (held->length != count * MemorySource::kSpacing || held->offset != 0) return nullptr;
   }
   return held->n_buffers == 2 ? static_cast<const std::uint8_t*>(held->buffers[1]) : nullptr;
 }
@@ -211,9 +157,9 @@ nb::object transformed(const Recipe& recipe, const nb::sequence& draws,
   auto* const row = static_cast<std::uint8_t*>(out.data());
   Outcome outcome;
   bool padded = false;
+  const Own<Scratch> own;
   {
     const GilReleased released;
-    const OwnScratch own;
     auto& scratch = (*own).part<ImageScratch>();
     outcome = work(scratch, [&](PixelSource& source) { return run(recipe, source, given, room, row, scratch.recipe); });
     padded = outcome.ok() && scratch.recipe.padded();
@@ -227,10 +173,15 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   const std::uint8_t* const pixels = lent_pixels(schema, array, recipe.channels, std::int64_t{width} * height);
   if (pixels == nullptr) return nb::cast("its pixels do not lie as expected");
   return transformed(recipe, draws, out, [&](ImageScratch&, auto&& run_on) {
-    SpacedSource spaced(pixels, height, width);
-    ArraySource tight(pixels, height, width, 1, width);
-    return run_on(recipe.channels == 1 ? static_cast<PixelSource&>(tight) : spaced);
+    MemorySource source = recipe.channels == 1 ? MemorySource(pixels, height, width, 1)
+                                               : MemorySource::spaced_rgb(pixels, height, width);
+    return run_on(source);
   });
+}
+
+nb::object decode_jpeg(const nb::bytes& data, const std::optional<Corners>& box, std::uint64_t max_pixels) {
+  const Own<Scratch> own;
+  return decoded((*own).part<ImageScratch>().jpeg, data, box, max_pixels);
 }
 
 nb::object certify_jpeg(const nb::bytes& data) {
@@ -239,9 +190,9 @@ nb::object certify_jpeg(const nb::bytes& data) {
   Outcome outcome;
   int width = 0, height = 0, components = 0;
   std::size_t end = 0;
+  const Own<Scratch> own;
   {
     const GilReleased released;
-    const OwnScratch own;
     JpegDecoder& jpeg = (*own).part<ImageScratch>().jpeg;
     outcome = jpeg.open(bytes, size, 0);
     if (outcome.ok()) {
@@ -281,6 +232,7 @@ void bind_sample(nb::module_& m) {
   m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a, "readers"_a.none() = nb::none(),
         "brought"_a.none() = nb::none());
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
+  m.def("decode_jpeg", &decode_jpeg, "data"_a, "box"_a = nb::none(), "max_pixels"_a = 0);
   m.def("certify_jpeg", &certify_jpeg, "data"_a);
   m.def("transform_jpeg", &transform_jpeg, "recipe"_a, "data"_a, "draws"_a, "out"_a);
   m.def("sizes", &sizes_before, "recipe"_a, "width"_a, "height"_a);

@@ -2,7 +2,6 @@
 //
 // Threads: any; Python's lock is let go where the system is waited for, and for long checksums. Memory: the bytes of
 // arguments are borrowed for the call.
-#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -16,14 +15,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
-#include "bind/bytes.h"
 #include "bind/gil_released.h"
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/pack_files.h"
 #include "files/row_file.h"
 #include "files/shard_table.h"
@@ -34,7 +32,6 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using IndexArray = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowArray = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Letting go of Python's lock and taking it back costs about as much as this many bytes.
@@ -49,16 +46,8 @@ std::uint32_t checksum(nb::handle data, std::uint32_t seed) {
   return crc32c(seed, begin, size);
 }
 
-[[noreturn]] void raise_errno(int error) {
-  errno = error;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw nb::python_error();
-}
-
 void open_rows(RowFile* self, int fd, std::uint64_t start, std::uint64_t row_bytes, std::uint64_t count) {
-  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!own) raise_errno(errno);
-  new (self) RowFile(std::move(own), start, row_bytes, count);
+  new (self) RowFile(duplicate(fd), start, row_bytes, count);
 }
 
 void read_rows(const RowFile& file, const IndexArray& positions, const RowArray& out) {
@@ -88,8 +77,7 @@ void make_shard_table(ShardTable* self, std::shared_ptr<const RowFile> rows, con
   if (columns.size() != 3) throw nb::value_error("columns are those of the shard, the length of the ID and the member");
   std::vector<ShardTable::Shard> listed;
   for (nb::handle shard : shards) {
-    const auto path = nb::cast<nb::bytes>(shard[0]);
-    listed.push_back({std::string(path.c_str(), path.size()), nb::cast<std::uint64_t>(shard[1])});
+    listed.push_back({text_of(nb::cast<nb::bytes>(shard[0])), nb::cast<std::uint64_t>(shard[1])});
   }
   new (self) ShardTable(std::move(rows), std::move(listed), {columns[0], columns[1], columns[2]}, verify,
                         max_open.value_or(most_open()));

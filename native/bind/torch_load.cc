@@ -274,7 +274,7 @@ class TorchLoader {
 }  // namespace
 
 void bind_torch_load(nb::module_& m) {
-  nb::class_<TorchLoader>(m, "TorchLoader", "Makes the objects of torch.save files.")
+  nb::class_<TorchLoader>(m, "TorchLoader")
       .def(nb::init<const nb::capsule&, std::vector<nb::object>, nb::object, nb::object, nb::object, nb::object, nb::object,
                     nb::object>(),
            "api"_a, "dtypes"_a, "view"_a, "parameter"_a, "size"_a, "ordered_dict"_a, "increment_version"_a, "refused"_a)

@@ -10,14 +10,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <exception>
 #include <functional>
 #include <limits>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 
 namespace penstock {
@@ -249,7 +248,7 @@ void SampleCache::keep(std::uint64_t sample, std::string_view name, std::span<co
 
 Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::size_t index,
                           std::vector<std::uint8_t>& buffer, SampleFile& file) const {
-  try {
+  return without_throwing([&] {
     const std::string_view name = table.name(index);
     if (std::any_of(tiers_.begin(), tiers_.end(), [&](const auto& tier) { return tier->open(sample, name, file); }))
       return Outcome::success();
@@ -264,9 +263,7 @@ Outcome SampleCache::open(std::uint64_t sample, const FileTable& table, std::siz
     keep(sample, name, bytes);
     file = SampleFile::memory(bytes);
     return Outcome::success();
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 }  // namespace penstock

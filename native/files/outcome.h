@@ -4,7 +4,9 @@
 // with static storage duration, so that an Outcome is trivially copyable and never allocates.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <exception>
 
 namespace penstock {
 
@@ -16,6 +18,9 @@ enum class Code : std::uint8_t {
   mismatch,  // the sample's shape or dtype is not the batch's
   moved,     // the memory that held it could not be read
 };
+
+// Their names, in order.
+inline constexpr std::array<const char*, 6> kCodes{"ok", "python", "io", "escapes", "mismatch", "moved"};
 
 struct Outcome {
   Code code = Code::ok;
@@ -31,5 +36,15 @@ struct Outcome {
   static constexpr Outcome mismatch(const char* reason) { return {Code::mismatch, 0, reason}; }
   static constexpr Outcome moved(const char* reason) { return {Code::moved, 0, reason}; }
 };
+
+// What work() returns; whatever it throws is memory that there is not: bad_alloc, or a size that no vector can have.
+template <class Work>
+[[nodiscard]] Outcome without_throwing(Work&& work) noexcept {
+  try {
+    return work();
+  } catch (const std::exception&) {
+    return Outcome::to_python("out of memory");
+  }
+}
 
 }  // namespace penstock

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 #include "files/unique_fd.h"
 

@@ -14,10 +14,6 @@
 #include <stdexcept>
 #include <utility>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
 namespace penstock {
 namespace {
 
@@ -41,26 +37,6 @@ int openat_retrying(int folder, const char* path, int flags) noexcept {
   do fd = ::openat(folder, path, flags);
   while (fd < 0 && errno == EINTR);
   return fd;
-}
-
-// Positions of the NULs in [0, size), in order.
-template <class Visit>
-void for_each_nul(const char* bytes, std::size_t size, Visit&& visit) {
-  std::size_t at = 0;
-#if defined(__x86_64__)
-  const __m128i zero = _mm_setzero_si128();
-  for (; size - at >= 16; at += 16) {
-    const __m128i chunk = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + at));
-    auto mask = static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpeq_epi8(chunk, zero)));
-    for (; mask != 0; mask &= mask - 1) visit(at + static_cast<std::size_t>(__builtin_ctz(mask)));
-  }
-#endif
-  while (at < size) {
-    const void* found = std::memchr(bytes + at, 0, size - at);
-    if (found == nullptr) return;
-    at = static_cast<std::size_t>(static_cast<const char*>(found) - bytes);
-    visit(at++);
-  }
 }
 
 // folder + '/' + name into the buffer with a NUL; false when it does not fit.
@@ -173,43 +149,21 @@ std::string make_absolute(const std::string& root) {
   return std::string(here.data()) + '/' + root;
 }
 
-// --- Checking names ----------------------------------------------------------------------------------
-
-constexpr bool ends_component(char c) { return (c == '\0') | (c == '/'); }
-
-bool bad_at(std::string_view names, std::size_t i) noexcept {
-  const auto at = [&](std::size_t k) { return k < names.size() ? names[k] : '\0'; };
-  const char before = i == 0 ? '\0' : names[i - 1];
-  if (before == '\0' && ends_component(at(i))) return true;
-  return ends_component(before) && at(i) == '.' && at(i + 1) == '.' && ends_component(at(i + 2));
-}
-
-// bad_at() for all i of [first, last), without branches so that the compiler vectorises it.
-// Needs first >= 1 and last + 2 <= size.
-bool any_bad(const char* bytes, std::size_t first, std::size_t last) noexcept {
-  unsigned char bad = 0;
-  for (std::size_t i = first; i < last; ++i) {
-    const char before = bytes[i - 1], c = bytes[i], next = bytes[i + 1], after = bytes[i + 2];
-    bad |= static_cast<unsigned char>(
-        ((before == '\0') & ends_component(c)) |
-        (ends_component(before) & (c == '.') & (next == '.') & ends_component(after)));
-  }
-  return bad != 0;
+// Whether a name is empty, absolute or has a component '..'.
+bool is_bad(std::string_view name) noexcept {
+  if (name.empty() || name.front() == '/') return true;
+  for (std::size_t at = name.find(".."); at != name.npos; at = name.find("..", at + 1))
+    if ((at == 0 || name[at - 1] == '/') && (at + 2 == name.size() || name[at + 2] == '/')) return true;
+  return false;
 }
 
 }  // namespace
 
 std::optional<std::size_t> first_bad_name(std::string_view names) noexcept {
-  constexpr std::size_t kBlock = 16384;
-  for (std::size_t begin = 0; begin < names.size();) {
-    const std::size_t end = std::min(names.size(), begin + kBlock);
-    const bool inner = begin > 0 && end + 2 <= names.size();
-    if (!inner || any_bad(names.data(), begin, end)) {
-      for (std::size_t i = begin; i < end; ++i)
-        if (bad_at(names, i))
-          return static_cast<std::size_t>(std::count(names.data(), names.data() + i, '\0'));
-    }
-    begin = end;
+  for (std::size_t i = 0; !names.empty(); ++i) {
+    const std::size_t end = std::min(names.find('\0'), names.size());
+    if (is_bad(names.substr(0, end))) return i;
+    names.remove_prefix(std::min(end + 1, names.size()));
   }
   return std::nullopt;
 }
@@ -240,17 +194,12 @@ void PathTable::build_offsets() {
   delta_.resize(count);
   base_.reserve((count + kGroup - 1) / kGroup);
   std::size_t start = 0;
-  std::size_t i = 0;
-  std::uint64_t widest = 0;
-  for_each_nul(names_.data(), names_.size(), [&](std::size_t nul) {
+  for (std::size_t i = 0; i < count; ++i, start = names_.find('\0', start) + 1) {
     if (i % kGroup == 0) base_.push_back(start);
-    const std::uint64_t delta = start - base_.back();
-    widest = std::max(widest, delta);
-    delta_[i++] = static_cast<std::uint32_t>(delta);
-    start = nul + 1;
-  });
-  if (widest > std::numeric_limits<std::uint32_t>::max())
-    throw std::invalid_argument("65,536 names in a row take more than 4 GiB");
+    if (start - base_.back() > std::numeric_limits<std::uint32_t>::max())
+      throw std::invalid_argument("65,536 names in a row take more than 4 GiB");
+    delta_[i] = static_cast<std::uint32_t>(start - base_.back());
+  }
 }
 
 std::string_view PathTable::name(std::size_t i) const noexcept {

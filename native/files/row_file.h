@@ -5,9 +5,7 @@
 // descriptor; rows are written to the caller's memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "files/outcome.h"
 #include "files/unique_fd.h"

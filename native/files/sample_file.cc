@@ -10,7 +10,7 @@
 #include <limits>
 #include <new>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 
 namespace penstock {

@@ -3,7 +3,6 @@
 // Threads: an object belongs to one thread at a time. Memory: the object owns its decoders; files are borrowed for the call.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,13 +18,14 @@ class PixelComparison {
 
   // What is wrong with how a file is decoded; nullptr: nothing. The number chooses the instructions and the boxes.
   [[nodiscard]] const char* fault(std::span<const std::uint8_t> file, std::uint64_t number);
-  // Boxes that were equal.
+  // Boxes that were decoded to the end of the image, and boxes that were equal.
+  [[nodiscard]] std::uint64_t decoded() const { return decoded_; }
   [[nodiscard]] std::uint64_t equal() const { return equal_; }
 
  private:
   std::vector<std::unique_ptr<JpegDecoder>> own_;
   JpegDecoder libjpeg_;
-  std::uint64_t equal_ = 0;
+  std::uint64_t decoded_ = 0, equal_ = 0;
 };
 
 }  // namespace penstock::fuzz

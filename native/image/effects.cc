@@ -1,7 +1,6 @@
 #include "image/effects.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "image/colours.h"

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "image/pixel_cache_filler.h"
@@ -121,7 +118,7 @@ std::shared_ptr<PixelCacheFiller> ImageFileFiller::keeping_pixels(std::shared_pt
 
 Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                               TensorSpec& got, Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
     EncodedImage encoded;
     const Outcome opened = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
@@ -130,14 +127,12 @@ Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, cons
     const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Picture& picture,
                               Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
     EncodedImage encoded;
     Outcome outcome = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
@@ -153,27 +148,23 @@ Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Pict
     picture.pixels = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
     picture.head.assign(reinterpret_cast<const char*>(encoded.bytes.data()), scratch.jpeg.head());
     return scratch.recipe.execute(*recipe_, source, picture.pixels.get());
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
                      std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
-    ArraySource source(image.data, image.height, image.width, image.channels);
+    MemorySource source(image.data, image.height, image.width, image.channels);
     const Outcome outcome = run(recipe, source, key.draws(), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
-  } catch (const std::bad_alloc&) {
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome PixelFileFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                               TensorSpec& got, Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
     SampleFile file;
     if (const Outcome opened = all.open(locate(key, nullptr), file); !opened.ok()) return opened;
@@ -185,23 +176,19 @@ Outcome PixelFileFiller::fill(const SampleKey& key, const FileTable*, const Tens
     DecodedImage image;
     if (const char* reason = find_image(bytes, recipe_->channels, image)) return Outcome::to_python(reason);
     return fill_decoded(*recipe_, key, image, want, row, got, all);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& all) const noexcept {
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
-  try {
+  return without_throwing([&] {
     ImageScratch& scratch = all.part<ImageScratch>();
-    const std::uint8_t* const image = all.staged != nullptr ? all.staged : base_ + key.local * memory_bytes();
-    Outcome outcome;
-    switch (layout_) {
-      case PixelLayout::interleaved: outcome = fill_as<ArraySource>(image, key, want, row, got, scratch); break;
-      case PixelLayout::planar: outcome = fill_as<PlanarSource>(image, key, want, row, got, scratch); break;
-      case PixelLayout::columns: outcome = fill_turned(image, key, want, row, got, scratch); break;
-    }
+    const std::uint8_t* image = all.staged != nullptr ? all.staged : base_ + key.local * memory_bytes();
+    if (layout_ == PixelLayout::columns) image = turned(image, scratch);
+    MemorySource source = layout_ == PixelLayout::interleaved ? MemorySource(image, height_, width_, channels_)
+                                                              : MemorySource::planar(image, height_, width_, channels_);
+    const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
     if (!outcome.ok()) return outcome;
     if (scratch.recipe.only() != nullptr) {
       scratch.clock.defer(Stage::convert);
@@ -209,33 +196,18 @@ Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const Ten
       scratch.clock.lap(Stage::convert);
     }
     return outcome;
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
-template <class Source>
-Outcome ImageArrayFiller::fill_as(const std::uint8_t* image, const SampleKey& key, const TensorSpec& want,
-                                  std::uint8_t* row, TensorSpec& got, ImageScratch& scratch) const {
-  Source pixels(image, height_, width_, channels_);
-  const Outcome laid_out = lay_out(*recipe_, pixels, key.draws(), want, got, scratch.recipe);
-  if (!laid_out.ok()) return laid_out;
-  return execute(*recipe_, pixels, row, scratch.recipe);
-}
-
-Outcome ImageArrayFiller::fill_turned(const std::uint8_t* image, const SampleKey& key, const TensorSpec& want,
-                                      std::uint8_t* row, TensorSpec& got, ImageScratch& scratch) const {
-  const std::size_t bytes = memory_bytes();
-  if (scratch.copy.size() < bytes) scratch.copy.resize(bytes);
-  PlanarSource turned(scratch.copy.data(), height_, width_, channels_);
-  const Outcome laid_out = lay_out(*recipe_, turned, key.draws(), want, got, scratch.recipe);
-  if (!laid_out.ok()) return laid_out;
+// An image whose channels lie column after column, row after row in the scratch's memory.
+const std::uint8_t* ImageArrayFiller::turned(const std::uint8_t* image, ImageScratch& scratch) const {
+  if (scratch.copy.size() < memory_bytes()) scratch.copy.resize(memory_bytes());
   const auto height = static_cast<std::size_t>(height_), width = static_cast<std::size_t>(width_);
   std::uint8_t* to = scratch.copy.data();
   for (int channel = 0; channel < channels_; ++channel, to += height * width)
     for (std::size_t x = 0; x < width; ++x)
       for (std::size_t y = 0; y < height; ++y) to[y * width + x] = *image++;
-  return execute(*recipe_, turned, row, scratch.recipe);
+  return scratch.copy.data();
 }
 
 void ImageArrayFiller::stage(std::size_t local, std::uint8_t* to) const noexcept {

@@ -45,10 +45,7 @@ struct IndexedJpeg {
 class JpegSource final : public PixelSource {
  public:
   JpegSource(JpegDecoder& decoder, StageClock& clock, IndexedJpeg indexed = {})
-      : decoder_(decoder), clock_(clock), indexed_(indexed) {}
-  [[nodiscard]] int width() const noexcept override { return decoder_.width(); }
-  [[nodiscard]] int height() const noexcept override { return decoder_.height(); }
-  [[nodiscard]] int channels() const noexcept override { return 3; }
+      : PixelSource({decoder.width(), decoder.height(), 3}), decoder_(decoder), clock_(clock), indexed_(indexed) {}
   [[nodiscard]] Outcome pixels(Box need, ImagePart& part) noexcept override;
 
  private:
@@ -185,11 +182,7 @@ class ImageArrayFiller final : public Filler {
   void stage(std::size_t local, std::uint8_t* to) const noexcept override;
 
  private:
-  template <class Source>
-  Outcome fill_as(const std::uint8_t* image, const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&,
-                  ImageScratch&) const;
-  Outcome fill_turned(const std::uint8_t* image, const SampleKey&, const TensorSpec&, std::uint8_t*, TensorSpec&,
-                      ImageScratch&) const;
+  [[nodiscard]] const std::uint8_t* turned(const std::uint8_t* image, ImageScratch& scratch) const;
 
   const std::uint8_t* base_;
   std::size_t count_;

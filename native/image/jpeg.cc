@@ -4,7 +4,6 @@
 #include <array>
 #include <csetjmp>
 #include <cstdio>  // jpeglib.h needs FILE and size_t
-#include <cstring>
 #include <new>
 
 #include <jpeglib.h>

@@ -14,9 +14,8 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
-#include <vector>
 
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/little_endian.h"
 #include "files/read_at.h"
 

@@ -1,7 +1,6 @@
 #include "image/mapping.h"
 
 #include <algorithm>
-#include <exception>
 #include <variant>
 
 namespace penstock {
@@ -36,7 +35,7 @@ Extent mapped_size(const Recipe& recipe, Extent source) {
 Outcome write_maps(const Recipe& recipe, Extent source, Extent result, std::uint64_t seed, std::uint64_t epoch,
                    const std::int64_t* samples, const std::int64_t* positions, std::size_t count,
                    std::int32_t* maps) noexcept {
-  try {
+  return without_throwing([&] {
     RecipeScratch scratch;
     const PhiloxKey key = epoch_key(seed, epoch);
     for (std::size_t i = 0; i < count; ++i) {
@@ -48,9 +47,7 @@ Outcome write_maps(const Recipe& recipe, Extent source, Extent result, std::uint
       maps = write(only->x, write(only->y, maps));
     }
     return Outcome::success();
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 }  // namespace penstock

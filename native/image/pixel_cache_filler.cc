@@ -1,10 +1,8 @@
 #include "image/pixel_cache_filler.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <span>
-#include <vector>
 
 #include "files/little_endian.h"
 
@@ -40,7 +38,7 @@ bool read_header(std::span<const std::uint8_t> bytes, int channels, DecodedImage
   return bytes_of(image) == bytes.size() - kHeaderBytes;
 }
 
-ArraySource source_of(const DecodedImage& image) { return {image.data, image.height, image.width, image.channels}; }
+MemorySource source_of(const DecodedImage& image) { return {image.data, image.height, image.width, image.channels}; }
 
 }  // namespace
 
@@ -85,7 +83,7 @@ Outcome PixelCacheFiller::make(PixelSource& source, std::uint64_t sample, std::s
 
 Outcome PixelCacheFiller::fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
     FileLocation where = locate(key, paths);
     if (where.table == nullptr || where.index >= where.table->size()) return Outcome::io_error(ERANGE, "index");
@@ -97,7 +95,7 @@ Outcome PixelCacheFiller::fill(const SampleKey& key, const FileTable* paths, con
     DecodedImage image{};
     if (find(where, scratch, image)) {
       scratch.clock.lap(Stage::read);
-      ArraySource kept = source_of(image);
+      MemorySource kept = source_of(image);
       return give(*split_.rest, kept);
     }
     where.cache = nullptr;
@@ -108,11 +106,9 @@ Outcome PixelCacheFiller::fill(const SampleKey& key, const FileTable* paths, con
     if (!has_space(image)) return give(*whole_, source);
     const Outcome made = make(source, where.sample, where.table->name(where.index), scratch, image);
     if (!made.ok()) return made;
-    ArraySource decoded = source_of(image);
+    MemorySource decoded = source_of(image);
     return give(*split_.rest, decoded);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 bool PixelCacheFiller::keep(std::uint64_t sample, std::string_view name, const DecodedImage& image) const noexcept {
@@ -122,7 +118,7 @@ bool PixelCacheFiller::keep(std::uint64_t sample, std::string_view name, const D
   try {
     StageClock uncounted(nullptr);
     ImageScratch scratch(uncounted);
-    ArraySource source = source_of(image);
+    MemorySource source = source_of(image);
     DecodedImage made{};
     return lay_out(source, scratch, made).ok() && has_space(made) && make(source, sample, name, scratch, made).ok();
   } catch (const std::exception&) {  // bad_alloc, or a size no vector can have

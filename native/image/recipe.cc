@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <stdexcept>
 #include <utility>
 
@@ -93,11 +92,6 @@ void RecipeScratch::erase_drawn(const Recipe& recipe, std::uint8_t* row) const {
   }
 }
 
-bool RecipeScratch::one_pass(const Recipe& recipe, const PixelSource& source) const {
-  return used_ == 1 && segments_[0].x.affine() && segments_[0].y.affine() && !source.spaced() &&
-         (source.plane_stride() == 0 || recipe.output.layout == Layout::chw);
-}
-
 Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row) {
   ImagePart part{};
   const Box need = segments_[0].need;
@@ -109,7 +103,7 @@ Outcome RecipeScratch::execute(const Recipe& recipe, PixelSource& source, std::u
   if (source.spaced()) {
     std::uint8_t* const copy = buffer(need, recipe.channels);
     const std::ptrdiff_t stride = std::ptrdiff_t{need.x1 - need.x0} * recipe.channels;
-    close_up(part, SpacedSource::kSpacing, need, copy, stride);
+    close_up(part, MemorySource::kSpacing, need, copy, stride);
     part = part_at(copy, stride, need, {part.full_height, part.full_width}, recipe.channels);
   }
   if (plane_stride != 0) {
@@ -168,24 +162,20 @@ TensorSpec spec_of(const Recipe& recipe, Extent size) {
 
 Outcome lay_out(const Recipe& recipe, const PixelSource& source, SampleDraws draws, const TensorSpec& want,
                 TensorSpec& got, RecipeScratch& scratch) noexcept {
-  try {
+  return without_throwing([&] {
     if (source.channels() != recipe.channels) return Outcome::to_python("the image has another number of channels");
     const Outcome planned = scratch.plan(recipe, draws, {source.height(), source.width()});
     if (!planned.ok()) return planned;
     got = spec_of(recipe, scratch.result());
     if (!(got == want)) return Outcome::mismatch("the image's shape or dtype is not the batch's");
     return planned;
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome execute(const Recipe& recipe, PixelSource& source, std::uint8_t* row, RecipeScratch& scratch) noexcept {
-  try {
+  return without_throwing([&] {
     return scratch.execute(recipe, source, row);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const TensorSpec& want, std::uint8_t* row,
@@ -196,16 +186,14 @@ Outcome run(const Recipe& recipe, PixelSource& source, SampleDraws draws, const 
 
 Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>& given, std::size_t room,
             std::uint8_t* row, RecipeScratch& scratch) noexcept {
-  try {
+  return without_throwing([&] {
     const Outcome planned = scratch.plan(recipe, given, {source.height(), source.width()});
     if (!planned.ok()) return planned;
     std::int64_t bytes = 0;
     if (!checked_bytes(spec_of(recipe, scratch.result()), bytes) || static_cast<std::size_t>(bytes) != room)
       return Outcome::to_python("the result has another size");
     return scratch.execute(recipe, source, row);
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Effects blurs_without_weights(const Recipe& recipe, SampleDraws sample_draws) {

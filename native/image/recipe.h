@@ -115,84 +115,64 @@ struct Drawn {
 // Where a sample's pixels come from.
 class PixelSource {
  public:
-  PixelSource() = default;
+  // The image, and how pixels() gives it.
+  struct Form {
+    int width, height, channels;
+    std::ptrdiff_t plane_stride = 0;  // bytes from one channel to the next where they lie apart; 0: interleaved
+    bool spaced = false;              // an unused byte follows the channels of each pixel
+  };
+
+  explicit PixelSource(const Form& form) noexcept : form_(form) {}
   PixelSource(const PixelSource&) = delete;
   PixelSource& operator=(const PixelSource&) = delete;
 
-  [[nodiscard]] virtual int width() const noexcept = 0;
-  [[nodiscard]] virtual int height() const noexcept = 0;
-  [[nodiscard]] virtual int channels() const noexcept = 0;
-  // Bytes from one channel to the next where they lie apart; pixels() then gives the first one. 0: interleaved.
-  [[nodiscard]] virtual std::ptrdiff_t plane_stride() const noexcept { return 0; }
-  // Whether an unused byte follows the channels of each pixel.
-  [[nodiscard]] virtual bool spaced() const noexcept { return false; }
-  // Gives a part that covers `need` (inside the image, not empty); its bytes stay until the source is destroyed.
+  [[nodiscard]] int width() const noexcept { return form_.width; }
+  [[nodiscard]] int height() const noexcept { return form_.height; }
+  [[nodiscard]] int channels() const noexcept { return form_.channels; }
+  [[nodiscard]] std::ptrdiff_t plane_stride() const noexcept { return form_.plane_stride; }
+  [[nodiscard]] bool spaced() const noexcept { return form_.spaced; }
+  // Gives a part that covers `need` (inside the image, not empty), of planes the first one's; its bytes stay until the
+  // source is destroyed.
   [[nodiscard]] virtual Outcome pixels(Box need, ImagePart& part) noexcept = 0;
 
  protected:
   ~PixelSource() = default;
-};
-
-// An array of height x width x channels bytes; borrows it.
-class ArraySource final : public PixelSource {
- public:
-  ArraySource(const std::uint8_t* data, int height, int width, int channels) noexcept
-      : ArraySource(data, height, width, channels, std::ptrdiff_t{width} * channels) {}
-  ArraySource(const std::uint8_t* data, int height, int width, int channels, std::ptrdiff_t row_stride) noexcept
-      : part_{data, row_stride, 0, 0, width, height, width, height, channels} {}
-
-  [[nodiscard]] int width() const noexcept override { return part_.width; }
-  [[nodiscard]] int height() const noexcept override { return part_.height; }
-  [[nodiscard]] int channels() const noexcept override { return part_.channels; }
-  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
-    part = part_;
-    return Outcome::success();
-  }
 
  private:
-  ImagePart part_;
+  const Form form_;
 };
 
-// The pixels of a Pillow image of mode RGB: four bytes each, the last one unused (its docs: "Block allocator", "Arrow
-// support"); borrows them.
-class SpacedSource final : public PixelSource {
+// An image in memory; borrows it.
+class MemorySource final : public PixelSource {
  public:
-  SpacedSource(const std::uint8_t* data, int height, int width) noexcept
-      : part_{data, std::ptrdiff_t{width} * kSpacing, 0, 0, width, height, width, height, 3} {}
-
+  // A part of an image, interleaved.
+  explicit MemorySource(const ImagePart& part) noexcept
+      : PixelSource({part.full_width, part.full_height, part.channels}), part_(part) {}
+  // height x width x channels bytes.
+  MemorySource(const std::uint8_t* data, int height, int width, int channels) noexcept
+      : MemorySource({width, height, channels}, data, std::ptrdiff_t{width} * channels, channels) {}
+  // channels x height x width bytes, of more than one channel.
+  static MemorySource planar(const std::uint8_t* data, int height, int width, int channels) noexcept {
+    return {{width, height, channels, std::ptrdiff_t{width} * height}, data, width, 1};
+  }
+  // The pixels of a Pillow image of mode RGB: four bytes each, the last one unused (its docs: "Block allocator", "Arrow
+  // support").
+  static MemorySource spaced_rgb(const std::uint8_t* data, int height, int width) noexcept {
+    return {{width, height, 3, 0, true}, data, std::ptrdiff_t{width} * kSpacing, 3};
+  }
   static constexpr int kSpacing = 4;
 
-  [[nodiscard]] int width() const noexcept override { return part_.width; }
-  [[nodiscard]] int height() const noexcept override { return part_.height; }
-  [[nodiscard]] int channels() const noexcept override { return part_.channels; }
-  [[nodiscard]] bool spaced() const noexcept override { return true; }
   [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
     part = part_;
     return Outcome::success();
   }
 
  private:
-  ImagePart part_;
-};
+  MemorySource(const Form& form, const std::uint8_t* data, std::ptrdiff_t row_stride, int channels) noexcept
+      : PixelSource(form),
+        part_{data, row_stride, 0, 0, form.width, form.height, form.width, form.height, channels} {}
 
-// An array of channels x height x width bytes, of more than one channel; borrows it.
-class PlanarSource final : public PixelSource {
- public:
-  PlanarSource(const std::uint8_t* data, int height, int width, int channels) noexcept
-      : part_{data, width, 0, 0, width, height, width, height, 1}, channels_(channels) {}
-
-  [[nodiscard]] int width() const noexcept override { return part_.width; }
-  [[nodiscard]] int height() const noexcept override { return part_.height; }
-  [[nodiscard]] int channels() const noexcept override { return channels_; }
-  [[nodiscard]] std::ptrdiff_t plane_stride() const noexcept override { return part_.row_stride * part_.height; }
-  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
-    part = part_;
-    return Outcome::success();
-  }
-
- private:
-  ImagePart part_;
-  int channels_;
+  const ImagePart part_;
 };
 
 // A stretch of a recipe: maps on a picture, and what ends them.
@@ -235,8 +215,6 @@ class RecipeScratch {
   void release() noexcept;
   // The segment of a planned sample that has no other; null where there are several.
   [[nodiscard]] const Segment* only() const { return used_ == 1 ? segments_.data() : nullptr; }
-  // Whether execute() reads the source in one pass that allocates nothing and owns nothing: a jump may end it.
-  [[nodiscard]] bool one_pass(const Recipe& recipe, const PixelSource& source) const;
   // The part of the source that the planned sample takes.
   [[nodiscard]] Box need() const { return segments_[0].need; }
   // Height and width of the planned result.

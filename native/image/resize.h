@@ -16,8 +16,8 @@
 
 namespace penstock {
 
-// Pillow's filters, and torch's "nearest-exact".
-enum class Filter : std::uint8_t { nearest, bilinear, bicubic, box, hamming, lanczos, nearest_exact };
+// Pillow's filters but for those that nobody trains with (box, Hamming), and torch's "nearest-exact".
+enum class Filter : std::uint8_t { nearest, bilinear, bicubic, lanczos, nearest_exact };
 
 // pillow:    PIL.Image.resize of an RGB or L image by Pillow 13 (always antialiased; `antialias` is ignored). Pillow 13
 //            reduces vertically first where that saves most; the 8-bit intermediate makes the order visible.

@@ -12,28 +12,11 @@ constexpr std::int64_t kMaxEntries = std::int64_t{1} << 22;
 constexpr int kPillowBits = 32 - 8 - 2;
 
 // Pillow's filter functions, in double. `support` is half the width at scale 1.
-struct BoxFilter {
-  static constexpr double support = 0.5;
-  static double at(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
-};
-
 struct Bilinear {
   static constexpr double support = 1.0;
   static double at(double x) {
     x = std::fabs(x);
     return x < 1.0 ? 1.0 - x : 0.0;
-  }
-};
-
-struct Hamming {
-  static constexpr double support = 1.0;
-  static double at(double x) {
-    x = std::fabs(x);
-    if (x == 0.0) return 1.0;
-    if (x >= 1.0) return 0.0;
-    x *= std::numbers::pi;
-    // The factors are single precision constants in Pillow.
-    return std::sin(x) / x * (static_cast<double>(0.54F) + static_cast<double>(0.46F) * std::cos(x));
   }
 };
 
@@ -78,8 +61,6 @@ auto with_filter(const Axis& axis, Function f) {
   if (!is_pillow(axis.arithmetic) && axis.filter == Filter::bicubic)
     return axis.antialias ? f(TorchBicubic<true>{}) : f(TorchBicubic<false>{});
   switch (axis.filter) {
-    case Filter::box: return f(BoxFilter{});
-    case Filter::hamming: return f(Hamming{});
     case Filter::bicubic: return f(Bicubic{});
     case Filter::lanczos: return f(Lanczos{});
     default: return f(Bilinear{});

@@ -1,7 +1,6 @@
 #include "image/view_filler.h"
 
 #include <algorithm>
-#include <exception>
 
 namespace penstock {
 namespace {
@@ -21,22 +20,6 @@ struct SharedPixels final : ScratchPart {
   std::size_t next = 0;       // the view that may take them
   SampleKey sample{};
   ImagePart part{};
-};
-
-// A part of an image that lies in memory.
-class PartSource final : public PixelSource {
- public:
-  explicit PartSource(const ImagePart& part) noexcept : part_(part) {}
-  [[nodiscard]] int width() const noexcept override { return part_.full_width; }
-  [[nodiscard]] int height() const noexcept override { return part_.full_height; }
-  [[nodiscard]] int channels() const noexcept override { return part_.channels; }
-  [[nodiscard]] Outcome pixels(Box, ImagePart& part) noexcept override {
-    part = part_;
-    return Outcome::success();
-  }
-
- private:
-  ImagePart part_;
 };
 
 Box united(Box a, Box b) {
@@ -66,7 +49,7 @@ Box ViewFiller::seen(const SampleKey& key, Extent size, RecipeScratch& scratch) 
 
 Outcome ViewFiller::fill(const SampleKey& key, const FileTable* paths, const TensorSpec& want, std::uint8_t* row,
                          TensorSpec& got, Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
     auto& shared = all.part<SharedPixels>();
     const bool known = number_ > 0 && shared.belong_to(views_.get(), key, number_);
@@ -79,29 +62,25 @@ Outcome ViewFiller::fill(const SampleKey& key, const FileTable* paths, const Ten
       const Box need = seen(key, {source.height(), source.width()}, scratch.recipe);
       if (const Outcome decoded = source.pixels(need, shared.part); !decoded.ok()) return decoded;
     }
-    PartSource part(shared.part);
+    MemorySource part(shared.part);
     const Outcome outcome = run(*views_->recipes[number_], part, draws(key), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     shared.of = views_.get();
     shared.next = number_ + 1;
     shared.sample = key;
     return outcome;
-  } catch (const std::exception&) {  // bad_alloc, or a size no vector can have
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 Outcome ViewFiller::fill_from_pixels(const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
                                      std::uint8_t* row, TensorSpec& got, Scratch& all) const noexcept {
-  try {
+  return without_throwing([&] {
     auto& scratch = all.part<ImageScratch>();
-    ArraySource source(image.data, image.height, image.width, image.channels);
+    MemorySource source(image.data, image.height, image.width, image.channels);
     const Outcome outcome = run(*views_->recipes[number_], source, draws(key), want, row, got, scratch.recipe);
     if (outcome.ok()) scratch.clock.lap(Stage::convert);
     return outcome;
-  } catch (const std::bad_alloc&) {
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 }  // namespace penstock

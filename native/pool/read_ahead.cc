@@ -143,15 +143,15 @@ void ReadAhead::Shared::run(unsigned reader) {
       release(mine.held);
       mine.held = 0;
     }
-    const auto ended = Clock::now();
+    const auto done = Clock::now();
     double seconds = 0;
     const bool blocked = metered && clock.asleep(seconds) > 0;
     hold.lock();
     if (metered) ++span.metered, ++counts.seen;
     if (blocked) ++span.blocked, ++counts.blocked;
     if (spans.size() < spans.capacity())
-      spans.push_back({reader, {span_time(began), span_time(ended), 1, Stage::read_ahead}});
-    const auto took = std::chrono::nanoseconds(ended - began).count();
+      spans.push_back({reader, {span_time(began), span_time(done), 1, Stage::read_ahead}});
+    const auto took = std::chrono::nanoseconds(done - began).count();
     finish(mine, std::move(file), static_cast<std::uint64_t>(took));
   }
   if (--running == 0) ended.notify_all();

@@ -353,7 +353,8 @@ class PickledObjects::Machine {
       return kDamaged;
     const PickledObject &kind = part(id, 1), &key = part(id, 2), &location = part(id, 3), &elements = part(id, 4);
     if (kind.kind != Kind::storage_class) return "it holds a storage of a class that is not read natively";
-    if (key.kind != Kind::text || location.kind != Kind::text || elements.kind != Kind::integer || elements.integer < 0)
+    if (key.kind != Kind::text || location.kind != Kind::text || elements.kind != Kind::integer || elements.integer < 0 ||
+        !printable_ascii(location.text))
       return kDamaged;
     const StorageRecord* const at = find_record(records_, key.text);
     if (at == nullptr) return "zip: no record of a tensor's storage";
@@ -364,7 +365,7 @@ class PickledObjects::Machine {
     std::uint32_t& found = out_.found_[static_cast<std::size_t>(at - records_.data())];
     if (found == kNoObject) {
       found = static_cast<std::uint32_t>(out_.storages_.size());
-      out_.storages_.push_back({kind.dtype, kind.name == 1, false, location.text == "cpu", 0, at->range});
+      out_.storages_.push_back({kind.dtype, kind.name == 1, false, location.text == "cpu", 0, at->range, at->crc});
     } else if (bytes == 0) {
       return "it holds an empty storage twice";  // one storage or two, by the release of torch
     } else if (out_.storages_[found].dtype != kind.dtype || out_.storages_[found].untyped != (kind.name == 1)) {

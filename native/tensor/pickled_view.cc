@@ -24,6 +24,7 @@ const char* check_view(PickledView& view, std::uint64_t bytes) {
       return kOutside;
   }
   if (last >= bytes / item) return kOutside;
+  view.reach = (last + 1 - static_cast<std::uint64_t>(view.storage_offset)) * item;
   view.whole = view.storage_offset == 0 && (last + 1) * item == bytes;
   return nullptr;
 }

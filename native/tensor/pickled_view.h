@@ -18,6 +18,7 @@ struct PickledStorage {
   bool cpu = false;              // it was saved from the CPU
   std::uint32_t users = 0;       // wanted tensors
   FileRange range;               // of its bytes in the file
+  std::uint32_t crc = 0;         // as StorageRecord::crc
 };
 
 // A view of a storage. [offset, offset + reach) lies inside the storage's bytes.
@@ -29,13 +30,14 @@ struct PickledView {
   std::uint32_t hooks = 0;       // the object that holds the tensor's hooks: an empty ordered dict
   bool requires_grad = false;
   bool whole = false;            // it spans its storage from the first byte to the last, and is not empty
+  std::uint64_t reach = 0;       // bytes from its first element to the end of the farthest; 0: it is empty
 };
 
 // Whether torch lets tensors of this type require grad.
 [[nodiscard]] bool may_require_grad(DType dtype);
 
 // nullptr where the view, of numbers that are not negative, lies inside the `bytes` of its storage, and then sets
-// `whole`; else why the file is left to torch.load.
+// `whole` and `reach`; else why the file is left to torch.load.
 [[nodiscard]] const char* check_view(PickledView& view, std::uint64_t bytes);
 
 }  // namespace penstock

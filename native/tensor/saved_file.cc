@@ -5,7 +5,7 @@
 #include <cstring>
 #include <new>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "files/unique_fd.h"
 
 namespace penstock {
@@ -61,7 +61,7 @@ const char* SavedFile::parse(std::span<const std::uint8_t> bytes, Block* own) {
   SplitFile file(bytes.size());
   file.add(0, bytes);
   TorchArchive archive;
-  if (const char* reason = read_zip_directory(file, archive, &records_)) return reason;
+  if (const char* reason = read_zip_directory(file, archive, records_)) return reason;
   if (const char* reason = check_notes(file, archive)) return reason;
   if (!sort_records(records_)) return "zip: storages that torch.save does not write";
   const char* reason = nullptr;

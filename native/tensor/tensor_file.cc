@@ -3,10 +3,9 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <new>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "files/read_at.h"
 
 namespace penstock {
@@ -99,7 +98,7 @@ bool TensorReader::read_predicted(SampleFile& source, const Prediction& guess, c
   file.add(0, {head_.get(), guess.head});
   file.add(elements_end, {tail_.get(), size - elements_end});
   TensorLayout layout;
-  if (parse_tensor(file, layout) != nullptr) return false;
+  if (parser_.parse(file, layout) != nullptr) return false;
   got = layout.spec;
   in_order_ = c_order(layout);
   if (layout.spec != want) {
@@ -132,7 +131,7 @@ Outcome TensorReader::open(SampleFile& source, Opened& opened) noexcept {
   if (const Outcome outcome = read_exactly(source, bytes, size, 0); !outcome.ok()) return outcome;
   opened.file.add(0, {bytes, size});
   opened.whole = true;
-  const char* reason = parse_tensor(opened.file, opened.layout);
+  const char* reason = parser_.parse(opened.file, opened.layout);
   return reason ? Outcome::to_python(reason) : Outcome::success();
 }
 
@@ -146,7 +145,7 @@ Outcome TensorReader::read_parts(SampleFile& source, Opened& opened) noexcept {
   }
   std::array<std::unique_ptr<std::uint8_t[]>, kMaxMorePieces> pieces;
   for (std::size_t i = 0;; ++i) {
-    const char* reason = parse_tensor(opened.file, opened.layout);
+    const char* reason = parser_.parse(opened.file, opened.layout);
     if (!reason) return Outcome::success();
     if (reason != kNotRead) return Outcome::to_python(reason);
     const FileRange missing = opened.file.missing();

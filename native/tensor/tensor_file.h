@@ -64,6 +64,7 @@ class TensorReader {
   }
 
   StageClock* clock_;
+  TensorParser parser_;
   std::array<Prediction, 32> predictions_{};
   std::unique_ptr<std::uint8_t[]> head_;
   std::unique_ptr<std::uint8_t[]> tail_;

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <new>
 
 namespace penstock {
 
@@ -30,7 +29,7 @@ void GatherFiller::prefetch(std::size_t local) const noexcept {
 
 Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const TensorSpec& want, std::uint8_t* row,
                                TensorSpec& got, Scratch& scratch) const noexcept {
-  try {
+  return without_throwing([&] {
     SampleFile file;
     if (const Outcome opened = scratch.open(locate(key, nullptr), file); !opened.ok()) return opened;
     scratch.clock.lap(Stage::open);
@@ -38,9 +37,7 @@ Outcome TensorFileFiller::fill(const SampleKey& key, const FileTable*, const Ten
     const Outcome outcome = reader.read(file, table_->layout_hint(key.local), want, row, got);
     scratch.clock.add_bytes(Stage::read, file.bytes_read());
     return outcome;
-  } catch (const std::bad_alloc&) {
-    return Outcome::to_python("out of memory");
-  }
+  });
 }
 
 }  // namespace penstock

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <new>
 #include <string_view>
 
-#include "files/crc32.h"
+#include "files/crc.h"
 #include "tensor/npy_header.h"
-#include "tensor/pickle_reader.h"
 
 namespace penstock {
 namespace {
@@ -15,6 +15,7 @@ namespace {
 void set_contiguous(TensorLayout& layout) {
   std::int64_t expected = 1;
   layout.contiguous = true;
+  if (layout.reach == 0) return;
   for (int d = layout.spec.ndim - 1; d >= 0; --d) {
     if (layout.spec.shape[d] == 1) continue;
     if (layout.stride[d] != expected) layout.contiguous = false;
@@ -22,55 +23,15 @@ void set_contiguous(TensorLayout& layout) {
   }
 }
 
-// Sets offset, reach and contiguous of a view, `first` elements into a storage of `bytes` bytes at
-// `start` in the file.
-const char* place_view(std::uint64_t start, std::uint64_t bytes, std::int64_t first, TensorLayout& layout) {
-  constexpr const char* kOutside = "the view reaches outside its storage";
-  std::int64_t total = 0;
-  if (!checked_bytes(layout.spec, total)) return "a tensor of more than 63 bits";
-  const std::uint64_t item = info(layout.spec.dtype).size;
-  std::uint64_t begin = 0;
-  if (__builtin_mul_overflow(static_cast<std::uint64_t>(first), item, &begin) || begin > bytes) return kOutside;
-  layout.offset = start + begin;  // fits: the storage lies inside the file
-  if (total == 0) {
-    layout.reach = 0;
-    layout.contiguous = true;
-    return nullptr;
+// What a pickle holds whose result is not a tensor.
+const char* what_else(ObjectKind kind) {
+  switch (kind) {
+    case ObjectKind::dict: case ObjectKind::ordered_dict: return "a dict, not one dense tensor";
+    case ObjectKind::list: return "a list, not one dense tensor";
+    case ObjectKind::tuple: return "a tuple, not one dense tensor";
+    case ObjectKind::parameter: return "a torch.nn.Parameter, not one dense tensor";
+    default: return "a plain Python value, not one dense tensor";
   }
-  std::uint64_t last = 0;  // of the farthest element, in elements from the first
-  for (int d = 0; d < layout.spec.ndim; ++d) {
-    std::uint64_t span = 0;
-    if (__builtin_mul_overflow(static_cast<std::uint64_t>(layout.spec.shape[d] - 1),
-                               static_cast<std::uint64_t>(layout.stride[d]), &span) ||
-        __builtin_add_overflow(last, span, &last))
-      return kOutside;
-  }
-  if (__builtin_add_overflow(last, 1, &last) || __builtin_mul_overflow(last, item, &layout.reach) ||
-      layout.reach > bytes - begin)
-    return kOutside;
-  set_contiguous(layout);
-  return nullptr;
-}
-
-const char* parse_torch(SplitFile& file, TensorLayout& layout) {
-  TorchArchive archive;
-  if (const char* reason = read_zip_directory(file, archive)) return reason;
-  if (const char* reason = check_notes(file, archive)) return reason;
-  const char* reason = nullptr;
-  const std::string_view pickle = contents(file, archive.pickle, reason);
-  if (reason) return reason;
-  if (archive.pickle_crc != 0 &&
-      crc32(0, reinterpret_cast<const std::uint8_t*>(pickle.data()), pickle.size()) != archive.pickle_crc)
-    return "data.pkl does not match its CRC-32";
-  PickledTensor tensor;
-  if ((reason = read_tensor_pickle(pickle, tensor))) return reason;
-  if (tensor.key != archive.key) return "zip: no record of the tensor's storage";
-  if (tensor.storage_bytes != archive.data.length) return "the storage's record is not as long as the pickle says";
-  layout.spec = tensor.spec;
-  layout.stride = tensor.stride;
-  layout.storage = archive.data;
-  layout.crc = archive.data_crc;
-  return place_view(archive.data.offset, archive.data.length, tensor.storage_offset, layout);
 }
 
 const char* parse_npy(SplitFile& file, TensorLayout& layout) {
@@ -96,7 +57,10 @@ const char* parse_npy(SplitFile& file, TensorLayout& layout) {
     if (__builtin_mul_overflow(stride, std::max<std::int64_t>(header.spec.shape[d], 1), &stride))
       return "a tensor of more than 63 bits";
   }
-  return place_view(header.data_offset, static_cast<std::uint64_t>(total), 0, layout);
+  layout.offset = header.data_offset;
+  layout.reach = static_cast<std::uint64_t>(total);
+  set_contiguous(layout);
+  return nullptr;
 }
 
 struct Dim {
@@ -141,7 +105,37 @@ void copy_line(std::size_t item, const std::uint8_t* from, const Dim& dim, std::
 
 }  // namespace
 
-const char* parse_tensor(SplitFile& file, TensorLayout& layout) noexcept {
+const char* TensorParser::parse_torch(SplitFile& file, TensorLayout& layout) {
+  TorchArchive archive;
+  records_.clear();
+  if (const char* reason = read_zip_directory(file, archive, records_)) return reason;
+  if (records_.empty()) return "zip: no storage: not one dense tensor";
+  if (records_.size() > 1) return "several storages: not one dense tensor";
+  if (const char* reason = check_notes(file, archive)) return reason;
+  const char* reason = nullptr;
+  const std::string_view pickle = contents(file, archive.pickle, reason);
+  if (reason) return reason;
+  if (archive.pickle_crc != 0 &&
+      crc32(0, reinterpret_cast<const std::uint8_t*>(pickle.data()), pickle.size()) != archive.pickle_crc)
+    return "data.pkl does not match its CRC-32";
+  if ((reason = objects_.read(pickle, records_))) return reason;
+  const PickledObject& result = objects_.objects()[objects_.result()];
+  if (result.kind != ObjectKind::tensor) return what_else(result.kind);
+  const PickledView& view = objects_.tensors()[result.first];
+  if (view.requires_grad) return "a tensor that requires grad";
+  const PickledStorage& storage = objects_.storages()[view.storage];
+  layout.spec = view.spec;
+  layout.stride = view.stride;
+  layout.reach = view.reach;
+  layout.storage = storage.range;
+  layout.crc = storage.crc;
+  layout.offset = storage.range.offset;
+  if (view.reach != 0) layout.offset += static_cast<std::uint64_t>(view.storage_offset) * info(view.spec.dtype).size;
+  set_contiguous(layout);
+  return nullptr;
+}
+
+const char* TensorParser::parse(SplitFile& file, TensorLayout& layout) noexcept {
   if constexpr (std::endian::native != std::endian::little) return "a big-endian machine";
   layout = {};
   if (file.size() == 0) return "empty file";
@@ -149,7 +143,11 @@ const char* parse_tensor(SplitFile& file, TensorLayout& layout) noexcept {
   const char* reason = nullptr;
   const std::string_view magic = contents(file, {0, std::min<std::uint64_t>(file.size(), kNpyMagic.size())}, reason);
   if (reason) return reason;
-  if (magic.starts_with(kZipMagic)) return parse_torch(file, layout);
+  try {
+    if (magic.starts_with(kZipMagic)) return parse_torch(file, layout);
+  } catch (const std::bad_alloc&) {
+    return "not enough memory";
+  }
   if (magic == kNpyMagic) return parse_npy(file, layout);
   if (magic.starts_with("\x80")) return "a pickle or a file of torch before 1.6 (no zip archive)";
   return "neither a torch.save archive nor .npy";

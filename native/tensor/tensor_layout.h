@@ -1,13 +1,15 @@
 // Where the elements of one tensor lie in its file, and how to bring them into C order.
 //
-// Formats: .pt (zip_directory.h, pickle_reader.h) and .npy (npy_header.h), told apart by their first bytes.
-// Threads: plain values and pure functions. Memory: nothing is owned or allocated.
+// Formats: .pt (zip_directory.h, pickled_objects.h) and .npy (npy_header.h), told apart by their first bytes.
+// Threads: plain values and a pure function; a TensorParser belongs to one thread at a time. Memory: a TensorParser owns
+// lists that it reuses from file to file.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
 #include "tensor/dtype.h"
+#include "tensor/pickled_objects.h"
 #include "tensor/zip_directory.h"
 
 namespace penstock {
@@ -22,10 +24,19 @@ struct TensorLayout {
   std::uint32_t crc = 0;     // the record's CRC-32 as the file has it; 0: it has none
 };
 
-// nullptr when `layout` is set and [offset, offset + reach) lies inside `storage`, which lies inside the file;
-// kNotRead when a range is needed that file does not hold (file.missing()); else why the file is left to Python.
-// The CRC-32 of the pickle is checked; that of the elements is the caller's to check, who reads them.
-[[nodiscard]] const char* parse_tensor(SplitFile& file, TensorLayout& layout) noexcept;
+class TensorParser {
+ public:
+  // nullptr when `layout` is set and [offset, offset + reach) lies inside `storage`, which lies inside the file;
+  // kNotRead when a range is needed that file does not hold (file.missing()); else why the file is left to Python.
+  // The CRC-32 of the pickle is checked; that of the elements is the caller's to check, who reads them.
+  [[nodiscard]] const char* parse(SplitFile& file, TensorLayout& layout) noexcept;
+
+ private:
+  const char* parse_torch(SplitFile& file, TensorLayout& layout);
+
+  StorageRecords records_;
+  PickledObjects objects_;
+};
 
 // Copies a tensor whose first element is at `from` into C order. `from` holds layout.reach bytes, `to`
 // checked_bytes(layout.spec); they do not overlap.

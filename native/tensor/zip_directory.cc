@@ -147,7 +147,7 @@ const char* locate(SplitFile& file, const Entry& entry, std::uint64_t limit, Fil
 
 // Files one record under its name; `name` has lost the archive's prefix.
 const char* place(std::string_view name, const FileRange& range, std::uint32_t crc, TorchArchive& archive,
-                  StorageRecords* storages) {
+                  StorageRecords& storages) {
   FileRange* slot = nullptr;
   if (name == "data.pkl") {
     slot = &archive.pickle;
@@ -163,14 +163,8 @@ const char* place(std::string_view name, const FileRange& range, std::uint32_t c
   } else if (name.starts_with("data/")) {
     const std::string_view key = name.substr(5);
     if (key.empty() || key.ends_with('/')) return "zip: record that torch.save does not write";
-    if (storages != nullptr) {
-      storages->push_back({key, range});
-      return nullptr;
-    }
-    if (archive.data.offset != 0) return "several storages: not one dense tensor";
-    slot = &archive.data;
-    archive.data_crc = crc;
-    archive.key = key;
+    storages.push_back({key, range, crc});
+    return nullptr;
   } else if (name == "constants.pkl" || name.starts_with("code/")) {
     return "a TorchScript archive";
   } else if (name.starts_with('.') && name != ".data/version" && !name.ends_with('/')) {
@@ -193,7 +187,7 @@ bool printable_ascii(std::string_view text) {
   return bad == 0;
 }
 
-const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords* storages) {
+const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords& storages) {
   Directory directory;
   if (const char* reason = find_directory(file, directory)) return reason;
   const std::uint8_t* p = file.at(directory.range.offset, directory.range.length);
@@ -224,7 +218,6 @@ const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRe
   if (left != 0) return "zip: bad central directory";
   if (archive.pickle.offset == 0) return "zip: no data.pkl record";
   if (archive.version.offset == 0) return "zip: no version record";
-  if (storages == nullptr && archive.data.offset == 0) return "zip: no storage: not one dense tensor";
   if (archive.pickle.length > kMaxPickleBytes) return "data.pkl over 1 MiB";
   return nullptr;
 }

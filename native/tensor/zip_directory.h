@@ -73,17 +73,14 @@ struct TorchArchive {
   FileRange version;
   FileRange alignment;         // `.storage_alignment`
   FileRange serialization_id;  // `.data/serialization_id`
-  FileRange data;              // the only `data/<key>` record
-  std::string_view key;        // its <key>
-  // CRC-32 of two records. 0: none; torch.serialization.set_crc32_options(False) and skip_data() write that.
-  std::uint32_t pickle_crc = 0;
-  std::uint32_t data_crc = 0;
+  std::uint32_t pickle_crc = 0;  // as StorageRecord::crc
 };
 
 // A `data/<key>` record of an archive.
 struct StorageRecord {
   std::string_view key;
   FileRange range;
+  std::uint32_t crc = 0;  // CRC-32; 0: none, as torch.serialization.set_crc32_options(False) and skip_data() write
 };
 using StorageRecords = std::vector<StorageRecord>;
 
@@ -96,10 +93,9 @@ using StorageRecords = std::vector<StorageRecord>;
 // Whether every byte is a printable ASCII character.
 [[nodiscard]] bool printable_ascii(std::string_view text);
 
-// nullptr, or why the archive is left to torch.load (a string with static storage duration). Without `storages` the
-// archive has one storage, which `archive.data` tells; with it any number, which are appended to `storages` instead.
-// Throws std::bad_alloc where `storages` is given.
-[[nodiscard]] const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords* storages = nullptr);
+// nullptr, or why the archive is left to torch.load (a string with static storage duration). `data/<key>` records are
+// appended to `storages`. Throws std::bad_alloc.
+[[nodiscard]] const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords& storages);
 
 // What torch.load checks beside the pickle: nullptr where the format version and the byte order are the common ones and
 // torch's notes about the file are text, else why the archive is left to torch.load.

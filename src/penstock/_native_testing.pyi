@@ -71,16 +71,13 @@ def parse_tensor(data: bytes, head: int = -1, tail: int = 0) -> TensorLayout | s
     """Return where the one tensor of a .pt or .npy file lies, or why Python must read it."""
 
 def crc32_by(way: str, data: bytes, before: int = 0) -> int:
-    """Return the CRC-32 of some bytes by one of crc32_ways(). Raises ValueError where the processor lacks it."""
+    """Return the CRC-32 of some bytes by one of crc_ways(). Raises ValueError where the processor lacks it."""
 
-def crc32c_by(way: str, data: bytes, seed: int = 0) -> int:
-    """Return the CRC-32C of some bytes by one of crc32c_ways(). Raises ValueError where the processor lacks it."""
+def crc32c_by(way: str, data: bytes, before: int = 0) -> int:
+    """Return the CRC-32C of some bytes in the same way."""
 
-def crc32c_ways() -> list[str]:
-    """Return the ways to compute a CRC-32C that this processor has."""
-
-def crc32_ways() -> list[str]:
-    """Return the ways of computing a CRC-32 that this processor has."""
+def crc_ways() -> list[str]:
+    """Return the ways of computing a CRC that this processor has."""
 
 def probe(path: str) -> tuple[str, str | tuple[int, ...]]:
     """Return the dtype and shape of the tensor in a file, or ("python", why Python must read it). Raises OSError."""
@@ -102,6 +99,8 @@ class JpegRowStates:
     @property
     def known(self) -> list[tuple[int, int, int, int] | None]: ...
     def forget(self, row: int) -> None: ...
+    def suppose(self, row: int, state: tuple[int, int, int, int]) -> None:
+        """Set the state (bit, DC predictions) before a row."""
 
 def jpeg_decoders() -> list[str]:
     """Return the decoders of decode_jpeg_by() that this processor has."""
@@ -114,26 +113,6 @@ def decode_jpeg_by(
 def own_jpeg_serves() -> bool:
     """Return whether the own decoder passed the trial of this process: libjpeg's pixels, by vectors."""
 
-def jpeg_coefficients(
-    data: bytes, run: int = 0, first_row: int = 0, state: tuple[int, int, int, int] | None = None
-) -> list[NDArray[np.int16]] | None:
-    """Return the quantised coefficients of each component by our entropy decoder; None where it leaves them to libjpeg.
-
-    Each array has the shape (rows of blocks, columns of blocks, 8, 8), of whole MCUs from row `first_row` of them on.
-    Rows above are skipped, or left out where `state` (bit, DC predictions) is the state before that row. `run` MCUs
-    are decoded a call.
-    """
-
-def jpeg_coefficients_by_libjpeg(data: bytes) -> list[NDArray[np.int16]] | None:
-    """Return all coefficients by libjpeg; None where it warns or fails."""
-
-def jpeg_row_states(
-    data: bytes, first_row: int = 0, state: tuple[int, int, int, int] | None = None
-) -> list[tuple[int, int, int, int]] | None:
-    """Return the state (bit, DC predictions) before each row of MCUs, seen while these rows are decoded."""
-
-def store_row_state(state: tuple[int, int, int, int]) -> bytes: ...
-def load_row_state(data: bytes) -> tuple[int, int, int, int]: ...
 def resize(
     image: NDArray[np.uint8],
     size: tuple[int, int],

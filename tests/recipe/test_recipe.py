@@ -172,10 +172,19 @@ def test_geometry_on_uint8_tensors(t, mode):
 
 
 @GENERATIONS
-@pytest.mark.parametrize("interpolation", ["box", "hamming", "lanczos", "nearest-exact"])
-def test_every_filter_of_pillow(t, interpolation):
+@pytest.mark.parametrize("interpolation", ["lanczos", "nearest-exact"])
+def test_more_filters_of_pillow(t, interpolation):
     for size in [(20, 31), (60, 31)]:
         check(t.Compose([t.Resize(size, interpolation=InterpolationMode(interpolation)), t.PILToTensor()]))
+
+
+@GENERATIONS
+@pytest.mark.parametrize("interpolation", ["box", "hamming"])
+def test_filters_that_are_left_to_pillow(t, interpolation):
+    resize = t.Compose([t.Resize((20, 31), interpolation=InterpolationMode(interpolation)), t.PILToTensor()])
+    refused = read(resize, mode="RGB")
+    assert isinstance(refused, Refusal)
+    assert "LANCZOS" in str(refused)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

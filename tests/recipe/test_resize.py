@@ -28,8 +28,6 @@ FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
     "lanczos": Image.Resampling.LANCZOS,
 }
 # (height, width) -> (height, width): up and down, one axis, single pixels, extreme ratios, both orders of Pillow 13.

@@ -9,15 +9,15 @@
 #include <nanobind/stl/tuple.h>
 
 #include <array>
+#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
-#include "bind/gil_released.h"
+#include "bind/pixels.h"
 #include "bind/testing/testing.h"
 #include "image/jpeg.h"
 #include "image/jpeg_trial.h"
@@ -26,8 +26,6 @@ namespace nb = nanobind;
 
 namespace penstock {
 namespace {
-
-using Corners = std::tuple<int, int, int, int>;
 
 constexpr std::array<std::pair<std::string_view, jpeg::Instructions>, 3> kOwn{
     {{"portable", jpeg::Instructions::portable}, {"avx2", jpeg::Instructions::avx2}, {"avx512", jpeg::Instructions::avx512}}};
@@ -49,37 +47,10 @@ nb::list decoders() {
   return names;
 }
 
-nb::object decode_by(nb::bytes data, const std::string& name, std::optional<Corners> corners, jpeg::RowStates* states) {
+nb::object decode_by(const nb::bytes& data, const std::string& name, const std::optional<Corners>& corners,
+                     jpeg::RowStates* states) {
   JpegDecoder decoder = decoder_named(name);
-  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
-  const std::size_t size = data.size();
-  std::unique_ptr<std::uint8_t[]> out;
-  std::size_t height = 0, width = 0;
-  Outcome outcome;
-  {
-    GilReleased released;
-    outcome = decoder.open(bytes, size, 0);
-    if (outcome.ok()) {
-      Box box{0, 0, decoder.width(), decoder.height()};
-      if (corners) box = {std::get<0>(*corners), std::get<1>(*corners), std::get<2>(*corners), std::get<3>(*corners)};
-      const std::uint8_t* pixels = nullptr;
-      std::ptrdiff_t stride = 0;
-      outcome = decoder.decode(box, pixels, stride, states);
-      if (outcome.ok()) {
-        height = static_cast<std::size_t>(box.height());
-        width = static_cast<std::size_t>(box.width());
-        out = std::make_unique_for_overwrite<std::uint8_t[]>(height * width * 3);
-        for (std::size_t y = 0; y < height; ++y)
-          std::memcpy(out.get() + y * width * 3, pixels + static_cast<std::ptrdiff_t>(y) * stride, width * 3);
-      }
-    }
-  }
-  if (!outcome.ok()) return nb::cast(outcome.reason);
-  std::uint8_t* raw = out.get();
-  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-  (void)out.release();  // the capsule's
-  const std::size_t shape[3] = {height, width, 3};
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(raw, 3, shape, owner));
+  return decoded(decoder, data, corners, 0, states);
 }
 
 nb::list known_states(const jpeg::RowStates& states) {
@@ -98,13 +69,21 @@ void forget(jpeg::RowStates& states, std::size_t row) {
   states.known[row] = {};
 }
 
+using State = std::tuple<std::uint32_t, std::int16_t, std::int16_t, std::int16_t>;  // bit, DC predictions
+
+void suppose(jpeg::RowStates& states, std::size_t row, const State& state) {
+  if (row >= states.known.size()) states.known.resize(row + 1);
+  states.known[row] = {std::get<0>(state), {std::get<1>(state), std::get<2>(state), std::get<3>(state)}};
+}
+
 }  // namespace
 
 void bind_jpeg_pixels(nb::module_& m) {
   nb::class_<jpeg::RowStates>(m, "JpegRowStates")
       .def(nb::init<>())
       .def_prop_ro("known", &known_states)
-      .def("forget", &forget, nb::arg("row"));
+      .def("forget", &forget, nb::arg("row"))
+      .def("suppose", &suppose, nb::arg("row"), nb::arg("state"));
   m.def("jpeg_decoders", &decoders);
   m.def("decode_jpeg_by", &decode_by, nb::arg("data"), nb::arg("name"), nb::arg("box") = nb::none(),
         nb::arg("states") = nb::none());

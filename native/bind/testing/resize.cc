@@ -16,7 +16,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "bind/gil_released.h"
+#include "bind/pixels.h"
 #include "bind/testing/testing.h"
 #include "image/resize.h"
 
@@ -26,7 +26,6 @@ namespace penstock {
 namespace {
 
 using Image = nb::ndarray<const std::uint8_t, nb::device::cpu>;
-using Corners = std::tuple<int, int, int, int>;
 
 template <class Enum, std::size_t kSize>
 Enum by_name(const std::array<std::string_view, kSize>& names, const std::string& name) {
@@ -36,14 +35,12 @@ Enum by_name(const std::array<std::string_view, kSize>& names, const std::string
 }
 
 Filter filter_of(const std::string& name) {
-  return by_name<Filter, 7>({"nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", "nearest-exact"}, name);
+  return by_name<Filter, 5>({"nearest", "bilinear", "bicubic", "lanczos", "nearest-exact"}, name);
 }
 
 Arithmetic arithmetic_of(const std::string& name) {
   return by_name<Arithmetic, 4>({"pillow", "torch_u8", "torch_f32", "pillow_12"}, name);
 }
-
-Box box_of(const Corners& c) { return {std::get<0>(c), std::get<1>(c), std::get<2>(c), std::get<3>(c)}; }
 
 // The image as a part: all of it, or with `origin` the part at (x0, y0) of a (full_width, full_height) image.
 ImagePart part_of(const Image& image, const std::optional<Corners>& origin) {
@@ -87,11 +84,7 @@ nb::object resize(const Image& image, std::tuple<int, int> size, const std::stri
                           static_cast<std::ptrdiff_t>(row_bytes));
   }
   if (!done) return nb::none();
-  std::uint8_t* raw = out.get();
-  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-  (void)out.release();  // the capsule's
-  const std::size_t shape[3] = {rows, columns, static_cast<std::size_t>(part.channels)};
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(raw, image.ndim(), shape, owner));
+  return array_of(std::move(out), rows, columns, static_cast<std::size_t>(part.channels), image.ndim());
 }
 
 Corners resize_needed(std::tuple<int, int> full, std::tuple<int, int> size, const std::string& filter,
@@ -106,15 +99,9 @@ Corners resize_needed(std::tuple<int, int> full, std::tuple<int, int> size, cons
 void bind_resize(nb::module_& m) {
   m.def("resize", &resize, nb::arg("image"), nb::arg("size"), nb::arg("filter"), nb::arg("arithmetic"),
         nb::arg("antialias") = true, nb::arg("window") = nb::none(), nb::arg("source_part") = nb::none(),
-        nb::arg("simd") = true,
-        "Resize a uint8 image of shape (height, width) or (height, width, channels) to size = (height, width).\n\n"
-        "window: the box (x0, y0, x1, y1) of the result to compute, by default all of it. source_part: the image is\n"
-        "the part at (x0, y0) of an image of (full_width, full_height), as (x0, y0, full_width, full_height).\n"
-        "simd=False forces the portable code. Returns None when the native core leaves the case to Python.");
+        nb::arg("simd") = true);
   m.def("resize_needed", &resize_needed, nb::arg("full"), nb::arg("size"), nb::arg("filter"), nb::arg("arithmetic"),
-        nb::arg("antialias"), nb::arg("window"),
-        "The box (x0, y0, x1, y1) of an image of full = (height, width) that a window of its resize depends on;\n"
-        "(0, 0, 0, 0) when the native core leaves the case to Python.");
+        nb::arg("antialias"), nb::arg("window"));
 }
 
 }  // namespace penstock

@@ -8,13 +8,16 @@
 
 #include <fcntl.h>
 
+#include <array>
 #include <cerrno>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "bind/spec.h"
 #include "bind/testing/testing.h"
-#include "files/crc32.h"
-#include "files/crc32c.h"
+#include "files/crc.h"
 #include "files/unique_fd.h"
 #include "tensor/tensor_file.h"
 
@@ -53,20 +56,9 @@ nb::object parse(const nb::bytes& data, std::int64_t head, std::int64_t tail) {
   file.add(0, {first.data(), first.size()});
   file.add(size - last.size(), {last.data(), last.size()});
   TensorLayout layout;
-  if (const char* reason = parse_tensor(file, layout)) return nb::str(reason);
+  TensorParser parser;
+  if (const char* reason = parser.parse(file, layout)) return nb::str(reason);
   return describe(layout);
-}
-
-TensorSpec make_spec(const std::string& dtype, const std::vector<std::int64_t>& shape) {
-  TensorSpec spec;
-  std::size_t i = 0;
-  while (i < kDTypes.size() && kDTypes[i].torch_name != dtype) ++i;
-  if (i == kDTypes.size()) throw nb::value_error("unknown dtype");
-  if (shape.size() > kMaxDims) throw nb::value_error("more than 8 dimensions");
-  spec.dtype = static_cast<DType>(i);
-  spec.ndim = static_cast<std::uint8_t>(shape.size());
-  for (std::size_t d = 0; d < shape.size(); ++d) spec.shape[d] = shape[d];
-  return spec;
 }
 
 nb::tuple spec_tuple(const TensorSpec& spec) {
@@ -97,10 +89,8 @@ SampleFile open_file(const std::string& path) {
 nb::object read(TensorReader& reader, const std::string& path, std::size_t name_length, const std::string& dtype,
                 const std::vector<std::int64_t>& shape) {
   const TensorSpec want = make_spec(dtype, shape);
-  std::int64_t size = 0;
-  if (!checked_bytes(want, size)) throw nb::value_error("shape is negative or too large");
   SampleFile file = open_file(path);
-  std::vector<std::uint8_t> row(static_cast<std::size_t>(size));
+  std::vector<std::uint8_t> row(bytes_of(want));
   TensorSpec got;
   const Outcome outcome = reader.read(file, name_length, want, row.data(), got);
   if (!outcome.ok()) return explain(outcome, got);
@@ -118,34 +108,24 @@ nb::object probe(const std::string& path) {
   return outcome.ok() || outcome.code == Code::mismatch ? spec_tuple(got) : explain(outcome, got);
 }
 
-// By a given way, which crc32_ways() names. The bytes lie in a heap block of their own and of their own length, so that
+constexpr std::array<std::pair<std::string_view, CrcWay>, 3> kCrcWays{{
+    {"portable", CrcWay::portable}, {"clmul128", CrcWay::clmul128}, {"clmul256", CrcWay::clmul256}}};
+
+// By a given way, which crc_ways() names. The bytes lie in a heap block of their own and of their own length, so that
 // AddressSanitizer sees a step outside it.
-std::uint32_t crc32_by(const std::string& name, const nb::bytes& data, std::uint32_t before) {
-  const CrcWay way = name == "clmul256" ? CrcWay::clmul256 : name == "clmul128" ? CrcWay::clmul128 : CrcWay::portable;
-  if (!can_crc(way)) throw nb::value_error("this processor cannot");
+template <std::uint32_t (*kCrc)(std::uint32_t, const std::uint8_t*, std::size_t, CrcWay) noexcept>
+std::uint32_t crc_by(const std::string& name, const nb::bytes& data, std::uint32_t before) {
   const auto* bytes = static_cast<const std::uint8_t*>(data.data());
   const std::vector<std::uint8_t> copy(bytes, bytes + data.size());
-  return crc32(before, copy.data(), copy.size(), way);
+  for (const auto& [known, way] : kCrcWays)
+    if (known == name && can_crc(way)) return kCrc(before, copy.data(), copy.size(), way);
+  throw nb::value_error("this processor cannot");
 }
 
-std::vector<std::string> crc32_ways() {
-  std::vector<std::string> names{"portable"};
-  if (can_crc(CrcWay::clmul128)) names.emplace_back("clmul128");
-  if (can_crc(CrcWay::clmul256)) names.emplace_back("clmul256");
-  return names;
-}
-
-std::uint32_t crc32c_by(const std::string& name, const nb::bytes& data, std::uint32_t seed) {
-  const Crc32cWay way = name == "instruction" ? Crc32cWay::instruction : Crc32cWay::portable;
-  if (!can_crc32c(way)) throw nb::value_error("this processor cannot");
-  const auto* bytes = static_cast<const std::uint8_t*>(data.data());
-  const std::vector<std::uint8_t> copy(bytes, bytes + data.size());
-  return crc32c(seed, copy.data(), copy.size(), way);
-}
-
-std::vector<std::string> crc32c_ways() {
-  std::vector<std::string> names{"portable"};
-  if (can_crc32c(Crc32cWay::instruction)) names.emplace_back("instruction");
+std::vector<std::string> crc_ways() {
+  std::vector<std::string> names;
+  for (const auto& [name, way] : kCrcWays)
+    if (can_crc(way)) names.emplace_back(name);
   return names;
 }
 
@@ -153,10 +133,9 @@ std::vector<std::string> crc32c_ways() {
 
 void bind_tensor(nb::module_& m) {
   m.def("parse_tensor", &parse, nb::arg("data"), nb::arg("head") = -1, nb::arg("tail") = 0);
-  m.def("crc32_by", &crc32_by, nb::arg("way"), nb::arg("data"), nb::arg("before") = 0);
-  m.def("crc32_ways", &crc32_ways);
-  m.def("crc32c_by", &crc32c_by, nb::arg("way"), nb::arg("data"), nb::arg("seed") = 0);
-  m.def("crc32c_ways", &crc32c_ways);
+  m.def("crc32_by", &crc_by<crc32>, nb::arg("way"), nb::arg("data"), nb::arg("before") = 0);
+  m.def("crc32c_by", &crc_by<crc32c>, nb::arg("way"), nb::arg("data"), nb::arg("before") = 0);
+  m.def("crc_ways", &crc_ways);
   m.def("probe", &probe, nb::arg("path"));
   nb::class_<TensorReader>(m, "TensorReader")
       .def(nb::init<>())

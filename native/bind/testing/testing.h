@@ -8,7 +8,6 @@
 
 namespace penstock {
 
-void bind_jpeg_entropy(nanobind::module_& m);
 void bind_jpeg_pixels(nanobind::module_& m);
 void bind_resize(nanobind::module_& m);
 void bind_sample_file(nanobind::module_& m);

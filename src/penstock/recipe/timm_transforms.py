@@ -203,7 +203,7 @@ def _desaturated(_: _Picture, factor: float, **__: Any) -> Iterator[dict[str, An
 def _look(named: dict[str, Any]) -> dict[str, Any]:
     """Return filter and fill of a function that moves pixels; of several filters timm's own code draws one."""
     sys.modules[_AUTOMATIC]._check_args_tf(named)
-    return {"filter": FILTERS[int(named["resample"])], "fill": bytes(named["fillcolor"])}
+    return {"filter": FILTERS.get(int(named["resample"]), ""), "fill": bytes(named["fillcolor"])}
 
 
 def _moved(matrix: Callable[[float, tuple[int, int]], tuple[float, ...]]) -> _Describe:
