@@ -17,8 +17,8 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.integrity import truncated
 from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
+from penstock.sources.reading import tensor_of, truncated
 from penstock.sources.source import Field, InMemory, NativeSource, Source
 from penstock.system.words import counted
 
@@ -159,24 +159,6 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return tensor_of(array)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
-
-
-def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
-
-
-class _Writable:
-    """The memory of a read-only array, described as writable.
-
-    torch.from_numpy warns of read-only arrays. To silence the warning would not do: the filters of warnings belong to
-    all threads.
-    """
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        interface = array.__array_interface__
-        self._array = array  # owns the memory
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:

@@ -15,10 +15,11 @@ import penstock._native as _native
 from penstock.order.permutations import Indices
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.arrays import numbered, tensor_of, within_storage
+from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
 from penstock.sources.premises import all_of, same_memory
+from penstock.sources.reading import tensor_of
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
 from penstock.system.words import counted
 

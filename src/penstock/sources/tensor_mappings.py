@@ -16,10 +16,8 @@ import torch
 import penstock._native as _native
 from penstock.errors import CorruptSample, SampleError, like
 from penstock.recipe.steps import Step
-from penstock.sources.arrays import tensor_of
-from penstock.sources.integrity import length_of
 from penstock.sources.premises import same_attributes
-from penstock.sources.reading import require_regular, system_error
+from penstock.sources.reading import length_of, require_regular, system_error, tensor_of
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.system.words import counted
 
