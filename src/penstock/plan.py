@@ -26,10 +26,10 @@ from penstock.sources.assist import Assisted, assist
 from penstock.sources.cached import cached
 from penstock.sources.indexed import indexed
 from penstock.sources.labels import LabelColumn, as_objects
-from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
 from penstock.sources.remote_leaves import RemoteLeaves
 from penstock.sources.source import NativeSource, unknown
 from penstock.sources.tree import LeafNumbers, Node, build, is_foreign
+from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
@@ -48,7 +48,7 @@ class NativePlan:
 
     def still(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
-        return self.root.still() and self._still() and collates_as_torch(torch.Tensor)
+        return self.root.still() and self._still() and collates_as_torch()
 
     def lasts(self) -> bool:
         """Return whether the plan serves the next pass too: the dataset is rows in memory, and still the same ones."""
@@ -56,7 +56,7 @@ class NativePlan:
         return lasting is not None and lasting() and self.still() and self.unmoved()
 
     @cached_property
-    def unmoved(self) -> Holds:
+    def unmoved(self) -> Unchanged:
         """Whether the memory that the native core reads, where it reads any, is where it was."""
         return all_of(*(leaf.unmoved for leaf in self.leaves if leaf.unmoved is not None))
 
@@ -79,7 +79,7 @@ class NativePlan:
         return local
 
     @cached_property
-    def _still(self) -> Holds:
+    def _still(self) -> Unchanged:
         return all_of(*(leaf.still for leaf in self.leaves))
 
     def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
@@ -290,7 +290,7 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
         return fill_plan(dataset, kept, unseen=unseen) or PythonPlan(unknown(dataset))
 
     found = _natively(dataset, False, kept, replan)
-    if isinstance(found, Refusal) or any(leaf.batches_only or leaf.remote is not None for leaf in found.leaves):
+    if isinstance(found, Refusal) or any(leaf.keys is not None or leaf.remote is not None for leaf in found.leaves):
         return None
     if not unseen and not all(leaf.as_samples is not None and leaf.as_samples() for leaf in found.leaves):
         return None
@@ -313,7 +313,7 @@ def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]
 
 def fills_batches(collate_fn: object) -> bool:
     """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
-    if replaced_in_collating() is not None or not collates_as_torch(torch.Tensor):
+    if replaced_in_collating() is not None or not collates_as_torch():
         return False
     return collate_fn is None or collate_fn is default_collate or hands_on(collate_fn)
 
@@ -325,7 +325,7 @@ def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
     if (replaced := replaced_in_collating()) is not None:
         return replaced
-    if not collates_as_torch(torch.Tensor):
+    if not collates_as_torch():
         why = "a function of one's own collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
     if worker_init_fn is not None and not _only_seeds(worker_init_fn):

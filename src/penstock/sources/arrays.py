@@ -17,9 +17,9 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
 from penstock.sources.reading import tensor_of, truncated
 from penstock.sources.source import Field, InMemory, NativeSource, Source
+from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -74,7 +74,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
             if isinstance(path, str) and isinstance(array, np.memmap)
         )
         # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
-        self._placed: Holds | None = None
+        self._placed: Unchanged | None = None
         if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
             self._placed = same_memory(owned)
 

@@ -13,8 +13,8 @@ from PIL import ImageFile
 
 import penstock._native as _native
 from penstock.sources.kept_pixels import KeptPixels, kept_pixels
-from penstock.sources.premises import all_of
 from penstock.sources.source import Field, NativeSource, Rescued
+from penstock.sources.unchanged import all_of
 from penstock.storage.tiers import Caches, SampleNames
 from penstock.system.words import size_of
 

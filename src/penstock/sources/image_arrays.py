@@ -18,9 +18,9 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.premises import all_of, same_memory
 from penstock.sources.reading import tensor_of
 from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+from penstock.sources.unchanged import all_of, same_memory
 from penstock.system.words import counted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

@@ -24,11 +24,11 @@ from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.views import Views, read_views
 from penstock.sources.indexed import photos_of
-from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
 from penstock.sources.read_ahead import SampleFile
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, label_step
+from penstock.sources.unchanged import TransformState, Unchanged, all_of, same_attributes
 from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
 
@@ -225,8 +225,8 @@ def foreign_decoder() -> Refusal | None:
     return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
 
 
-def transformed_as_now(dataset: Any, *names: str) -> Holds:
-    """Return a premise: these attributes, the transforms and all else that recipes depend on stay as they are."""
+def transformed_as_now(dataset: Any, *names: str) -> Unchanged:
+    """Return whether these attributes, the transforms and all else that recipes depend on stay as they are."""
     state = TransformState(dataset.transform)
     dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
     return all_of(

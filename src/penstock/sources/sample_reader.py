@@ -11,8 +11,8 @@ import torch
 
 import penstock._native as _native
 from penstock.recipe.steps import Step
-from penstock.sources.premises import Holds
 from penstock.sources.read_ahead import ReadAhead, SampleFile
+from penstock.sources.unchanged import Unchanged
 from penstock.storage.jpeg_index import Photos
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -84,7 +84,7 @@ class FolderReader(SampleReader):
     """Those of `_ahead`."""
     _cache: _native.SampleCache | None = None
 
-    def __init__(self, dataset: Any, still: Holds) -> None:
+    def __init__(self, dataset: Any, still: Unchanged) -> None:
         super().__init__(dataset)
         self._still = still
 

@@ -17,11 +17,11 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.listing import label_values
-from penstock.sources.premises import same_attributes
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
 from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
+from penstock.sources.unchanged import same_attributes
 from penstock.storage.index import ABSENT
 from penstock.storage.remote_shards import Range, RemoteShards
 from penstock.system.words import counted

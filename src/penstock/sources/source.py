@@ -27,8 +27,8 @@ from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.listing import Listing, Names, joined_ids, label_values
-from penstock.sources.premises import Holds, all_of
 from penstock.sources.sample_reader import SampleReader
+from penstock.sources.unchanged import Unchanged, all_of
 from penstock.storage.remote_shards import Range, RemoteShards
 
 Rescued = NDArray[np.uint8] | torch.Tensor
@@ -97,7 +97,7 @@ class NativeSource:
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
     apply: Callable[[int], torch.Tensor]
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
-    still: Holds
+    still: Unchanged
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
     pair: bool = True
     """True: a sample is a tuple of its fields (and label). False: it is its only field."""
@@ -105,8 +105,6 @@ class NativeSource:
     """The names of the fields, where a sample is a dictionary of them; None: it is none."""
     rows: Callable[[Indices], Indices] | None = None
     """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
-    batches_only: bool = False
-    """A batch may hold other elements than the samples one by one, of which a ConcatDataset makes its batches."""
     labels: Callable[[Indices], LabelColumn] | None = None
     """Returns the labels at these positions, as they are now."""
     column: Callable[[Indices], LabelColumn] | None = None
@@ -132,13 +130,13 @@ class NativeSource:
     """The decoder states that the dataset brings with its images; None: it brings none."""
     held: InMemory | None = None
     """The arrays, for a device that may keep them; None: the samples are not in memory."""
-    unmoved: Holds | None = None
+    unmoved: Unchanged | None = None
     """Whether the memory that the fillers read is where it was; None: they read files."""
     ahead: bool = False
     """Whether threads may work ahead on samples in memory: nobody can move it, or they are copied when submitted."""
     dataset: object = None
     """Whose rows these are, and nothing else, where a plan may serve several passes."""
-    lasting: Holds | None = None
+    lasting: Unchanged | None = None
     """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
     lost: Callable[[Indices], list[int]] | None = None
     """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;

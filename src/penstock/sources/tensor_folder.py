@@ -21,11 +21,11 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.labels import LabelColumn, Labels, transformed
 from penstock.sources.listing import label_values
-from penstock.sources.premises import same_attributes
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step
 from penstock.sources.tensor_mappings import MappingReader, holds_mappings, read_mapping
+from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
 
 

@@ -16,9 +16,9 @@ import torch
 import penstock._native as _native
 from penstock.errors import CorruptSample, SampleError, like
 from penstock.recipe.steps import Step
-from penstock.sources.premises import same_attributes
 from penstock.sources.reading import length_of, require_regular, system_error, tensor_of
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
+from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
 
 #: How the names of such files end.

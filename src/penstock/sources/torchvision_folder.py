@@ -16,10 +16,10 @@ from penstock.recipe.originals import is_original
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.premises import all_of
 from penstock.sources.reading import open_path, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import NativeSource, SampleFiles, Source
+from penstock.sources.unchanged import all_of
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from penstock.sources.image_arrays import CifarSource, MnistSource, PlanarSource
 from penstock.sources.image_folder import ImageFolderSource
 from penstock.sources.images import ImagesSource
 from penstock.sources.listing import Listing, as_array, concatenated
-from penstock.sources.premises import Holds, all_of, same_attributes, same_items
 from penstock.sources.read_ahead import SampleFile
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, whole
 from penstock.sources.shards_source import ShardsSource
 from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
 from penstock.sources.torchvision_folder import TorchvisionFolderSource
+from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items
 
 LeafNumbers = NDArray[np.int32]
 
@@ -51,7 +51,7 @@ class Node(NamedTuple):
     """Returns the leaf of each index, None when it is leaf 0 for all, and the index into it.
 
     Negative indices count from the end. Raises IndexError, Unresolved."""
-    still: Holds
+    still: Unchanged
     """Whether the dataset is made up as it was, but for what its leaves know of themselves."""
 
 
@@ -138,9 +138,9 @@ class ConcatSource(Source):
             if isinstance(node, Refusal):
                 return node
             children.append(node)
-        if any(leaf.batches_only for leaf in leaves):
-            why = "single samples of Hugging Face datasets in it have other dtypes than their batches"
-            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets, or with_format('torch') alone,")
+        if any(leaf.keys is not None for leaf in leaves):  # samples are read one by one
+            why = "single samples of Hugging Face datasets may have other dtypes than their batches"
+            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets")
         cumulative = list(dataset.cumulative_sizes)
         ends = np.asarray(cumulative, dtype=np.int64)
         size = int(ends[-1])
@@ -216,8 +216,8 @@ class _ConcatReader(SampleReader):
         return self._children[part].read(inside, draw)
 
 
-def _same_parts(dataset: ConcatDataset[Any]) -> Holds:
-    """Return a premise: a ConcatDataset keeps the datasets that it holds now."""
+def _same_parts(dataset: ConcatDataset[Any]) -> Unchanged:
+    """Return whether a ConcatDataset keeps the datasets that it holds now."""
     return all_of(same_attributes(dataset, "datasets"), same_items(dataset.datasets))
 
 
