@@ -14,7 +14,7 @@ import penstock
 import penstock._native as _native
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
-from penstock.sources.catalogue import catalogue
+from penstock.sources.naming import catalogue
 from penstock.sources.source import Field, NativeSource, Source
 from penstock.sources.unchanged import same_attributes
 

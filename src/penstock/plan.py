@@ -23,12 +23,10 @@ from penstock.recipe.blurring import foresee
 from penstock.recipe.handing_on import hands_on
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
-from penstock.sources.cached import cached
-from penstock.sources.indexed import indexed
+from penstock.sources.cached import cached, indexed
 from penstock.sources.labels import LabelColumn, as_objects
-from penstock.sources.remote_leaves import RemoteLeaves
 from penstock.sources.source import NativeSource, unknown
-from penstock.sources.tree import LeafNumbers, Node, build, is_foreign
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches

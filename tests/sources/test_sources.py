@@ -16,10 +16,9 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.recipe.steps import Refusal
-from penstock.sources.catalogue import catalogue
+from penstock.sources.catalogue import label_values
 from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.listing import label_values
-from penstock.sources.naming import id_of, ids_of, name_of, names_of
+from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.source import NativeSource, Source
 from penstock.sources.tree import SOURCES, build, source_of
 from tests.sample_datasets import in_memory as noise

@@ -11,7 +11,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filling import Filling
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.observe import Meter
-from penstock.order.epochs import Epochs
+from penstock.order.keyed import Epochs
 from penstock.plan import Plan, PythonPlan
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches

@@ -21,10 +21,10 @@ from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.readers import ThreadReaders, readers_of
 from penstock.executors.workers.worker_info import WORKER_INFO
 from penstock.observe import Delivery
-from penstock.order.ahead import Arrivals
+from penstock.order.leftover import Arrivals
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.exchange import Lease
-from penstock.sources.remote_leaves import RemoteLeaves, remote_leaves
+from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn

@@ -10,13 +10,12 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
-from penstock.order.ahead import NONE_AHEAD, Ahead
 from penstock.order.batches import length, order_of
 from penstock.order.blocks import Blocks
 from penstock.order.buckets import BucketSchedule, LengthBuckets
 from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.leftover import NONE_EARLY, Early, Remainder
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
-from penstock.order.remainder import Remainder
 from penstock.order.schedule import Schedule, Share, Steps, indices_of, positions_of, share_of
 from penstock.settings import Settings
 from penstock.system.words import there_are
@@ -54,34 +53,34 @@ class BatchOrder:
         start: int = 0,
         share: Share | None = None,
         rest: Remainder | None = None,
-        ahead: Ahead = NONE_AHEAD,
+        early: Early = NONE_EARLY,
         order: Callable[[], Order] | None = None,
     ) -> Steps:
         """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
-        Positions are counted without those that were handed out ahead. order: returns the order, the same at each call;
+        Positions are counted without those that were handed out early. order: returns the order, the same at each call;
         None: only the number of batches from the start of an epoch on is asked for.
         """
         settings = self.settings
-        size = (self.size() if rest is None else rest.end) - ahead.count
+        size = (self.size() if rest is None else rest.end) - early.count
         if isinstance(settings.sampler, LengthBuckets):
-            batches = None if ahead.ranges else settings.sampler.cut.count
+            batches = None if early.ranges else settings.sampler.cut.count
             return BucketSchedule(size, batches, order or _no_order, share or self.share() or Share(), start)
         drop_last = settings.drop_last and settings.batch_size is not None
         return Schedule(size, settings.batch_size or 1, drop_last, share or self.share() or Share(), start)
 
     def order(
-        self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
+        self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, early: Early = NONE_EARLY
     ) -> Callable[[], Order]:
-        """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead.
+        """Return what makes the order of an epoch, or of the rest of one, without what was handed out early.
 
         drawn: without a seed, holds the seed that the sampler draws for the order; see `order_of`.
         """
         sampler, keyed = self.settings.sampler, self.settings.seed is not None
         if rest is None:
-            return ahead.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
+            return early.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
         key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
-        return ahead.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
+        return early.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
 
     def blocks(self) -> Blocks | None:
         """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
@@ -104,7 +103,7 @@ class BatchOrder:
         rank: int | None,
         start: int = 0,
         rest: Remainder | None = None,
-        ahead: Ahead = NONE_AHEAD,
+        early: Early = NONE_EARLY,
     ) -> tuple[Indices, Positions]:
         """Return the indices of a batch of an epoch, and their positions in the epoch's order.
 
@@ -114,7 +113,7 @@ class BatchOrder:
             rank: another rank; None: this one.
             start: the position that the pass began at.
             rest: what is left of the epoch where its dataset has changed.
-            ahead: what was handed out ahead.
+            early: what was handed out early.
 
         Raises:
             InvalidOption: the order is not a function of (seed, epoch), or there is no such rank.
@@ -129,9 +128,9 @@ class BatchOrder:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
-        order = cache(self.order(seed, checked_epoch(epoch), {}, rest, ahead))
-        part = self.schedule(start, share, rest, ahead, order).part(step)
-        return indices_of(order(), part), ahead.numbers(positions_of(part))
+        order = cache(self.order(seed, checked_epoch(epoch), {}, rest, early))
+        part = self.schedule(start, share, rest, early, order).part(step)
+        return indices_of(order(), part), early.numbers(positions_of(part))
 
     # --- whose order it is ------------------------------------------------------------------------------------------
 

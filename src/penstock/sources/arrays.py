@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
+from penstock.sources.catalogue import Catalogue
 from penstock.sources.reading import tensor_of, truncated
 from penstock.sources.source import Field, InMemory, NativeSource, Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
@@ -223,9 +224,9 @@ class TensorDatasetSource(Source):
 
     classes = (TensorDataset,)
 
-    def shapes(self) -> Iterator[int]:
-        for tensor in self.dataset.tensors:
-            yield from (tensor.ndim, *tensor.shape[1:], tensor.element_size())
+    def catalogue(self) -> Catalogue:
+        shapes = [(one.ndim, *one.shape[1:], one.element_size()) for one in self.dataset.tensors]
+        return replace(super().catalogue(), sizes=np.array([number for shape in shapes for number in shape], np.int64))
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _rows(self.dataset, self.dataset.tensors)

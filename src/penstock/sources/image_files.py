@@ -23,7 +23,7 @@ from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.views import Views, read_views
-from penstock.sources.indexed import photos_of
+from penstock.sources.cached import photos_of
 from penstock.sources.read_ahead import SampleFile
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps

@@ -16,9 +16,9 @@ import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
+from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.listing import label_values
 from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import NativeSource, SampleFiles, Source

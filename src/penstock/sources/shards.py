@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from penstock.errors import CorruptSample, CorruptShards, DatasetChanged
+from penstock.errors import CorruptSample, CorruptShards, DatasetChanged, InvalidOption
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
 from penstock.showing import shown
+from penstock.sources.blocks import blocks_of_shards, check_window
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.labels import LabelColumn
 from penstock.sources.reading import read_image, read_tensor
-from penstock.sources.remote import blocks_of_shards, check_window, checked_limit
 from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.index import ABSENT, Index
@@ -131,7 +131,9 @@ class Shards(Dataset[Any]):
     ) -> None:
         self.root: str = path if is_url(path) else os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         self.window = None if window is None else checked_window(window)
-        self.cache_folder, self.cache_limit = cache_folder, checked_limit(cache_limit)
+        if cache_limit is not None and (type(cache_limit) is not int or cache_limit < 1):
+            raise InvalidOption(f"cache_limit={cache_limit!r}: it is a number of bytes, 1 or more, or None")
+        self.cache_folder, self.cache_limit = cache_folder, cache_limit
         self.transform = transform
         self.target_transform = target_transform
         self.verify = verify

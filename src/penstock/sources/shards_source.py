@@ -14,9 +14,9 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.listing import label_values
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
 from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
@@ -163,7 +163,6 @@ class ShardsSource(Source):
         return dataset.index.table(shards, verify=dataset.verify, **most)
 
     def remote(self) -> RemoteSamples | None:
-        """Return where the samples lie in an object store, None for those of a folder."""
         dataset, files = self.dataset, self.dataset.files
         blocks = dataset.shuffle_blocks
         if not isinstance(files, RemoteShards) or blocks is None:

@@ -25,8 +25,8 @@ from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.sources.catalogue import Catalogue, Names, joined_ids, label_values
 from penstock.sources.labels import LabelColumn
-from penstock.sources.listing import Listing, Names, joined_ids, label_values
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.unchanged import Unchanged, all_of
 from penstock.storage.remote_shards import Range, RemoteShards
@@ -245,17 +245,17 @@ class Source:
                 return label_values(column)
         return None
 
-    def listing(self) -> Listing:
-        """Return the IDs and labels of all samples."""
-        return Listing((Names("", len(self.dataset), self.ids()),), self.labels())
-
-    def shapes(self) -> Iterator[int]:
-        """Yield the dimensions, extents and element sizes of rows that lie in memory."""
-        return iter(())
+    def catalogue(self) -> Catalogue:
+        """Return the IDs and labels of all samples, and the shapes of rows that lie in memory."""
+        return Catalogue((Names("", len(self.dataset), self.ids()),), self.labels())
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         """Yield the sources that the samples come from; most: of each ConcatDataset only so many."""
         yield self
+
+    def remote(self) -> RemoteSamples | None:
+        """Return where the samples lie in an object store, None for those that lie elsewhere."""
+        return None
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         """Return how the native core reads the dataset, which is of one of `kinds` exactly, or why it cannot.

@@ -19,8 +19,8 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
+from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, Labels, transformed
-from penstock.sources.listing import label_values
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step

@@ -113,7 +113,7 @@ def _is_transform(value: object) -> bool:
 
 
 #: What default_collate meets in samples of tensors, arrays and numbers.
-_COLLATED = (torch.empty(0, device="cpu"), np.empty(0), np.float32(0), 0.0, 0, (), {})
+_COLLATED: tuple[Any, ...] = (torch.empty(0, device="cpu"), np.empty(0), np.float32(0), 0.0, 0, (), {})
 #: torch's table of collating, as it was when it treated all of these as torch defines it.
 _approved: dict[Any, Any] = {}
 

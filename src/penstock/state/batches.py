@@ -61,14 +61,14 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = once(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
-        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=order)
+        order = once(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.early))
+        schedule = self.order.schedule(progress.start, rest=progress.rest, early=progress.early, order=order)
         return (indices for indices, _ in cut(order, schedule))
 
     def samples_left(self) -> int:
         """Return the number of samples of a pass in an order of Penstock's, on all ranks."""
         progress = self.progress
-        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        schedule = self.order.schedule(progress.start, rest=progress.rest, early=progress.early)
         return max(0, schedule.size - schedule.start)
 
     def drawn_first(self) -> bool:
@@ -98,15 +98,15 @@ class PassBatches:
         skipped = left_out if states.resumes else left_out + progress.skipped
         placed_items: Batches
         if order.counts_samples():
-            items = progress.ahead.leave_out(islice(items, skipped, None), progress.skipped)
+            items = progress.early.leave_out(islice(items, skipped, None), progress.skipped)
             if cut_by_torch:
                 progress.unit = settings.batch_sampler.batch_size
                 items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
             found = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
-            placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
+            placed_items = ((item, progress.early.numbers(count)) for item, count in found)
         else:
             found = with_sample_numbers(items, states.samples, batched=True)
-            placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
+            placed_items = progress.early.leave_out(islice(found, skipped, None), progress.skipped)
         followed = states.followed(placed_items)
         if (share.start, share.step) == (0, 1):
             return followed
@@ -114,10 +114,10 @@ class PassBatches:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress, order = self.progress, self.order
-        make = order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead)
+        make = order.order(seed, epoch, progress.drawn, progress.rest, progress.early)
         made = once(make if progress.origin is None else progress.origin.drawing()(make))
-        progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=made)
+        progress.schedule = order.schedule(progress.start, rest=progress.rest, early=progress.early, order=made)
         batches = cut(made, progress.schedule)
-        if not progress.ahead.ranges:
+        if not progress.early.ranges:
             return batches
-        return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
+        return ((indices, progress.early.numbers(positions)) for indices, positions in batches)

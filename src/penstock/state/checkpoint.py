@@ -9,19 +9,17 @@ from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.order.ahead import Arrivals
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import order_of
-from penstock.order.epochs import Epochs
-from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.keyed import Epochs, KeyedSampler, checked_epoch
+from penstock.order.leftover import Arrivals, Remainder
 from penstock.order.permutations import Indices, Order, Positions
-from penstock.order.remainder import Remainder
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
-from penstock.sources.naming import ids_of
+from penstock.sources.catalogue import Catalogue, kept, place_of
+from penstock.sources.naming import catalogue, ids_of
 from penstock.state.changes import differences, remaining
-from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
+from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, early_of
 from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
 from penstock.state.recording import Recorder
 from penstock.state.sampler_states import SamplerStates
@@ -195,7 +193,7 @@ class Checkpoint:
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
             end = BatchOrder(settings).size() if rest is None else rest.end
-            if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
+            if max(state["position"], *(behind for _, behind in early_of(state).ranges), 0) > end:
                 raise InvalidOption(
                     f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
                 )
@@ -217,7 +215,7 @@ class Checkpoint:
         state, rest = self._checked(settings, state, "raise")
         if state["epoch"] != epoch:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
-        return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
+        return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, early_of(state))
 
     def _changes(self, settings: Settings, before: str, then: dict[str, Any], now: Catalogue | None) -> str | None:
         """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption.
@@ -240,7 +238,7 @@ class Checkpoint:
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where the samples that are left of an epoch are not known."""
-        if ahead_of(state).ranges:
+        if early_of(state).ranges:
             raise InvalidOption(
                 "on_change='continue' needs a state whose batches came in order: this one was taken with "
                 "in_order=False while a batch was missing"
@@ -300,7 +298,7 @@ class Checkpoint:
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = own_states.streams(own, before, resumed=state is not None)
-        inside = state is not None and bool(state["position"] or state["batches"] or ahead_of(state).ranges)
+        inside = state is not None and bool(state["position"] or state["batches"] or early_of(state).ranges)
         origin = own_states.origin(own, inside=inside)
         progress = Progress(self.epochs.number, streams=streams, origin=origin, rest=rest)
         if not settings.in_order and settings.num_workers and not settings.iterable:
@@ -315,7 +313,7 @@ class Checkpoint:
         rank, world, text = state.get("ledger") or (None, None, "")
         # The state may be another rank's, whose ledger is another.
         progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
-        progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
+        progress.epoch, progress.start, progress.early = state["epoch"], state["position"], early_of(state)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1

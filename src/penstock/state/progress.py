@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
-from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
-from penstock.order.remainder import Remainder
+from penstock.order.leftover import NONE_EARLY, Arrivals, Early, Remainder
 from penstock.order.schedule import Steps
 from penstock.state.origin import Origin
 from penstock.state.sampler_states import SamplerStates
@@ -17,7 +16,7 @@ from penstock.state.streams import Streams
 
 #: The format of states that an earlier version reads too.
 FORMAT = 1
-#: The format of states with what that version would ignore: batches handed out ahead, states of samplers, ranks.
+#: The format of states with what that version would ignore: batches handed out early, states of samplers, ranks.
 FORMAT_WITH_OWN = 2
 
 
@@ -40,7 +39,7 @@ class Progress(Observer):
     """The states of a user's sampler."""
     origin: Origin | None = None
     """What the order is drawn from, where a user's sampler or generator draws it."""
-    ahead: Ahead = NONE_AHEAD
+    early: Early = NONE_EARLY
     """What was handed out behind the beginning of the pass, in the state that it goes on from."""
     unit: int = 1
     """What a batch counts in `skipped` and `ahead` where a user's sampler gives the batches: its samples; 1: one."""
@@ -67,22 +66,22 @@ class Progress(Observer):
     @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
-        return self.start if self.schedule is None else self.ahead.number(self.schedule.position_after(self._prefix))
+        return self.start if self.schedule is None else self.early.number(self.schedule.position_after(self._prefix))
 
     @property
     def given(self) -> int:
         """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
-        return 0 if self.schedule is not None else self.ahead.number(self._before(self._prefix))
+        return 0 if self.schedule is not None else self.early.number(self._before(self._prefix))
 
-    def handed_ahead(self) -> Ahead:
+    def handed_early(self) -> Early:
         """Return what was handed out behind the first that is missing: positions, or as `given`."""
-        if self.arrivals is None and not self.ahead.ranges:
-            return self.ahead
-        ranges = list(self.ahead.ranges)
-        for batch in () if self.arrivals is None else self.arrivals.ahead():
-            ranges += self.ahead.spans(*map(self._before, (batch, batch + 1)))
+        if self.arrivals is None and not self.early.ranges:
+            return self.early
+        ranges = list(self.early.ranges)
+        for batch in () if self.arrivals is None else self.arrivals.early():
+            ranges += self.early.spans(*map(self._before, (batch, batch + 1)))
         first = self.given if self.schedule is None else self.position
-        return Ahead.of(one for one in ranges if one[0] >= first)
+        return Early.of(one for one in ranges if one[0] >= first)
 
     @property
     def _prefix(self) -> int:

@@ -42,11 +42,11 @@ class Recorder(Observer):
         schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        first = schedule.step_at(progress.start + progress.ahead.count)
+        first = schedule.step_at(progress.start + progress.early.count)
         if self.order is None:
             seed = self.settings.seed or 0
             order = BatchOrder(self.settings).order(
-                seed, progress.epoch, progress.drawn, progress.rest, progress.ahead
+                seed, progress.epoch, progress.drawn, progress.rest, progress.early
             )()
             self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
             self.order = order
