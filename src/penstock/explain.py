@@ -111,7 +111,7 @@ class Explained:
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
-        if any(recipe.drawing for leaf in plan.leaves for recipe in leaf.recipes):
+        if any(recipe.drawing for leaf in plan.leaves if leaf.images for recipe in leaf.images.recipes):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
         yield from self._bad_samples_and_device()

@@ -19,7 +19,8 @@ from penstock.recipe.steps import Refusal
 from penstock.sources.catalogue import label_values
 from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
-from penstock.sources.source import NativeSource, Source
+from penstock.sources.native_source import NativeSource
+from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
 from tests.sample_datasets import in_memory as noise
 

@@ -18,8 +18,9 @@ from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.catalogue import Catalogue
+from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of, truncated
-from penstock.sources.source import Field, InMemory, NativeSource, Source
+from penstock.sources.source import Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
 from penstock.system.words import counted
 
@@ -99,12 +100,9 @@ class Arrays(Dataset[tuple[Any, ...]]):
             self._open()
             self._check()
 
-    def lost(self, positions: NDArray[np.int64]) -> list[int]:
-        """Return which of these samples, by their places in `positions`, lie beyond the end of a truncated file."""
-        lost = [
-            file.first + file.step * positions > size for file in self._files if (size := file.map.size()) < file.end
-        ]
-        return np.flatnonzero(np.any(lost, axis=0)).tolist() if lost else []
+    def _whole(self) -> bool:
+        """Return whether all mapped files are as long as they must be."""
+        return all(file.map.size() >= file.end for file in self._files)
 
     def truncated(self, position: int) -> CorruptSample | None:
         """Return the error of a sample that lies beyond the end of a truncated file, else None."""
@@ -205,18 +203,19 @@ class ArraysSource(Source):
                 "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
             )
         dataset.refresh()
+        if not dataset._whole():
+            return Refusal("Arrays", "a file that it maps was truncated", "the whole file")
         native = _rows(dataset, dataset.tensors)
-        if isinstance(native, Refusal) or native.unmoved is None:
+        if isinstance(native, Refusal) or native.memory is None:
             return native
-        return replace(
-            native,
-            still=all_of(native.still, same_attributes(dataset, "transform"), dataset.holds),
-            unmoved=all_of(native.unmoved, dataset.holds),
-            ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
-            lost=dataset.lost if dataset._files else None,
-            gone=dataset.truncated,
-            lasting=None if dataset._files else native.lasting,
+        placed = all_of(dataset.holds, dataset._whole) if dataset._files else dataset.holds
+        memory = native.memory._replace(
+            unmoved=all_of(native.memory.unmoved, placed),
+            reads_ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
+            lasting=None if dataset._files else native.memory.lasting,
         )
+        still = all_of(native.still, same_attributes(dataset, "transform"), placed)
+        return replace(native, still=still, memory=memory)
 
 
 class TensorDatasetSource(Source):
@@ -252,11 +251,12 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         identify=numbered,
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
-        held=InMemory(tuple(tensors)),
         still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
-        unmoved=same_memory(aliases),
-        dataset=dataset,
-        lasting=lambda: all(map(within_storage, tensors)),
+        memory=Memory(
+            same_memory(aliases),
+            lasting=lambda: all(map(within_storage, tensors)),
+            held=DeviceArrays(tuple(tensors)),
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from PIL import Image, ImageFile
 import penstock._native as _native
 from penstock.recipe.prefix import reads_part
 from penstock.recipe.recipe import DRAWING, Recipe
-from penstock.sources.source import Field, NativeSource, Rescued
+from penstock.sources.native_source import Field, NativeSource, Rescued
 from penstock.sources.unchanged import all_of
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
@@ -221,27 +221,26 @@ def _ends(recipe: Recipe) -> str:
 
 def indexed(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> list[NativeSource]:
     """Return the leaves of a plan with indexes of their photos, where these save anything."""
-    found = list(leaves)
-    chosen = list(_indexable(leaves))
-    of = [(number, filler, photos) for number, filler, photos in chosen if photos is not None]
-    own = [leaf.jpeg_index for leaf in (leaves[number] for number, _, _ in chosen) if leaf.jpeg_index is not None]
-    opened = iter(indexes.of([photos for _, _, photos in of], own))
-    for number, filler, photos in chosen:
-        index = leaves[number].jpeg_index if photos is None else next(opened)
+    found, chosen = list(leaves), list(_indexable(leaves))
+    own = [one for _, _, one, _ in chosen if one is not None]
+    opened = iter(indexes.of([photos for *_, photos in chosen if photos is not None], own))
+    for number, filler, brought, photos in chosen:
+        index = brought if photos is None else next(opened)
         if index is not None:
-            field = leaves[number].fields[0]
-            found[number] = replace(leaves[number], fields=(Field(filler.indexed(index), field.spec),))
+            found[number] = replace(
+                leaves[number], fields=(Field(filler.indexed(index), leaves[number].fields[0].spec),)
+            )
     return found
 
 
 def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> Iterator[str]:
     """Yield what indexes know of the photos of a plan, for explain(). Nothing is made."""
     chosen = list(_indexable(leaves))
-    if (known := indexes.describe([photos for _, _, photos in chosen if photos is not None])) is not None:
+    if (known := indexes.describe([photos for *_, photos in chosen if photos is not None])) is not None:
         yield known
-    for leaf in (leaves[number] for number, _, _ in chosen):
-        if leaf.jpeg_index is not None:
-            yield known_of(leaf.size, leaf.jpeg_index.counts()[0], "packed with them")
+    for number, _, brought, _ in chosen:
+        if brought is not None:
+            yield known_of(leaves[number].size, brought.counts()[0], "packed with them")
 
 
 def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_bytes: float | None) -> Photos | None:
@@ -260,15 +259,18 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
     return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
 
 
-def _indexable(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, Any, Photos | None]]:
-    """Yield the place, the filler and the photos of each leaf that an index may serve; None: it has one of its own."""
+def _indexable(
+    leaves: Sequence[NativeSource],
+) -> Iterator[tuple[int, Any, _native.JpegIndex | None, Photos | None]]:
+    """Yield the place, the filler, the index of its own and else the photos of each leaf that an index may serve."""
     for number, leaf in enumerate(leaves):
-        filler, recipe = leaf.fields[0].filler, leaf.recipe
+        filler = leaf.fields[0].filler
         # Other fillers of images read pixels, or keep them.
-        if recipe is not None and hasattr(filler, "indexed") and reads_part(recipe.operations):
-            photos = None
-            if leaf.jpeg_index is None:
-                photos = photos_of(leaf.size, leaf.identify, leaf.packed_bytes)
-                if photos is None:
-                    continue
-            yield number, filler, photos
+        if leaf.images is None or leaf.recipe is None or not hasattr(filler, "indexed"):
+            continue
+        if not reads_part(leaf.recipe.operations):
+            continue
+        brought = leaf.images.jpeg_index
+        photos = None if brought is not None else photos_of(leaf.size, leaf.identify, leaf.images.packed_bytes)
+        if brought is not None or photos is not None:
+            yield number, filler, brought, photos

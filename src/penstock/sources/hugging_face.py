@@ -23,7 +23,8 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import own_class, replaced_in_arrow
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered
-from penstock.sources.source import Field, NativeSource, Source
+from penstock.sources.native_source import Field, Form, Memory, NativeSource
+from penstock.sources.source import Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes
 from penstock.system.words import counted
 
@@ -74,11 +75,10 @@ class HuggingFaceSource(Source):
             identify=numbered,
             rescue=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
             apply=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
-            keys=tuple(columns),
+            form=Form(keys=tuple(columns)),
             rows=rows,
             still=_same_dataset(dataset),
-            unmoved=all_of(),
-            ahead=True,
+            memory=Memory(all_of(), reads_ahead=True),
         )
 
 

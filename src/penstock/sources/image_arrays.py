@@ -18,8 +18,9 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
+from penstock.sources.native_source import DeviceArrays, Field, ImageSteps, LabelReader, Memory, NativeSource
 from penstock.sources.reading import tensor_of
-from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+from penstock.sources.source import Source, label_step
 from penstock.sources.unchanged import all_of, same_memory
 from penstock.system.words import counted
 
@@ -103,16 +104,19 @@ def _images(dataset: Any, raw: bool, made: _Images) -> NativeSource | Refusal:
         identify=numbered,
         rescue=lambda position: dataset[position][0],
         apply=lambda position: dataset[position][0],
-        labels=lambda positions: transformed(_taken(targets, positions, as_integers=made.integers), transform),
-        column=_column(targets, as_integers=made.integers, target_transform=transform),
-        table=recipe.table,
-        recipe=recipe,
-        held=InMemory((_as_images(images),), recipe.native, transform is None) if in_rows else None,
+        labels=LabelReader(
+            lambda positions: transformed(_taken(targets, positions, as_integers=made.integers), transform),
+            _column(targets, as_integers=made.integers, target_transform=transform),
+        ),
+        images=ImageSteps((recipe,)),
         still=all_of(
             transformed_as_now(dataset, "data", made.labels), same_memory([given]), lambda: len(targets) == number
         ),
-        unmoved=same_memory([given if isinstance(given, np.ndarray) else alias]),
-        ahead=True,
+        memory=Memory(
+            same_memory([given if isinstance(given, np.ndarray) else alias]),
+            reads_ahead=True,
+            held=DeviceArrays((_as_images(images),), recipe.native, transform is None) if in_rows else None,
+        ),
     )
 
 

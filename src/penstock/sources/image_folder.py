@@ -1,4 +1,4 @@
-"""Images in one folder a class: torchvision's ImageFolder with a fast start; and its adapter.
+"""Images in one folder a class: torchvision's ImageFolder with a fast start.
 
 The scan of a folder is kept in the user's cache folder between starts. One file a tree: an uncompressed .npz with the
 names and with a stamp (mtime, ctime, inode, device) of each folder. A later start uses it while every folder has its
@@ -21,13 +21,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import penstock._native as _native
-from penstock.recipe.steps import Refusal
 from penstock.showing import shown
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
-from penstock.sources.labels import transformed
 from penstock.sources.reading import open_sample, read_image
-from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import NativeSource, SampleFiles, Source
 from penstock.system import cache_folder
 from penstock.system.words import counted, there_are
 
@@ -303,51 +298,3 @@ def _is_well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
         and arrays["stamps"].shape[1] == 4
         and arrays["stamps"].flags.c_contiguous
     )
-
-
-# --- the adapter ------------------------------------------------------------------------------------------------------
-
-
-class ImageFolderSource(Source):
-    """ImageFolder's adapter: the files are in a table."""
-
-    dataset: ImageFolder
-    classes = (ImageFolder,)
-    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
-
-    def name(self, index: int) -> tuple[str, str | None]:
-        path = self.dataset.samples[index][0]
-        return path, path
-
-    def ids(self) -> bytes | None:
-        return self.dataset.paths.names()
-
-    def labels(self) -> NDArray[Any] | None:
-        return self.dataset.labels
-
-    def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset = self.dataset
-        if (refusal := foreign_decoder()) is not None:
-            return refusal
-        dataset.paths.refresh()
-        return native_images(
-            dataset,
-            raw,
-            dataset.paths,
-            size=len(dataset),
-            identify=self.name,
-            rescue=lambda position: np.asarray(dataset.read(position)),
-            files=SampleFiles(
-                dataset.paths.name,
-                lambda file, position: np.asarray(read_image(file, dataset.samples[position][0])),
-            ),
-            labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
-            still=transformed_as_now(dataset, "paths", "labels"),
-        )
-
-    def sample_reader(self) -> SampleReader:
-        if foreign_decoder() is not None:
-            return SampleReader(self.dataset)
-        dataset = self.dataset
-        dataset.paths.refresh()
-        return ImageReader(dataset, dataset.paths, lambda position: (None, int(dataset.labels[position])))

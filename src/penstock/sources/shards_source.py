@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,11 @@ from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
-from penstock.sources.labels import LabelColumn, transformed
+from penstock.sources.labels import transformed
+from penstock.sources.native_source import Field, Form, ImageSteps, LabelReader, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
-from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
+from penstock.sources.source import Source, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
 from penstock.sources.unchanged import same_attributes
 from penstock.storage.index import ABSENT
@@ -68,8 +68,8 @@ class ShardsSource(Source):
             size=len(dataset),
             identify=self.name,
             rescue=lambda position: np.asarray(dataset.read(position)),
-            labels=self._label_column(),
-            pair=dataset.description.pair,
+            labels=self._label_reader(),
+            form=Form(pair=dataset.description.pair),
             jpeg_index=dataset.index.states,
             packed_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
@@ -100,10 +100,9 @@ class ShardsSource(Source):
             identify=self.name,
             rescue=lambda position: np.asarray(dataset.read(position)),
             apply=self._transformed,
-            pair=dataset.description.pair,
-            labels=self._label_column(),
-            table=recipe.table,
-            recipe=recipe,
+            form=Form(pair=dataset.description.pair),
+            labels=self._label_reader(),
+            images=ImageSteps((recipe,)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
             remote=self.remote(),
         )
@@ -129,8 +128,8 @@ class ShardsSource(Source):
             identify=self.name,
             rescue=dataset.read,
             apply=dataset.read,
-            pair=dataset.description.pair,
-            labels=self._label_column(),
+            form=Form(pair=dataset.description.pair),
+            labels=self._label_reader(),
             still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
             remote=self.remote(),
         )
@@ -150,9 +149,9 @@ class ShardsSource(Source):
         reader.files, reader.remote = False, isinstance(dataset.files, RemoteShards)
         return reader
 
-    def _label_column(self) -> Callable[[Indices], LabelColumn] | None:
+    def _label_reader(self) -> LabelReader | None:
         labels, transform = self.dataset.labels, self.dataset.target_transform
-        return None if labels is None else lambda positions: transformed(labels.take(positions), transform)
+        return None if labels is None else LabelReader(lambda positions: transformed(labels.take(positions), transform))
 
     def _table(self) -> _native.ShardTable:
         dataset = self.dataset

@@ -21,9 +21,10 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, Labels, transformed
+from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step
+from penstock.sources.source import Source, label_step
 from penstock.sources.tensor_mappings import MappingReader, holds_mappings, read_mapping
 from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
@@ -255,8 +256,8 @@ class TensorFolderSource(Source):
             rescue=dataset.read,
             files=SampleFiles(dataset.paths.name, dataset._read),
             apply=dataset.read,
-            pair=held is not None,
-            labels=None if held is None else labels,
+            form=Form(pair=held is not None),
+            labels=None if held is None else LabelReader(labels),
             still=same_attributes(dataset, "paths", "labels", "transform", "target_transform"),
         )
 

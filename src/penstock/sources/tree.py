@@ -26,12 +26,12 @@ from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.hugging_face import HuggingFaceSource
 from penstock.sources.image_arrays import CifarSource, MnistSource, PlanarSource
-from penstock.sources.image_folder import ImageFolderSource
-from penstock.sources.images import ImagesSource
+from penstock.sources.images import ImageTableSource
+from penstock.sources.native_source import NativeSource, RemoteSamples
 from penstock.sources.read_ahead import SampleFile
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, whole
 from penstock.sources.shards_source import ShardsSource
-from penstock.sources.source import NativeSource, RemoteSamples, Source, native_of, replaced, sample_reader_of, unknown
+from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
 from penstock.sources.torchvision_folder import TorchvisionFolderSource
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items
@@ -54,6 +54,8 @@ class Node(NamedTuple):
     Negative indices count from the end. Raises IndexError, Unresolved."""
     still: Unchanged
     """Whether the dataset is made up as it was, but for what its leaves know of themselves."""
+    leaf: NativeSource | None = None
+    """What the dataset is, where it is not made of others."""
 
 
 # --- the adapters of Subset and ConcatDataset -------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class ConcatSource(Source):
             if isinstance(node, Refusal):
                 return node
             children.append(node)
-        if any(leaf.keys is not None for leaf in leaves):  # samples are read one by one
+        if any(leaf.form.keys is not None for leaf in leaves):  # samples are read one by one
             why = "single samples of Hugging Face datasets may have other dtypes than their batches"
             return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets")
         cumulative = list(dataset.cumulative_sizes)
@@ -234,8 +236,7 @@ SOURCES: tuple[type[Source], ...] = (
     SubsetSource,
     ConcatSource,
     TensorFolderSource,
-    ImageFolderSource,
-    ImagesSource,
+    ImageTableSource,
     ShardsSource,
     TensorDatasetSource,
     ArraysSource,
@@ -277,7 +278,7 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
-    if len({(leaf.pair, leaf.keys, len(leaf.views), len(leaf.fields)) for leaf in leaves}) > 1:
+    if len({(leaf.form, len(leaf.fields)) for leaf in leaves}) > 1:
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
     for fields in zip(*(leaf.fields for leaf in leaves), strict=True):
         if len({field.spec.dtype for field in fields if field.spec is not None}) > 1:
@@ -305,7 +306,7 @@ def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refu
             inside = leaf.rows(inside)
         return None if number == 0 else np.full(len(inside), number, dtype=np.int32), inside
 
-    return Node(size, resolve, all_of())
+    return Node(size, resolve, all_of(), leaf)
 
 
 def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
