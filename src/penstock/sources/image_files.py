@@ -26,9 +26,8 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.views import Views, read_views
 from penstock.sources.cached import photos_of
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
-from penstock.sources.read_ahead import SampleFile
 from penstock.sources.reading import read_image
-from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
 from penstock.sources.source import label_step
 from penstock.sources.unchanged import TransformState, Unchanged, all_of, same_attributes
 from penstock.storage.jpeg_index import Photos

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.showing import shown
+from penstock.sources.labels import LazySequence
 from penstock.sources.reading import open_sample, read_image
 from penstock.system import cache_folder
-from penstock.system.words import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -43,8 +43,10 @@ _VERSION = 1
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
-class Samples(Sequence[tuple[str, int]]):
+class Samples(LazySequence[tuple[str, int]]):
     """The (path, class index) pairs of an image folder, made when they are taken; equal to a list of them."""
+
+    noun = "pair"
 
     def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
         self._paths = paths
@@ -53,34 +55,8 @@ class Samples(Sequence[tuple[str, int]]):
     def __len__(self) -> int:
         return len(self._paths)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
-        if isinstance(index, slice):
-            return [self._pair(i) for i in range(*index.indices(len(self)))]
-        try:
-            return self._pair(range(len(self))[index])
-        except IndexError:
-            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
-
-    def _pair(self, position: int) -> tuple[str, int]:
+    def _at(self, position: int) -> tuple[str, int]:
         return os.fsdecode(self._paths.path(position)), int(self._labels[position])
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self._pair, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Samples, list)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        first = ", ".join(map(repr, self[:1]))
-        return f"Samples({counted(len(self), 'pair')}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
 class ImageFolder(Dataset[tuple[Any, Any]]):

@@ -8,9 +8,9 @@ import io
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from penstock.order.permutations import Indices
 from penstock.showing import shown
 from penstock.sources.blocks import blocks_of_shards, check_window
 from penstock.sources.image_folder import IMG_EXTENSIONS
-from penstock.sources.labels import LabelColumn
+from penstock.sources.labels import LabelColumn, LazySequence
 from penstock.sources.reading import read_image, read_tensor
 from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
@@ -37,7 +37,7 @@ from penstock.system.words import counted, there_are
 _TENSORS = (".pt", ".pth", ".npy")
 
 
-class ShardLabels(Sequence[Any]):
+class ShardLabels(LazySequence[Any]):
     """The labels of packed samples, read from the index when they are taken."""
 
     def __init__(self, index: Index, split: description.Split) -> None:
@@ -47,15 +47,8 @@ class ShardLabels(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._index)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        chosen = range(len(self))[index]
-        if isinstance(chosen, range):
-            return [self.of(row) for row in self._index.rows(np.arange(len(self))[index])]
-        return self.of(self._index.rows([chosen])[0])
+    def _at(self, position: int) -> Any:
+        return self.of(self._index.rows([position])[0])
 
     def of(self, row: Any) -> Any:
         """Return the label in a row of the index, as the Python object that was packed."""
@@ -186,7 +179,7 @@ class Shards(Dataset[Any]):
     @cached_property
     def targets(self) -> list[Any]:
         """The label of each sample, a list made at its first use."""
-        return [] if self.labels is None else self.labels[:]
+        return [] if self.labels is None else list(map(self.labels.of, self.index.rows(np.arange(len(self)))))
 
     def __len__(self) -> int:
         return len(self.index)

@@ -13,13 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-import penstock._native as _native
 from penstock.errors import CorruptSample, SampleError, like
-from penstock.recipe.steps import Step
 from penstock.sources.reading import length_of, require_regular, system_error, tensor_of
-from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
-from penstock.sources.unchanged import same_attributes
-from penstock.system.words import counted
 
 #: How the names of such files end.
 SUFFIXES = (".safetensors", ".npz")
@@ -169,36 +164,3 @@ def _elements(file: BinaryIO, begin: int, behind: int, dtype: torch.dtype, shape
         if file.readinto(memory) != behind - begin:  # type: ignore[attr-defined]
             raise ValueError("it ends within its elements: it was cut off")
     return tensor
-
-
-class MappingReader(FolderReader):
-    """Reads the tensors of single files in Python, from bytes that readers have brought where they have.
-
-    dataset: makes samples of dictionaries of tensors by its `_sample`.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, same_attributes(dataset, "transform"))
-        self.filler = _native.TensorFileFiller(dataset.paths)
-        files = counted(len(dataset), "file")
-        steps = [
-            Step(f"read    {files} *{dataset.suffix} in {dataset.root}, each of several tensors by name", "Python")
-        ]
-        if dataset.transform is not None:
-            steps.append(Step(f"call    {function_name(dataset.transform)}, on each dictionary of tensors", "Python"))
-        self.steps = (*steps, *target_steps(dataset.target_transform))
-
-    def path(self, position: int) -> str:
-        return self.dataset.path(position)  # type: ignore[no-any-return]
-
-    def read_at(self, position: int, draw: Draw) -> Any:
-        readers = self._readers
-        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
-        content = self._content(position, self.dataset.paths.name(position), brought)
-        if content is None:
-            return self.dataset[position]
-        try:
-            tensors = self.dataset._read(content, position)
-        except Exception:  # the dataset reads the file, and raises the error
-            return self.dataset[position]
-        return self.dataset._sample(position, tensors)

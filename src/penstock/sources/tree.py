@@ -25,11 +25,10 @@ from penstock.recipe.steps import Refusal
 from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.image_arrays import CifarSource, MnistSource, PlanarSource
+from penstock.sources.image_arrays import ImageArraySource
 from penstock.sources.images import ImageTableSource
 from penstock.sources.native_source import NativeSource, RemoteSamples
-from penstock.sources.read_ahead import SampleFile
-from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, whole
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.shards_source import ShardsSource
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
@@ -241,9 +240,7 @@ SOURCES: tuple[type[Source], ...] = (
     TensorDatasetSource,
     ArraysSource,
     TorchvisionFolderSource,
-    CifarSource,
-    MnistSource,
-    PlanarSource,
+    ImageArraySource,
     HuggingFaceSource,
 )
 
