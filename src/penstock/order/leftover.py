@@ -162,3 +162,18 @@ class _RemainderOrder:
 
     def take(self, begin: int, count: int) -> Indices:
         return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a pass that goes on in the middle of an epoch has to hand out; by default all of it."""
+
+    start: int = 0
+    """The position of the epoch that the pass begins at."""
+    early: Early = NONE_EARLY
+    """What was handed out behind it."""
+    rest: Remainder | None = None
+    """None: the dataset is what it was when the epoch began."""
+
+
+WHOLE = Leftover()

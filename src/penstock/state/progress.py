@@ -8,10 +8,9 @@ from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
-from penstock.order.leftover import NONE_EARLY, Arrivals, Early, Remainder
+from penstock.order.leftover import WHOLE, Arrivals, Early, Leftover
 from penstock.order.schedule import Steps
-from penstock.state.origin import Origin
-from penstock.state.sampler_states import SamplerStates
+from penstock.state.samplers import Origin, SamplerStates
 from penstock.state.streams import Streams
 
 #: The format of states that an earlier version reads too.
@@ -25,8 +24,8 @@ class Progress(Observer):
     """One pass: what was handed to the user, not what was read ahead. Changed by the iterator that the user calls."""
 
     epoch: int
-    start: int = 0
-    """The position of the epoch that the pass began at."""
+    left: Leftover = WHOLE
+    """What was left of the epoch when the pass began, by the state that it goes on from."""
     skipped: int = 0
     """Samples, or batches, of a user's sampler that the pass began behind."""
     drawn: dict[str, int] = field(default_factory=dict)
@@ -39,14 +38,10 @@ class Progress(Observer):
     """The states of a user's sampler."""
     origin: Origin | None = None
     """What the order is drawn from, where a user's sampler or generator draws it."""
-    early: Early = NONE_EARLY
-    """What was handed out behind the beginning of the pass, in the state that it goes on from."""
     unit: int = 1
-    """What a batch counts in `skipped` and `ahead` where a user's sampler gives the batches: its samples; 1: one."""
+    """What a batch counts in `skipped` and `left` where a user's sampler gives the batches: its samples; 1: one."""
     arrivals: Arrivals | None = None
     """Which batches came; None: they come in order."""
-    rest: Remainder | None = None
-    """None: the dataset is what it was when the epoch began."""
     schedule: Steps | None = None
     """None: a user's sampler gives the batches."""
     taken: int = 0
@@ -66,20 +61,22 @@ class Progress(Observer):
     @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
-        return self.start if self.schedule is None else self.early.number(self.schedule.position_after(self._prefix))
+        if self.schedule is None:
+            return self.left.start
+        return self.left.early.number(self.schedule.position_after(self._prefix))
 
     @property
     def given(self) -> int:
         """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
-        return 0 if self.schedule is not None else self.early.number(self._before(self._prefix))
+        return 0 if self.schedule is not None else self.left.early.number(self._before(self._prefix))
 
     def handed_early(self) -> Early:
         """Return what was handed out behind the first that is missing: positions, or as `given`."""
-        if self.arrivals is None and not self.early.ranges:
-            return self.early
-        ranges = list(self.early.ranges)
+        if self.arrivals is None and not self.left.early.ranges:
+            return self.left.early
+        ranges = list(self.left.early.ranges)
         for batch in () if self.arrivals is None else self.arrivals.early():
-            ranges += self.early.spans(*map(self._before, (batch, batch + 1)))
+            ranges += self.left.early.spans(*map(self._before, (batch, batch + 1)))
         first = self.given if self.schedule is None else self.position
         return Early.of(one for one in ranges if one[0] >= first)
 

@@ -15,9 +15,8 @@ from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.leftover import Early
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.state.origin import Copies, Origin, Source, drawn_from, is_origin
 from penstock.state.progress import Progress, is_count
-from penstock.state.sampler_states import between_passes
+from penstock.state.samplers import Copies, Origin, Source, between_passes, drawn_from, is_origin
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -26,7 +25,7 @@ BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place", "origin"})
 
 
 @dataclass(frozen=True)
-class OwnStates:
+class UserStates:
     """Reads and writes the states that a loader's dataset and sampler have of their own.
 
     Args:
