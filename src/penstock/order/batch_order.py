@@ -12,11 +12,11 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from penstock.errors import InvalidOption
 from penstock.order.batches import length, order_of
 from penstock.order.blocks import Blocks
-from penstock.order.buckets import BucketSchedule, LengthBuckets
+from penstock.order.buckets import LengthBuckets
 from penstock.order.keyed import KeyedSampler, checked_epoch
 from penstock.order.leftover import WHOLE, Leftover
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
-from penstock.order.schedule import Schedule, Share, Steps, indices_of, positions_of, share_of
+from penstock.order.schedule import BucketSchedule, Schedule, Share, Steps, indices_of, positions_of, share_of
 from penstock.settings import Settings
 from penstock.system.words import there_are
 

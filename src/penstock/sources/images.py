@@ -14,16 +14,15 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption
-from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.image_folder import ImageFolder
-from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.native_source import Form, LabelReader, NativeSource, SampleFiles
+from penstock.sources.labels import Labels, compact
+from penstock.sources.native_source import Form, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source
+from penstock.sources.source import Source, label_reader
 from penstock.system.words import counted, there_are
 
 
@@ -153,11 +152,6 @@ class ImageTableSource(Source):
         if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
-
-        def labels(positions: Indices) -> LabelColumn:
-            assert held is not None
-            return transformed(held.take(positions), dataset.target_transform)
-
         return native_images(
             dataset,
             raw,
@@ -170,7 +164,7 @@ class ImageTableSource(Source):
                 dataset.paths.name, lambda file, position: np.asarray(read_image(file, self._path(position)))
             ),
             form=Form(pair=held is not None),
-            labels=None if held is None else LabelReader(labels),
+            labels=label_reader(held, dataset),
             still=transformed_as_now(dataset, "paths", "labels"),
         )
 

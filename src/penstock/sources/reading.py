@@ -167,7 +167,7 @@ def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> Cor
             or changed(file)
             or foreign(file)
             or _refused(error)
-            or _without_dot(_first_line(error).partition(". This is an internal miniz error")[0])
+            or _first_line(error).partition(". This is an internal miniz error")[0]
         )
         message = _unreadable(sample_id, path, why)
     return like(error, CorruptSample, message, sample_id=sample_id, path=path)
@@ -204,13 +204,13 @@ def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
         message = (
-            f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"image {path} is too large: {_first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
         return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
-    what = "is an empty file" if empty else f"cannot be decoded: {_without_dot(_first_line(error))}"
+    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
     message = f"image {path} {what}; replace the file, or leave it out"
@@ -249,13 +249,9 @@ def _describe(value: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message without its full stop, so that a semicolon can follow it."""
     lines = _ANSI.sub("", str(error)).splitlines()
-    return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(".") + "."
-
-
-def _without_dot(sentence: str) -> str:
-    """Return a sentence without its full stop, so that a semicolon can follow it."""
-    return sentence.rstrip(". ")
+    return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")
 
 
 def unreadable(name: str) -> CorruptSample:

@@ -23,7 +23,8 @@ from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.catalogue import Catalogue, Names, joined_ids, label_values
-from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
+from penstock.sources.labels import transformed
+from penstock.sources.native_source import LabelReader, NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.unchanged import all_of
 
@@ -210,6 +211,13 @@ def replaced(dataset: object) -> Refusal | None:
     if {"__getitem__", "__getitems__"} & vars(dataset).keys():
         return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the class as it is")
     return replaced_in_class(type(dataset), READING)
+
+
+def label_reader(held: Any, dataset: Any) -> LabelReader | None:
+    """Return what reads labels by their `take`, and calls the dataset's target_transform; None: there are no labels."""
+    if held is None:
+        return None
+    return LabelReader(lambda positions: transformed(held.take(positions), dataset.target_transform))
 
 
 def label_step(target_transform: object) -> Step:
