@@ -65,21 +65,26 @@ def all_of(*parts: Unchanged) -> Unchanged:
 
 def same_memory(arrays: Sequence[torch.Tensor | np.ndarray]) -> Unchanged:
     """Return whether arrays keep their addresses, shapes, strides and dtypes."""
-    places = list(map(_place, arrays))
-
-    def same() -> bool:
-        for array, place in zip(arrays, places, strict=True):  # noqa: SIM110  called for each batch
-            if _place(array) != place:
-                return False
-        return True
-
-    return same
+    return all_of(*(_place_of_array(one) if isinstance(one, np.ndarray) else _place(one) for one in arrays))
 
 
-def _place(array: torch.Tensor | np.ndarray) -> tuple[Any, ...]:
-    if isinstance(array, np.ndarray):
-        return _native.address(array), array.shape, array.strides, array.dtype
-    return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
+def _place(tensor: torch.Tensor) -> Unchanged:
+    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+    dtype, requires_grad = tensor.dtype, tensor.requires_grad
+    return lambda: (
+        tensor.data_ptr() == address
+        and tensor.shape == shape
+        and tensor.stride() == strides
+        and tensor.dtype is dtype
+        and tensor.requires_grad is requires_grad
+    )
+
+
+def _place_of_array(array: np.ndarray) -> Unchanged:
+    address, shape, strides, dtype = _native.address(array), array.shape, array.strides, array.dtype
+    return lambda: (
+        _native.address(array) == address and array.shape == shape and array.strides == strides and array.dtype == dtype
+    )
 
 
 class TransformState:
