@@ -14,9 +14,10 @@ import penstock
 import penstock._native as _native
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
-from penstock.sources.catalogue import catalogue
-from penstock.sources.premises import same_attributes
-from penstock.sources.source import Field, NativeSource, Source
+from penstock.sources.naming import catalogue
+from penstock.sources.native_source import Field, NativeSource
+from penstock.sources.source import Source
+from penstock.sources.unchanged import same_attributes
 
 
 class Records(Dataset[tuple[torch.Tensor]]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
@@ -15,18 +16,20 @@ from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
-from penstock.order.remainder import Remainder
+from penstock.order.leftover import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import missed
 from penstock.recipe.steps import Step
+from penstock.recipe.torchvision import classes
 from penstock.settings import Method, Settings
 from penstock.showing import shown_lines
-from penstock.sources.cached import describe_decoded
-from penstock.sources.compose_attributes import composes_in
-from penstock.sources.indexed import describe_indexes
+from penstock.sources.cached import describe_decoded, describe_indexes
+from penstock.sources.tree import source_of
 from penstock.stats import Stats
 from penstock.system.words import counted
 
+#: How many datasets of a ConcatDataset, and elements of a list, are looked at: they are alike as a rule.
+_ALIKE = 8
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
 
@@ -112,7 +115,7 @@ class Explained:
         yield from _calls(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
-        if any(recipe.drawing for leaf in plan.leaves for recipe in leaf.recipes):
+        if any(recipe.drawing for leaf in plan.leaves if leaf.images for recipe in leaf.images.recipes):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
         yield from self._bad_samples_and_device()
@@ -129,7 +132,7 @@ class Explained:
         if settings.method is Method.AUTO:
             yield f"chosen   {executors.choice(settings, plan).why}"
         composes = settings.method is not Method.PROCESS and plan.filled is None
-        if composes and (places := composes_in(settings.dataset)):
+        if composes and (places := _composes_in(settings.dataset)):
             yield (
                 f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
                 "transforms are known: same elements, same draws"
@@ -324,3 +327,25 @@ def _readers(settings: Settings, *, in_threads: bool) -> str:
         threads = counted(settings.num_workers, "thread")
         return f"Python reads the dataset in {threads} of this process, each sample into its row"
     return f"torch's own iterator, {counted(settings.num_workers, 'worker process', 'worker processes')}"
+
+
+def _composes_in(dataset: Any) -> tuple[str, ...]:
+    """Return the attributes of a dataset that hold a Compose, such as ".transform", each name once.
+
+    The attributes of the dataset are searched, or of those that it is a Subset or ConcatDataset of, and what lists,
+    tuples, dicts and objects in them hold.
+    """
+    kinds = tuple(classes("Compose"))
+    if not kinds:
+        return ()
+    held = (getattr(part.dataset, "__dict__", {}) for part in source_of(dataset).parts(_ALIKE))
+    return tuple(dict.fromkeys(f".{name}" for one in held for name, value in one.items() if _holds(value, kinds)))
+
+
+def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, kinds):
+        return True
+    if type(value) in (list, tuple):
+        return any(isinstance(one, kinds) for one in value[:_ALIKE])
+    inside = value if type(value) is dict else getattr(value, "__dict__", {})
+    return any(isinstance(one, kinds) for one in inside.values())

@@ -25,8 +25,7 @@ from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
 from penstock.order.buckets import Buckets, sampler_of
-from penstock.order.epochs import SetEpoch
-from penstock.order.keyed import checked_seed
+from penstock.order.keyed import SetEpoch, checked_seed
 from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted

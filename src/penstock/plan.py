@@ -23,13 +23,12 @@ from penstock.recipe.blurring import foresee
 from penstock.recipe.handing_on import hands_on
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
-from penstock.sources.cached import cached
-from penstock.sources.indexed import indexed
+from penstock.sources.cached import cached, indexed
 from penstock.sources.labels import LabelColumn, as_objects
-from penstock.sources.premises import Holds, all_of, collates_as_torch, replaced_in_collating
-from penstock.sources.remote_leaves import RemoteLeaves
-from penstock.sources.source import NativeSource, unknown
-from penstock.sources.tree import LeafNumbers, Node, build, is_foreign
+from penstock.sources.native_source import Memory, NativeSource
+from penstock.sources.source import unknown
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
+from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
@@ -48,53 +47,36 @@ class NativePlan:
 
     def still(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
-        return self.root.still() and self._still() and collates_as_torch(torch.Tensor)
+        return self.root.still() and self._still() and collates_as_torch()
 
     def lasts(self) -> bool:
         """Return whether the plan serves the next pass too: the dataset is rows in memory, and still the same ones."""
-        lasting = self.leaves[0].lasting if self.leaves[0].dataset is self.dataset else None
+        memory = self.leaves[0].memory if self.root.leaf is not None else None
+        lasting = None if memory is None else memory.lasting
         return lasting is not None and lasting() and self.still() and self.unmoved()
 
     @cached_property
-    def unmoved(self) -> Holds:
+    def unmoved(self) -> Unchanged:
         """Whether the memory that the native core reads, where it reads any, is where it was."""
-        return all_of(*(leaf.unmoved for leaf in self.leaves if leaf.unmoved is not None))
+        return all_of(*(memory.unmoved for memory in self._memories))
 
     @cached_property
     def in_memory(self) -> bool:
         """Whether the native core reads memory of the user's."""
-        return any(leaf.unmoved is not None for leaf in self.leaves)
+        return bool(self._memories)
 
     @cached_property
     def gathers(self) -> bool:
         """Whether rows are copied from memory of the user's: only while the caller waits, for the user may move it."""
-        return any(leaf.unmoved is not None and not leaf.ahead for leaf in self.leaves)
-
-    def present(self, leaves: LeafNumbers | None, local: Indices) -> Indices:
-        """Return the places of a batch's samples in their leaves, where those that were lost are in no leaf."""
-        if not self.loses or not (lost := self.lost(leaves, local)):
-            return local
-        local = local.copy()
-        local[lost] = np.iinfo(np.int64).max
-        return local
+        return any(not memory.reads_ahead for memory in self._memories)
 
     @cached_property
-    def _still(self) -> Holds:
+    def _memories(self) -> list[Memory]:
+        return [leaf.memory for leaf in self.leaves if leaf.memory is not None]
+
+    @cached_property
+    def _still(self) -> Unchanged:
         return all_of(*(leaf.still for leaf in self.leaves))
-
-    def lost(self, leaves: LeafNumbers | None, local: Indices) -> list[int]:
-        """Return which samples of a batch, by position, lie beyond the end of a mapped file."""
-        return sorted(
-            int(positions[place])
-            for leaf, positions in self._parts(leaves, local)
-            if leaf.lost is not None
-            for place in leaf.lost(local[positions])
-        )
-
-    @cached_property
-    def loses(self) -> bool:
-        """Whether samples lie in mapped files, of which the end may be gone."""
-        return any(leaf.lost is not None for leaf in self.leaves)
 
     @cached_property
     def remote(self) -> RemoteLeaves:
@@ -116,16 +98,16 @@ class NativePlan:
 
         key: seed and epoch of the draws. samples: indices of the whole dataset. positions: in the order of the epoch.
         """
-        for leaf in self.leaves:
+        for images in (leaf.images for leaf in self.leaves if leaf.images is not None):
             first = 0
-            for recipe in leaf.recipes:
+            for recipe in images.recipes:
                 if recipe.blurs:
                     foresee(recipe.native, first, *key, samples, positions)
                 first += recipe.drawing
 
     @cached_property
     def _named(self) -> bool:
-        return any(leaf.paths is not None for leaf in self.leaves)
+        return any(leaf.files is not None and leaf.files.listed is not None for leaf in self.leaves)
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
@@ -140,8 +122,8 @@ class NativePlan:
             return None
         names = [b"."] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            if leaf.paths is not None:
-                for position, name in zip(positions.tolist(), leaf.paths(local[positions]), strict=True):
+            if leaf.files is not None and leaf.files.listed is not None:
+                for position, name in zip(positions.tolist(), leaf.files.listed(local[positions]), strict=True):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):
@@ -172,9 +154,8 @@ class NativePlan:
 
     @staticmethod
     def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
-        reader = leaf.labels if live or leaf.column is None else leaf.column
-        assert reader is not None
-        return reader
+        assert leaf.labels is not None
+        return leaf.labels.now if live or leaf.labels.kept is None else leaf.labels.kept
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> NativeSource:
         """Return the leaf of the sample at a position of a batch."""
@@ -290,10 +271,14 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
         return fill_plan(dataset, kept, unseen=unseen) or PythonPlan(unknown(dataset))
 
     found = _natively(dataset, False, kept, replan)
-    if isinstance(found, Refusal) or any(leaf.batches_only or leaf.remote is not None for leaf in found.leaves):
+    if isinstance(found, Refusal) or any(
+        leaf.form.keys is not None or leaf.remote is not None for leaf in found.leaves
+    ):
         return None
-    if not unseen and not all(leaf.as_samples is not None and leaf.as_samples() for leaf in found.leaves):
-        return None
+    if not unseen:
+        alike = [None if leaf.images is None else leaf.images.as_samples for leaf in found.leaves]
+        if not all(are_samples is not None and are_samples() for are_samples in alike):
+            return None
     return found
 
 
@@ -313,7 +298,7 @@ def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]
 
 def fills_batches(collate_fn: object) -> bool:
     """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
-    if replaced_in_collating() is not None or not collates_as_torch(torch.Tensor):
+    if replaced_in_collating() is not None or not collates_as_torch():
         return False
     return collate_fn is None or collate_fn is default_collate or hands_on(collate_fn)
 
@@ -325,7 +310,7 @@ def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -
         return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
     if (replaced := replaced_in_collating()) is not None:
         return replaced
-    if not collates_as_torch(torch.Tensor):
+    if not collates_as_torch():
         why = "a function of one's own collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
     if worker_init_fn is not None and not _only_seeds(worker_init_fn):

@@ -30,7 +30,7 @@ def test_too_little_is_known() -> None:
 
 
 class Holding(list[int]):
-    """Holds a lock, which threads cannot copy."""
+    """Unchanged a lock, which threads cannot copy."""
 
     def __init__(self) -> None:
         super().__init__(range(8))

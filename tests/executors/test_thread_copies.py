@@ -720,7 +720,7 @@ def test_explain_says_whose_dataset_it_is() -> None:
 
 
 class OneTensor(Sized):
-    """Holds one tensor as an attribute."""
+    """Unchanged one tensor as an attribute."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

@@ -18,7 +18,7 @@ import torchvision
 
 import penstock
 import penstock._native as _native
-from penstock.sources.scan_cache import RACY_NS
+from penstock.sources.image_folder import RACY_NS
 from penstock.system import cache_folder
 from tests.cluster.conftest import wait_until
 from tests.sample_datasets import smooth_photos

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.sources.scan_cache import RACY_NS
+from penstock.sources.image_folder import RACY_NS
 from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants
 from tests.sample_datasets import smooth_photos, tensor_files
 from tests.two_machines import ADDRESSES, Machines, two_machines

@@ -13,8 +13,6 @@ import torch
 from PIL import Image
 
 import penstock
-import penstock._native as _native
-from penstock.sources import hugging_face
 from tests.arrow_tables import BATCH, as_bits, datasets, equal, from_columns, simple
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
@@ -124,8 +122,6 @@ def test_tensors_that_come_otherwise_than_expected() -> None:
     with torch.device("meta"):
         assert "gives other tensors than expected" in loader.explain()
     assert "gather" in loader.explain()
-    wrong = {"scalar_float32": _native.Spec("float32", [])}
-    assert not hugging_face._confirmed(simple(), wrong)
 
 
 # --- images and streams -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import penstock._native as _native
-from penstock.sources import scan_cache
+from penstock.sources import image_folder
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
 from penstock.system import cache_folder
 
@@ -259,7 +259,7 @@ def test_pickle_lists_nothing(photos: Path, listings: list[bytes]) -> None:
     ours = ImageFolder(photos, target_transform=str)
     assert ours.targets == [0, 0, 0, 1, 1]
     held = pickle.dumps(ours)
-    shutil.rmtree(cache_folder.folder_of(scan_cache.KIND) or "", ignore_errors=True)
+    shutil.rmtree(cache_folder.folder_of(image_folder.KIND) or "", ignore_errors=True)
     again = pickle.loads(held)
     assert len(listings) == 1
     assert again.samples == ours.samples
@@ -358,13 +358,13 @@ def test_changes_are_noticed(root: Path, listings: list[bytes], change: Callable
 
 
 def test_a_tree_changed_just_before_the_scan_is_not_kept(root: Path, cache: Path, listings: list[bytes]) -> None:
-    age(root / "a" / "n", by_ns=scan_cache.RACY_NS // 2)
+    age(root / "a" / "n", by_ns=image_folder.RACY_NS // 2)
     ImageFolder(root)
     assert not list(cache.glob("*"))
     age(root / "a" / "n", by_ns=-HOUR_NS)  # a clock that goes wrong is no reason to trust
     ImageFolder(root)
     assert not list(cache.glob("*"))
-    age(root / "a" / "n", by_ns=scan_cache.RACY_NS + 1)
+    age(root / "a" / "n", by_ns=image_folder.RACY_NS + 1)
     ImageFolder(root)
     ImageFolder(root)
     assert len(listings) == 3
@@ -424,9 +424,9 @@ def test_no_cache_folder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_same(root)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder.folder_of(scan_cache.KIND) == tmp_path / "home" / ".cache" / "penstock" / "scans"
+    assert cache_folder.folder_of(image_folder.KIND) == tmp_path / "home" / ".cache" / "penstock" / "scans"
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert cache_folder.folder_of(scan_cache.KIND) is None
+    assert cache_folder.folder_of(image_folder.KIND) is None
     assert_same(root)
 
 
@@ -434,9 +434,9 @@ def test_root_and_extensions_have_their_own_entry(root: Path, cache: Path, listi
     shutil.copytree(root, root.with_name("copy"), symlinks=True)
     age(root.with_name("copy"))
     for _ in range(2):
-        assert len(scan_cache.scan(str(root), (".jpg",)).paths) == 4
-        assert len(scan_cache.scan(str(root), (".txt",)).paths) == 1
-        assert len(scan_cache.scan(str(root.with_name("copy")), (".jpg",)).paths) == 4
+        assert len(image_folder.scan(str(root), (".jpg",)).paths) == 4
+        assert len(image_folder.scan(str(root), (".txt",)).paths) == 1
+        assert len(image_folder.scan(str(root.with_name("copy")), (".jpg",)).paths) == 4
     assert len(listings) == 3
     assert len(list(cache.iterdir())) == 3
 

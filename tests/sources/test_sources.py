@@ -16,11 +16,11 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.recipe.steps import Refusal
-from penstock.sources.catalogue import catalogue
+from penstock.sources.catalogue import label_values
 from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.listing import label_values
-from penstock.sources.naming import id_of, ids_of, name_of, names_of
-from penstock.sources.source import NativeSource, Source
+from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
+from penstock.sources.native_source import NativeSource
+from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
 from tests.sample_datasets import in_memory as noise
 
@@ -150,7 +150,7 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
         "gather  1 image",
     ]
     assert repr(arrays) == "Arrays(1 sample of float64[2])"
-    assert repr(tensors).endswith(": 1 sample, *.pt)") and repr(tensors.ids) == "IDs(1 name)"
+    assert repr(tensors).endswith(": 1 sample, *.pt)") and repr(tensors.ids) == "IDs(1 name: ['0'])"
     assert repr(photos.samples).startswith("Samples(1 pair: [")
     with pytest.raises(IndexError, match=r"sample index 1 is out of range: there is 1 sample$"):
         photos[1]

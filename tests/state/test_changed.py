@@ -16,8 +16,8 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import penstock
-from penstock.sources.catalogue import KIND, catalogue, kept
-from penstock.sources.naming import id_of
+from penstock.sources.catalogue import KIND, kept
+from penstock.sources.naming import catalogue, id_of
 from penstock.system import cache_folder
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")

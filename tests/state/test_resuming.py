@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
-from penstock.order.ahead import Ahead
+from penstock.order.leftover import Early
 from penstock.state.ledger import Verdict, compare, read
 from tests.values import flat, listed, stored, taken
 
@@ -159,7 +159,7 @@ def test_in_order_native_passes_keep_their_small_states() -> None:
 
 @pytest.mark.parametrize("ranges", [[], [(2, 4)], [(3, 5), (5, 6), (9, 12)]])
 def test_numbers_that_are_left(ranges: list[tuple[int, int]]) -> None:
-    ahead = Ahead.of(ranges)
+    ahead = Early.of(ranges)
     taken = {number for begin, end in ranges for number in range(begin, end)}
     left = [number for number in range(20) if number not in taken]
     assert [ahead.number(i) for i in range(len(left))] == left

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
-from penstock.sources.kept_pixels import KeptPixels, kept_pixels
+from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable

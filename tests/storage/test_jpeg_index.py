@@ -19,7 +19,7 @@ from torchvision import transforms
 
 import penstock._native as _native
 from penstock import DataLoader, ImageFolder
-from penstock.sources.indexed import photos_of
+from penstock.sources.cached import photos_of
 from penstock.storage import jpeg_index, private_folder
 from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child

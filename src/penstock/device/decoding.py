@@ -35,7 +35,7 @@ def refusal(plan: Plan) -> Refusal | None:
     if not isinstance(plan, NativePlan):
         return Refusal(what, "Python reads the dataset", folders)
     for leaf in plan.leaves:
-        if leaf.recipe is None or not leaf.image_files:
+        if leaf.images is None or leaf.recipe is None or not leaf.images.encoded:
             return Refusal(what, "the dataset is no folder of image files", folders)
         why = obstacle(leaf.recipe)
         if why is not None:
@@ -151,7 +151,7 @@ class DecodingPass(IndexedPass):
             batch.leaves, batch.local = plan.root.resolve(batch.indices)
         labels = plan.labels(batch.leaves, batch.local)
         fields = [out] if labels is None else [out, labels]
-        return fields if plan.leaves[0].pair else out
+        return fields if plan.leaves[0].form.pair else out
 
     def _decoded(self, batch: Batch) -> list[torch.Tensor]:
         """Return the pixels of the samples on the device. Where the decoder fails Pillow decodes, here and now."""

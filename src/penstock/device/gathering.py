@@ -150,7 +150,7 @@ class ResidentPass(IndexedPass):
             fields.append(self._labels.index_select(0, batch.places))
         elif (labels := plan.labels(batch.leaves, batch.local)) is not None:
             fields.append(labels)  # of any structure: it goes with what else is moved
-        return plan.leaves[0].batch(fields)
+        return plan.leaves[0].form.batch(fields)
 
 
 @dataclass(frozen=True)

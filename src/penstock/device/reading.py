@@ -271,8 +271,9 @@ class Readers:
             brought: the file, where a reader has brought it.
         """
         if brought is None:
-            paths = self._plan.leaves[number].paths
-            name = None if paths is None else paths(np.array([local], dtype=np.int64))[0]
+            files = self._plan.leaves[number].files
+            listed = None if files is None else files.listed
+            name = None if listed is None else listed(np.array([local], dtype=np.int64))[0]
             found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
             if isinstance(found, str):
                 return found

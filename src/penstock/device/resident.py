@@ -15,7 +15,7 @@ from penstock.device.watch import Watch, key
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
 from penstock.recipe.steps import Refusal
-from penstock.sources.source import InMemory
+from penstock.sources.native_source import DeviceArrays
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25
@@ -43,9 +43,10 @@ class ResidentPlan:
         """Return the labels of all rows on the device, collated; None where they must be read batch by batch."""
         columns = []
         for leaf in self.plan.leaves:
-            if leaf.labels is None or leaf.held is None or not leaf.held.settled:
+            held = None if leaf.memory is None else leaf.memory.held
+            if leaf.labels is None or held is None or not held.settled:
                 return None
-            column = leaf.labels(np.arange(leaf.size, dtype=np.int64))
+            column = leaf.labels.now(np.arange(leaf.size, dtype=np.int64))
             # Of several leaves torch's collate looks at the labels in each batch; integers stay what they are in all.
             if not isinstance(column, np.ndarray) or (len(self.plan.leaves) > 1 and column.dtype != np.int64):
                 return None
@@ -156,16 +157,14 @@ def available(device: torch.device) -> int | None:
 def _unsuitable(plan: NativePlan) -> Refusal | None:
     """Return why a device cannot make the batches of a plan, or None."""
     for leaf in plan.leaves:
-        if leaf.held is None:
+        if leaf.memory is None or leaf.memory.held is None:
             return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")
-        if leaf.lost is not None and leaf.size and leaf.lost(np.array([leaf.size - 1])):
-            return _refused("a file that it lies in was truncated", "the whole file")
     if any(spec is None for spec in plan.specs()):
         return _refused("its datasets give rows of different shapes", "rows of one shape")
     recipes = _recipes(plan)
     if not recipes:
         return None
-    sizes = {leaf.held.arrays[0].shape[1:] for leaf in plan.leaves if leaf.held is not None}
+    sizes = {held.arrays[0].shape[1:] for held in _held(plan)}
     if len(recipes) < len(plan.leaves) or len(sizes) > 1:
         return _refused("its datasets hold images of different sizes", "images of one size")
     height, width, _ = next(iter(sizes))
@@ -180,8 +179,8 @@ def _refused(why: str, remedy: str = "more memory, or less data") -> Refusal:
     return Refusal(_WHAT, why, remedy)
 
 
-def _held(plan: NativePlan) -> list[InMemory]:
-    return [leaf.held for leaf in plan.leaves if leaf.held is not None]
+def _held(plan: NativePlan) -> list[DeviceArrays]:
+    return [held for leaf in plan.leaves if leaf.memory is not None and (held := leaf.memory.held) is not None]
 
 
 def _recipes(plan: NativePlan) -> list[_native.Recipe]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 
@@ -32,8 +31,7 @@ def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failur
     if code == "escapes":
         return outside_root(name, path or name)
     if code == "moved":
-        gone = plan.leaf(batch.leaves, position).gone
-        return (gone and gone(int(batch.local[position]))) or unreadable(name)
+        return unreadable(name)
     return _mismatch(plan, batch, failures, number)
 
 
@@ -43,16 +41,6 @@ def identify(plan: NativePlan, batch: NativeBatch, position: int) -> tuple[str, 
     if path is None:  # a number in one of several datasets would name two samples
         name = f"number {batch.indices[position]}"
     return name, path
-
-
-def with_lost(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failure]) -> list[_native.Failure]:
-    """Return, in order, the failures of a batch and the samples that are lost behind the end of a mapped file."""
-    lost = plan.lost(batch.leaves, batch.local) if plan.loses else []
-    if not failures and not lost:
-        return []
-    moved = [(position, 0, "moved", 0, None, "uint8", ()) for position in lost]
-    others = [failure for failure in failures if failure[0] not in lost]
-    return sorted([*others, *moved], key=operator.itemgetter(0))
 
 
 def was_interrupted(batch: NativeBatch) -> bool:

@@ -15,7 +15,7 @@ from penstock.executors.workers.filler import FillJob
 from penstock.executors.workers.filler_crew import FillerCrew
 from penstock.executors.workers.filler_link import FillerBatch
 from penstock.observe import Delivery
-from penstock.order.ahead import Arrivals
+from penstock.order.leftover import Arrivals
 from penstock.plan import NativePlan
 from penstock.sources.naming import names_of
 from penstock.system.modes import in_callers_mode

@@ -18,7 +18,7 @@ import torch
 import penstock._native as _native
 from penstock.executors.buffers import Buffers, Field, bytes_in
 from penstock.executors.collating import BatchMemory
-from penstock.executors.failures import agreed_fields, with_lost
+from penstock.executors.failures import agreed_fields
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
@@ -56,7 +56,7 @@ class FilledBatch:
     def batch(self) -> Any:
         """Return what default_collate makes of the samples. Raises what it raises."""
         labels = [] if self.labels is None else [collated_labels(self.labels)]
-        return self.plan.leaves[0].batch([*self.rows, *labels])
+        return self.plan.leaves[0].form.batch([*self.rows, *labels])
 
     def samples(self, *, unseen: bool) -> list[Any]:
         """Return the samples, whose tensors lie in the rows. unseen: they may be views; else each has its storage."""
@@ -69,7 +69,7 @@ class FilledBatch:
     def samples_of(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         """Return the samples that have these tensors, field by field."""
         labels = [] if self.labels is None else [as_objects(self.labels)]
-        return self.plan.leaves[0].samples([*columns, *labels])
+        return self.plan.leaves[0].form.samples([*columns, *labels])
 
 
 def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
@@ -195,8 +195,7 @@ class _Filler:
         seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
         positions = as_array(batch.positions)
         self.plan.foresee((seed, epoch), batch.indices, positions)
-        local = self.plan.present(batch.leaves, batch.local)
-        prepared = pool.prepare(seed, epoch, local, batch.indices, positions, batch.leaves, batch.names)
+        prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
         with crew.lock:
             number = pool.submit(prepared, [(*row, spec) for row, spec in zip(rows, specs, strict=True)])
@@ -206,7 +205,7 @@ class _Filler:
         while pool.wait(number, 0) != "done":
             crew.serve_here()
         del crew.batches[number]
-        return with_lost(self.plan, batch, pool.retire(number))
+        return pool.retire(number)
 
 
 def _holds(plan: NativePlan) -> bool:

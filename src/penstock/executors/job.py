@@ -12,7 +12,7 @@ from penstock.executors.filling import Filling
 from penstock.executors.iterator import PassInput, PassResources
 from penstock.observe import Meter
 from penstock.order.batch_order import BatchOrder
-from penstock.order.epochs import Epochs
+from penstock.order.keyed import Epochs
 from penstock.plan import NativePlan, Plan, PythonPlan
 from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Method, Settings

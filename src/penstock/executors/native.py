@@ -25,7 +25,7 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
-from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck, with_lost
+from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, pinned
 from penstock.executors.job import Job, fetcher
@@ -259,7 +259,7 @@ class NativePass(IndexedPass):
         batch.prepared = self._pool.prepare(
             seed,
             self._input.epoch,
-            self._plan.present(batch.leaves, batch.local),
+            batch.local,
             batch.indices,
             positions,
             batch.leaves,
@@ -341,7 +341,7 @@ class NativePass(IndexedPass):
         if not batch.retired:
             batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
         self._crew.batches.pop(batch.number, None)
-        return with_lost(self._plan, batch, batch.retired[0])
+        return batch.retired[0]
 
     def _assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
@@ -355,7 +355,7 @@ class NativePass(IndexedPass):
             raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
-        return self._plan.leaves[0].batch(fields)
+        return self._plan.leaves[0].form.batch(fields)
 
     def _by_python(self, batch: NativeBatch) -> Any:
         """Return the batch that the dataset itself gives."""

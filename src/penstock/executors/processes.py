@@ -12,7 +12,7 @@ from penstock.executors.workers.tasks import MakeStaging
 from penstock.plan import NativePlan
 from penstock.settings import Method
 from penstock.sources.naming import name_of
-from penstock.sources.remote_leaves import remote_leaves
+from penstock.sources.tree import remote_leaves
 
 
 class ProcessExecutor:

@@ -89,7 +89,7 @@ def gathers_rows(settings: Settings, chosen: Plan) -> bool:
 
 def is_small(settings: Settings, chosen: Plan) -> bool:
     """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
-    if not isinstance(chosen, NativePlan) or any(leaf.unmoved is None for leaf in chosen.leaves):
+    if not isinstance(chosen, NativePlan) or any(leaf.memory is None for leaf in chosen.leaves):
         return False
     row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
     return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH

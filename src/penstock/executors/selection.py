@@ -34,8 +34,7 @@ from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import settled_at_start
-from penstock.order.epochs import Epochs
-from penstock.order.keyed import draw_seed
+from penstock.order.keyed import Epochs, draw_seed
 from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.reach import SeedWarnings

@@ -11,9 +11,8 @@ import numpy as np
 
 from penstock.errors import WorkerStuck
 from penstock.order.permutations import Indices
-from penstock.sources.remote_leaves import RemoteLeaves
-from penstock.sources.source import RemoteSamples
-from penstock.sources.tree import LeafNumbers
+from penstock.sources.native_source import RemoteSamples
+from penstock.sources.tree import LeafNumbers, RemoteLeaves
 from penstock.storage.remote_shards import WORTH_WHOLE, Range
 from penstock.storage.stage import ShardStage, Ticket
 

@@ -7,9 +7,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
@@ -24,11 +21,11 @@ from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.readers import ThreadReaders, readers_of
 from penstock.executors.workers.worker_info import WORKER_INFO
 from penstock.observe import Delivery
-from penstock.order.ahead import Arrivals
+from penstock.order.leftover import Arrivals
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.exchange import Lease
-from penstock.sources.premises import collates_as_torch
-from penstock.sources.remote_leaves import RemoteLeaves, remote_leaves
+from penstock.sources.tree import RemoteLeaves, remote_leaves
+from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
 from penstock.stats import samples_given, samples_in
@@ -80,7 +77,7 @@ class ThreadPass(Pass):
         self._readers = readers
         self._in_order = in_order
         self._iterable = iterable
-        stacks = fetch.batched and fetch.stacks and collates_as_torch(torch.Tensor, np.ndarray)
+        stacks = fetch.batched and fetch.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._crew = ThreadCrew(
             fetch,

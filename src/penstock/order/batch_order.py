@@ -10,14 +10,13 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
-from penstock.order.ahead import NONE_AHEAD, Ahead
 from penstock.order.batches import length, order_of
 from penstock.order.blocks import Blocks
-from penstock.order.buckets import BucketSchedule, LengthBuckets
+from penstock.order.buckets import LengthBuckets
 from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.leftover import WHOLE, Leftover
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
-from penstock.order.remainder import Remainder
-from penstock.order.schedule import Schedule, Share, Steps, indices_of, positions_of, share_of
+from penstock.order.schedule import BucketSchedule, Schedule, Share, Steps, indices_of, positions_of, share_of
 from penstock.settings import Settings
 from penstock.system.words import there_are
 
@@ -70,38 +69,35 @@ class BatchOrder:
 
     def schedule(
         self,
-        start: int = 0,
+        left: Leftover = WHOLE,
         share: Share | None = None,
-        rest: Remainder | None = None,
-        ahead: Ahead = NONE_AHEAD,
         order: Callable[[], Order] | None = None,
     ) -> Steps:
         """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
-        Positions are counted without those that were handed out ahead. order: returns the order, the same at each call;
+        Positions are counted without those that were handed out early. order: returns the order, the same at each call;
         None: only the number of batches from the start of an epoch on is asked for.
         """
         settings = self.settings
-        size = (self.size() if rest is None else rest.end) - ahead.count
+        size = (self.size() if left.rest is None else left.rest.end) - left.early.count
         share = share or self.share() or Share()
         if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
-            batches = None if ahead.ranges else settings.sampler.cut.count
-            return BucketSchedule(size, batches, order or _no_order, share, start)
+            batches = None if left.early.ranges else settings.sampler.cut.count
+            return BucketSchedule(size, batches, order or _no_order, share, left.start)
         drop_last = settings.drop_last and settings.batch_size is not None
-        return Schedule(size, settings.batch_size or 1, drop_last, share, start)
+        return Schedule(size, settings.batch_size or 1, drop_last, share, left.start)
 
-    def order(
-        self, seed: int, epoch: int, drawn: dict[str, int], rest: Remainder | None = None, ahead: Ahead = NONE_AHEAD
-    ) -> Callable[[], Order]:
-        """Return what makes the order of an epoch, or of the rest of one, without what was handed out ahead.
+    def order(self, seed: int, epoch: int, drawn: dict[str, int], left: Leftover = WHOLE) -> Callable[[], Order]:
+        """Return what makes the order of an epoch, or of the rest of one, without what was handed out early.
 
         drawn: without a seed, holds the seed that the sampler draws for the order; see `order_of`.
         """
-        sampler, keyed = self.settings.sampler, self.settings.seed is not None
+        sampler, keyed, rest = self.settings.sampler, self.settings.seed is not None, left.rest
         if rest is None:
-            return ahead.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
+            return left.early.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
         key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
-        return ahead.order(partial(rest.order, partial(order_of, sampler, True, len(rest.indices), key, epoch, {})))
+        make = partial(order_of, sampler, True, len(rest.indices), key, epoch, {})
+        return left.early.order(partial(rest.order, make))
 
     def blocks(self) -> Blocks | None:
         """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
@@ -117,24 +113,14 @@ class BatchOrder:
         kinds: dict[type, str] = {SequentialSampler: "in sequence", RandomSampler: shuffled}
         return kinds.get(type(inner), BY_SAMPLER) if self.settings.own_order else BY_SAMPLER
 
-    def indices_at(
-        self,
-        epoch: int,
-        step: int,
-        rank: int | None,
-        start: int = 0,
-        rest: Remainder | None = None,
-        ahead: Ahead = NONE_AHEAD,
-    ) -> tuple[Indices, Positions]:
+    def indices_at(self, epoch: int, step: int, rank: int | None, left: Leftover = WHOLE) -> tuple[Indices, Positions]:
         """Return the indices of a batch of an epoch, and their positions in the epoch's order.
 
         Args:
             epoch: the number of the epoch.
-            step: the number of the batch, counted from `start` on.
+            step: the number of the batch, counted from the start of what is left.
             rank: another rank; None: this one.
-            start: the position that the pass began at.
-            rest: what is left of the epoch where its dataset has changed.
-            ahead: what was handed out ahead.
+            left: of the epoch, as the pass began.
 
         Raises:
             InvalidOption: the order is not a function of (seed, epoch), or there is no such rank.
@@ -149,9 +135,9 @@ class BatchOrder:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
-        order = cache(self.order(seed, checked_epoch(epoch), {}, rest, ahead))
-        part = self.schedule(start, share, rest, ahead, order).part(step)
-        return indices_of(order(), part), ahead.numbers(positions_of(part))
+        order = cache(self.order(seed, checked_epoch(epoch), {}, left))
+        part = self.schedule(left, share, order).part(step)
+        return indices_of(order(), part), left.early.numbers(positions_of(part))
 
     # --- whose order it is ------------------------------------------------------------------------------------------
 

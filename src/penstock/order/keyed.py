@@ -1,10 +1,13 @@
-"""A sampler whose indices are an order: a function of (seed, epoch, position)."""
+"""Seeds, epochs, and samplers whose indices are an order: a function of (seed, epoch, position)."""
 
 from __future__ import annotations
 
+import copy
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -100,3 +103,42 @@ def check_positions(begin: int, count: int, size: int) -> None:
     """Raise IndexError for positions that an order of `size` samples does not have."""
     if begin < 0 or count < 0 or begin + count > size:
         raise IndexError(f"positions {begin} to {begin + count} are past the end: the order has {size}")
+
+
+class Epochs:
+    """The number of the epoch that comes next, and the seed."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.number = 0
+
+    def copy(self) -> Epochs:
+        """Return a copy that counts on by itself."""
+        return copy.copy(self)
+
+    def next(self, *, counted: bool) -> tuple[int | None, int]:
+        """Return (seed, epoch) of the pass that begins.
+
+        Without a seed each pass has a base seed of its own and is epoch 0 of that, unless passes are counted.
+        """
+        epoch, self.number = self.number, self.number + 1
+        return self.seed, epoch if counted or self.seed is not None else 0
+
+
+class SetEpoch:
+    """The set_epoch of a sampler whose order its loader makes: Lightning and others look for it on samplers.
+
+    Args:
+        loader: the loader whose set_epoch is called. It is held weakly, because the loader holds the sampler.
+    """
+
+    def __init__(self, loader: Any = None) -> None:
+        self._loader = None if loader is None else weakref.ref(loader)
+
+    def __call__(self, epoch: int) -> None:
+        loader = None if self._loader is None else self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SetEpoch, ()  # a loader that is unpickled puts its own in the place of this one

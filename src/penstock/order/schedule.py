@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed
@@ -67,35 +68,6 @@ class Part:
     """The first position of the global batch."""
 
 
-class Steps(Protocol):
-    """The batches of one rank in one epoch, from a position on."""
-
-    @property
-    def size(self) -> int:
-        """Samples of the epoch."""
-
-    @property
-    def start(self) -> int:
-        """The position that the steps begin at."""
-
-    @property
-    def regular(self) -> int:
-        """How many of the first steps a Schedule cuts by their numbers alone."""
-
-    @property
-    def steps(self) -> int:
-        """The number of batches, the same on every rank."""
-
-    def step_at(self, position: int) -> int:
-        """Return how many of the epoch's steps lie before a position."""
-
-    def position_after(self, steps: int) -> int:
-        """Return the position behind so many steps, which all ranks have taken."""
-
-    def part(self, step: int) -> Part:
-        """Return this rank's part of a step. Raises IndexError where there is no such step."""
-
-
 class Schedule(NamedTuple):
     """The batches of one rank in one epoch, from a position on.
 
@@ -150,6 +122,74 @@ class Schedule(NamedTuple):
         count = -(-left // world)
         real = min(count, max(0, left - rank * count))
         return Part(start + rank * count, count, count - real, left, start)
+
+
+@dataclass(frozen=True)
+class BucketSchedule:
+    """The batches of one rank in one epoch of an order that has batches of its own, from a position on.
+
+    Args:
+        size: samples of the epoch.
+        batches: of the epoch from its start on; None: only the order knows.
+        order: returns the order, the same at each call. It is asked for with the first batch.
+        share: this rank.
+        start: the position to begin at: what comes before it was handed out before.
+    """
+
+    size: int
+    batches: int | None
+    order: Callable[[], Any]
+    share: Share
+    start: int
+
+    #: No step is cut by its number alone.
+    regular = 0
+
+    @cached_property
+    def _ends(self) -> Indices:
+        ends: Indices = self.order().ends
+        return ends
+
+    @cached_property
+    def _first(self) -> int:
+        """The first batch that is left."""
+        return int(np.searchsorted(self._ends, self.start, side="right")) if self.start else 0
+
+    @property
+    def steps(self) -> int:
+        """Return the number of batches, the same on every rank."""
+        known = self.batches if not self.start and self.batches is not None else len(self._ends)
+        return -(-(known - self._first) // self.share.world)
+
+    def step_at(self, position: int) -> int:
+        """Return how many of the epoch's steps lie before a position, where its ranks were as many all the time."""
+        return -(-int(np.searchsorted(self._ends, position, side="right")) // self.share.world) if position else 0
+
+    def position_after(self, steps: int) -> int:
+        """Return the position behind so many steps, which all ranks have taken."""
+        behind = min(self._first + steps * self.share.world, len(self._ends)) if steps else 0
+        return int(self._ends[behind - 1]) if behind else self.start
+
+    def part(self, step: int) -> Part:
+        """Return this rank's part of a step. Raises IndexError where there is no such step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"there is no step {step}: the pass has {counted(self.steps, 'step')}, counted from 0")
+        batch = first = self._first + step * self.share.world
+        batch += self.share.rank
+        padding = batch >= len(self._ends)
+        if padding:  # a batch of this step once more
+            batch = first + (batch - first) % (len(self._ends) - first)
+        begin = int(self._ends[batch - 1]) if batch else 0
+        count = int(self._ends[batch]) - begin
+        if not padding:
+            return Part(begin, count, 0, count, begin)
+        # Behind the end of the epoch, as far as its turn of the batch: its samples come in their order.
+        beyond = self.size + self.share.rank * int(self._ends[-1])
+        return Part(beyond + (begin - beyond) % count, count, count, count, begin)
+
+
+Steps = Schedule | BucketSchedule
+"""The batches of one rank in one epoch, from a position on."""
 
 
 def indices_of(order: Order, part: Part) -> Indices:

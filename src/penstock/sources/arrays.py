@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +17,11 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.integrity import truncated
-from penstock.sources.premises import Holds, all_of, same_attributes, same_items, same_memory
-from penstock.sources.source import Field, InMemory, NativeSource, Source
+from penstock.sources.catalogue import Catalogue
+from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
+from penstock.sources.reading import tensor_of, truncated
+from penstock.sources.source import Source
+from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -74,7 +76,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
             if isinstance(path, str) and isinstance(array, np.memmap)
         )
         # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
-        self._placed: Holds | None = None
+        self._placed: Unchanged | None = None
         if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
             self._placed = same_memory(owned)
 
@@ -98,12 +100,9 @@ class Arrays(Dataset[tuple[Any, ...]]):
             self._open()
             self._check()
 
-    def lost(self, positions: NDArray[np.int64]) -> list[int]:
-        """Return which of these samples, by their places in `positions`, lie beyond the end of a truncated file."""
-        lost = [
-            file.first + file.step * positions > size for file in self._files if (size := file.map.size()) < file.end
-        ]
-        return np.flatnonzero(np.any(lost, axis=0)).tolist() if lost else []
+    def _whole(self) -> bool:
+        """Return whether all mapped files are as long as they must be."""
+        return all(file.map.size() >= file.end for file in self._files)
 
     def truncated(self, position: int) -> CorruptSample | None:
         """Return the error of a sample that lies beyond the end of a truncated file, else None."""
@@ -161,24 +160,6 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
 
 
-def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
-
-
-class _Writable:
-    """The memory of a read-only array, described as writable.
-
-    torch.from_numpy warns of read-only arrays. To silence the warning would not do: the filters of warnings belong to
-    all threads.
-    """
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        interface = array.__array_interface__
-        self._array = array  # owns the memory
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
 def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:
     assert isinstance(array.base, mmap.mmap)
     last = sum((extent - 1) * stride for extent, stride in zip(array.shape[1:], array.strides[1:], strict=True))
@@ -222,18 +203,19 @@ class ArraysSource(Source):
                 "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
             )
         dataset.refresh()
+        if not dataset._whole():
+            return Refusal("Arrays", "a file that it maps was truncated", "the whole file")
         native = _rows(dataset, dataset.tensors)
-        if isinstance(native, Refusal) or native.unmoved is None:
+        if isinstance(native, Refusal) or native.memory is None:
             return native
-        return replace(
-            native,
-            still=all_of(native.still, same_attributes(dataset, "transform"), dataset.holds),
-            unmoved=all_of(native.unmoved, dataset.holds),
-            ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
-            lost=dataset.lost if dataset._files else None,
-            gone=dataset.truncated,
-            lasting=None if dataset._files else native.lasting,
+        placed = all_of(dataset.holds, dataset._whole) if dataset._files else dataset.holds
+        memory = native.memory._replace(
+            unmoved=all_of(native.memory.unmoved, placed),
+            reads_ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
+            lasting=None if dataset._files else native.memory.lasting,
         )
+        still = all_of(native.still, same_attributes(dataset, "transform"), placed)
+        return replace(native, still=still, memory=memory)
 
 
 class TensorDatasetSource(Source):
@@ -241,9 +223,9 @@ class TensorDatasetSource(Source):
 
     classes = (TensorDataset,)
 
-    def shapes(self) -> Iterator[int]:
-        for tensor in self.dataset.tensors:
-            yield from (tensor.ndim, *tensor.shape[1:], tensor.element_size())
+    def catalogue(self) -> Catalogue:
+        shapes = [(one.ndim, *one.shape[1:], one.element_size()) for one in self.dataset.tensors]
+        return replace(super().catalogue(), sizes=np.array([number for shape in shapes for number in shape], np.int64))
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _rows(self.dataset, self.dataset.tensors)
@@ -269,11 +251,12 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         identify=numbered,
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
-        held=InMemory(tuple(tensors)),
         still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
-        unmoved=same_memory(aliases),
-        dataset=dataset,
-        lasting=lambda: all(map(within_storage, tensors)),
+        memory=Memory(
+            same_memory(aliases),
+            lasting=lambda: all(map(within_storage, tensors)),
+            held=DeviceArrays(tuple(tensors)),
+        ),
     )
 
 

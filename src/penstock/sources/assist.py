@@ -10,8 +10,7 @@ import os
 from typing import Any
 
 import penstock._native as _native
-from penstock.sources.read_ahead import MASK, ReadAhead, SampleFile
-from penstock.sources.sample_reader import Draw, whole
+from penstock.sources.sample_reader import MASK, Draw, ReadAhead, SampleFile, whole
 from penstock.sources.source import sample_reader_of
 from penstock.sources.tree import source_of
 from penstock.storage.jpeg_index import JpegIndexes, Photos

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, grouped, joined
-from penstock.sources.listing import as_array
+from penstock.sources.catalogue import as_array
+from penstock.storage.description import Shard
+from penstock.storage.index import Index
+from penstock.system.words import counted, size_of
 
 #: The blocks of a Subset, with the indices that they were made of: there may be millions.
 _OF_SUBSETS: weakref.WeakKeyDictionary[Any, tuple[Any, int, Blocks, Blocks]] = weakref.WeakKeyDictionary()
@@ -65,3 +70,31 @@ def _cut(samples: int, size: int) -> Blocks:
     if samples % size:
         sizes[-1] = samples % size
     return Blocks(sizes, 1)
+
+
+# --- the blocks of packed shards --------------------------------------------------------------------------------------
+
+
+def blocks_of_shards(index: Index, shards: Sequence[Shard], window: int) -> Blocks:
+    """Return the shards as blocks of samples; empty ones are left out."""
+    sizes = np.array([shard.samples for shard in shards if shard.samples], dtype=np.int64)
+    numbers = np.array([number for number, shard in enumerate(shards) if shard.samples], dtype=np.int64)
+    ends = np.cumsum(sizes)
+    if len(sizes) and ends[-1] == len(index):
+        first, last = index.rows(ends - sizes)["shard"], index.rows(ends - 1)["shard"]
+        if np.array_equal(first, numbers) and np.array_equal(last, numbers):
+            return Blocks(sizes, window)
+    return grouped(index.column("shard").astype(np.int64), window)
+
+
+def check_window(window: int, shards: Sequence[Shard], limit: int) -> None:
+    """Raise InvalidOption where the shards of a window, and the next one, do not fit into the cache."""
+    largest = max((shard.bytes for shard in shards), default=0)
+    needed = min(window + 1, len(shards))
+    if needed * largest > limit:
+        fits = limit // largest - 1
+        lower = f"lower window= to {fits:,}" if fits >= 1 else "pack smaller shards"
+        raise InvalidOption(
+            f"cache_limit={limit:,} ({size_of(limit)}) does not hold a window of {counted(window, 'shard')} and the "
+            f"next one, {size_of(largest)} each: {lower}, or raise cache_limit= to {needed * largest:,}"
+        )

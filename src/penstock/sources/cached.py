@@ -1,22 +1,39 @@
-"""Sources whose files a cache keeps: the same samples, from the nearest tier that has their bytes or their pixels."""
+"""What caches and indexes do for the leaves of a plan: the same samples, at less reading, decoding, or both.
+
+A cache keeps the bytes of files, or with cache_decoded=True the pixels that the first steps of a recipe make, up to the
+first one that draws or that converts pixels: the steps after them find the same pixels as without a cache. They are
+kept where they have a size that the recipe sets. An index holds the states of a JPEG decoder, which then does less work
+above a crop.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import ImageFile
+import PIL
+from PIL import Image, ImageFile
 
 import penstock._native as _native
-from penstock.sources.kept_pixels import KeptPixels, kept_pixels
-from penstock.sources.premises import all_of
-from penstock.sources.source import Field, NativeSource, Rescued
+from penstock.recipe.prefix import reads_part
+from penstock.recipe.recipe import DRAWING, Recipe
+from penstock.sources.native_source import Field, NativeSource, Rescued
+from penstock.sources.unchanged import all_of
+from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
 from penstock.system.words import size_of
+
+#: Part of each form: to be raised when the native core makes other pixels of the same file, or lays them out otherwise.
+_VERSION = 1
+#: The longer edge of a photo, where a recipe sets only the shorter one to 1.
+_USUAL = 4 / 3
+#: Samples whose names are part of a dataset's key, evenly spread over it.
+_NAMED = 64
 
 
 @dataclass(frozen=True)
@@ -119,3 +136,141 @@ def _file_of(content: bytes) -> BinaryIO:
     file.write(content)
     file.seek(0)
     return file
+
+
+# --- the pixels that are kept -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptPixels:
+    """What a cache keeps of each image."""
+
+    operations: int
+    """How many operations of the recipe have been done to it."""
+    after: str
+    """The last of these, for explain()."""
+    bytes: int
+    """What an image takes; an estimate where the recipe sets one edge alone."""
+    form: str
+    """All that the pixels depend on but the file: the operations, and how files are decoded."""
+
+
+def kept_pixels(recipe: Recipe | None) -> KeptPixels | str:
+    """Return which pixels of its images a cache keeps for a recipe, or why it keeps their files.
+
+    recipe: None where the samples are no images.
+    """
+    if recipe is None:
+        return "the samples are no images"
+    operations = recipe.operations[: recipe.leading]
+    size = _size_after(operations)
+    if size is None:
+        return f"{_ends(recipe)}, and whole images take more as pixels"
+    named = [{**one, "fill": recipe.leading_fills[one["fill"]].hex()} if "fill" in one else one for one in operations]
+    channels = next((one["channels"] for one in reversed(operations) if one["op"] == "Grayscale"), 3)
+    return KeptPixels(
+        len(operations),
+        operations[-1]["op"],
+        round(size[0] * size[1] * channels),
+        json.dumps(
+            {
+                "version": _VERSION,
+                "operations": named,
+                "pillow": PIL.__version__,
+                "truncated": bool(ImageFile.LOAD_TRUNCATED_IMAGES),
+                "most": Image.MAX_IMAGE_PIXELS,
+            },
+            sort_keys=True,
+        ),
+    )
+
+
+def _size_after(operations: tuple[dict[str, Any], ...]) -> tuple[float, float] | None:
+    """Return the height and width that operations give a photo; None where they set none."""
+    size: tuple[float, float] | None = None
+    for operation in operations:
+        if operation["op"] == "CenterCrop":
+            size = operation["size"]
+        elif operation["op"] == "Resize":
+            size = operation["size"] or _edges(operation["shorter"], operation["longest"])
+        elif operation["op"] == "Pad" and size is not None:
+            left, top, right, bottom = operation["padding"]
+            size = size[0] + top + bottom, size[1] + left + right
+    return size
+
+
+def _edges(shorter: int, longest: int) -> tuple[float, float]:
+    """Return the usual height and width where a recipe sets the shorter edge, the longest one, or a limit of it."""
+    if not shorter:
+        return longest / _USUAL, longest
+    return shorter, min(shorter * _USUAL, longest or float("inf"))
+
+
+def _ends(recipe: Recipe) -> str:
+    """Return what ends the operations that could be done before pixels are kept."""
+    rest = recipe.operations[recipe.leading :]
+    drawing = next((one.get("name", one["op"]) for one in rest if one["op"] in DRAWING), None)
+    if drawing is None:
+        return "no step before the conversion sets the size of the images"
+    named = {"RandomFlip": "a random flip"}.get(drawing, drawing)
+    return f"{named} comes before any step that sets the size of the images without drawing"
+
+
+# --- indexes of decoder states ----------------------------------------------------------------------------------------
+
+
+def indexed(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> list[NativeSource]:
+    """Return the leaves of a plan with indexes of their photos, where these save anything."""
+    found, chosen = list(leaves), list(_indexable(leaves))
+    own = [one for _, _, one, _ in chosen if one is not None]
+    opened = iter(indexes.of([photos for *_, photos in chosen if photos is not None], own))
+    for number, filler, brought, photos in chosen:
+        index = brought if photos is None else next(opened)
+        if index is not None:
+            found[number] = replace(
+                leaves[number], fields=(Field(filler.indexed(index), leaves[number].fields[0].spec),)
+            )
+    return found
+
+
+def describe_indexes(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> Iterator[str]:
+    """Yield what indexes know of the photos of a plan, for explain(). Nothing is made."""
+    chosen = list(_indexable(leaves))
+    if (known := indexes.describe([photos for *_, photos in chosen if photos is not None])) is not None:
+        yield known
+    for number, _, brought, _ in chosen:
+        if brought is not None:
+            yield known_of(leaves[number].size, brought.counts()[0], "packed with them")
+
+
+def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_bytes: float | None) -> Photos | None:
+    """Return what tells a dataset's photos from another's; None: the dataset's own entries are not as they should be.
+
+    Args:
+        size: the number of samples.
+        name: returns (ID, file) of a sample.
+        packed_bytes: of a photo in shards; None: each sample is a file of its own.
+    """
+    try:
+        names = [name(index) for index in range(0, size, max(1, -(-size // _NAMED)))]
+    except Exception:  # whoever reads such a sample says what is wrong
+        return None
+    texts = tuple(f"{sample}\0{os.path.abspath(path or '')}" for sample, path in names)
+    return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
+
+
+def _indexable(
+    leaves: Sequence[NativeSource],
+) -> Iterator[tuple[int, Any, _native.JpegIndex | None, Photos | None]]:
+    """Yield the place, the filler, the index of its own and else the photos of each leaf that an index may serve."""
+    for number, leaf in enumerate(leaves):
+        filler = leaf.fields[0].filler
+        # Other fillers of images read pixels, or keep them.
+        if leaf.images is None or leaf.recipe is None or not hasattr(filler, "indexed"):
+            continue
+        if not reads_part(leaf.recipe.operations):
+            continue
+        brought = leaf.images.jpeg_index
+        photos = None if brought is not None else photos_of(leaf.size, leaf.identify, leaf.images.packed_bytes)
+        if brought is not None or photos is not None:
+            yield number, filler, brought, photos

@@ -8,37 +8,82 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from penstock.order.permutations import Indices
-from penstock.sources.listing import Listing, Names
-from penstock.sources.naming import name_of, names_of
-from penstock.sources.tree import source_of
 from penstock.system import cache_folder
 
 #: The folder of catalogues below the cache folder.
 KIND = "catalogues"
-
-#: The most files whose sizes are looked up, evenly spread.
-LOOKED_AT = 1024
 
 _HASH_BYTES = 8  # two datasets share a hash by chance once in 2**64 pairs
 _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Catalogue(Listing):
+class Names:
+    """IDs, in order; compact."""
+
+    prefix: str
+    """What each ID begins with: "0/" in the first part of a ConcatDataset."""
+    size: int
+    texts: bytes | None = None
+    """The IDs without the prefix, each followed by a NUL."""
+    numbers: Indices | None = None
+    """IDs that are numbers: int64, shape (size,). Without texts and numbers the IDs are 0 to size - 1."""
+
+    def as_texts(self) -> list[bytes]:
+        """Return each ID."""
+        prefix = self.prefix.encode()
+        if self.texts is not None:
+            listed = self.texts.split(b"\0")[:-1]
+            return [prefix + text for text in listed] if prefix else listed
+        numbers: Iterable[int] = range(self.size) if self.numbers is None else self.numbers.tolist()
+        return [prefix + str(number).encode() for number in numbers]
+
+    def chosen(self, indices: Indices) -> Names:
+        """Return the IDs at some indices."""
+        if self.texts is None:
+            numbers = indices if self.numbers is None else self.numbers[indices]
+            return Names(self.prefix, len(indices), numbers=numbers)
+        listed = self.texts.split(b"\0")[:-1]
+        return Names(self.prefix, len(indices), texts=_joined([listed[index] for index in indices.tolist()]))
+
+
+@dataclass(frozen=True)
+class Catalogue:
     """What is known of a dataset's samples, in order."""
 
+    names: tuple[Names, ...]
+    labels: NDArray[Any] | None = None
+    """One 64-bit value for each sample: its number, or a hash of what it is."""
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The shapes of rows that lie in memory; sizes in bytes of the files that were looked at, -1 for a missing file."""
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.names)
+
+    def texts(self) -> list[bytes]:
+        """Return the ID of each sample."""
+        return [text for part in self.names for text in part.as_texts()]
+
+    def chosen(self, indices: Indices) -> Catalogue:
+        """Return the catalogue of a Subset with these indices; negative indices count from the end."""
+        indices = np.where(indices < 0, indices + self.size, indices)
+        if len(self.names) == 1:
+            names: tuple[Names, ...] = (self.names[0].chosen(indices),)
+        else:
+            listed = self.texts()
+            names = (Names("", len(indices), _joined([listed[index] for index in indices.tolist()])),)
+        return Catalogue(names, None if self.labels is None else self.labels[indices], self.sizes)
 
     @property
     def nameless(self) -> bool:
@@ -137,29 +182,60 @@ def place_of(fingerprint: Mapping[str, Any]) -> str:
     return str(cache_folder.entry(KIND, _key(fingerprint)) or "a cache folder")
 
 
-def catalogue(dataset: Any) -> Catalogue:
-    """Return the catalogue of a map-style dataset. No sample is read; the sizes of up to 1,024 files are looked up."""
-    source = source_of(dataset)
-    listing = source.listing()
-    size = len(dataset)
-    looked_at: Sequence[int] = range(0, size, max(1, -(-size // LOOKED_AT)))
-    if not size or name_of(dataset, 0)[1] is None:
-        looked_at = ()
-    files = (_bytes_of(path) for _, path in names_of(dataset, looked_at))
-    shapes = (number for part in source.parts() for number in part.shapes())
-    return Catalogue(listing.names, listing.labels, np.array([*shapes, *files], np.int64))
-
-
-def _bytes_of(path: str | None) -> int:
-    try:
-        return -1 if path is None else os.stat(path).st_size
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return -1
-
-
 def _hash(array: NDArray[Any]) -> str:
     return hashlib.blake2b(array.tobytes(), digest_size=_HASH_BYTES).hexdigest()
 
 
 def _key(fingerprint: Mapping[str, Any]) -> bytes:
     return json.dumps(fingerprint, sort_keys=True).encode()
+
+
+def concatenated(parts: Sequence[Catalogue]) -> Catalogue:
+    """Return the catalogue of a ConcatDataset: IDs begin with the number of their part; some parts may lack labels."""
+    names = tuple(
+        Names(f"{number}/{names.prefix}", names.size, names.texts, names.numbers)
+        for number, part in enumerate(parts)
+        for names in part.names
+    )
+    sizes = np.concatenate([part.sizes for part in parts])
+    if all(part.labels is None for part in parts):
+        return Catalogue(names, None, sizes)
+    columns = [np.zeros(part.size, np.int64) if part.labels is None else part.labels for part in parts]
+    return Catalogue(names, np.concatenate(columns), sizes)
+
+
+def joined_ids(names: Iterable[str]) -> bytes:
+    """Return IDs as bytes, each followed by a NUL."""
+    return _joined([name.encode("utf-8", "surrogatepass").replace(b"\0", b"\\0") for name in names])
+
+
+def _joined(texts: Sequence[bytes]) -> bytes:
+    return b"\0".join(texts) + b"\0" if texts else b""
+
+
+def label_values(labels: Any) -> NDArray[Any]:
+    """Return one 64-bit value for each label."""
+    labels = as_array(labels)
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return labels.astype(np.float64).view(np.int64) if labels.dtype.kind == "f" else labels.astype(np.int64)
+    return np.fromiter(map(_of_label, labels), np.int64, len(labels))
+
+
+def as_array(values: Any) -> Any:
+    """Return a copy of a tensor as an array: an array that shares its memory would forbid the tensor to grow."""
+    return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
+
+
+def _of_label(label: Any) -> int:
+    """Return a whole number itself, else a hash: of an array's bytes, or of a text without an address in it."""
+    if type(label) is int and -(1 << 63) <= label < 1 << 63:
+        return label
+    if type(label) is float:
+        return int(np.float64(label).view(np.int64))
+    label = as_array(label)
+    if isinstance(label, np.ndarray) and label.dtype != object:
+        data = label.tobytes()
+    else:
+        text = repr(label)
+        data = (type(label).__qualname__ if " at 0x" in text else text).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)

@@ -1,16 +1,21 @@
 """The adapter of Hugging Face datasets whose samples are numbers: their columns are gathered from Arrow's buffers.
 
+Nothing is copied: the chunks of a column are views of Arrow's buffers, which may be those of a memory-mapped file.
 Neither `datasets` nor pyarrow is imported here: a program that has such a dataset has imported both.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import sys
+import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 import penstock._native as _native
@@ -18,23 +23,14 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import own_class, replaced_in_arrow
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered
-from penstock.sources.arrow_column import Column, NotNumbers, column_of
-from penstock.sources.premises import NUMPY_SCALARS, Holds, all_of, collates_as_torch, same_attributes
-from penstock.sources.source import Field, NativeSource, Source
+from penstock.sources.native_source import Field, Form, Memory, NativeSource
+from penstock.sources.source import Source
+from penstock.sources.unchanged import Unchanged, all_of, same_attributes
 from penstock.system.words import counted
 
-_FEATURES = ("Value", "ClassLabel", "Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D")
-_TABLES = ("InMemoryTable", "MemoryMappedTable", "ConcatenationTable")
-#: By the name of a format: the class that formats, its module in datasets.formatting, and what default_collate meets.
-_FORMATTERS: dict[str | None, tuple[str, str, tuple[Any, ...]]] = {
-    None: ("PythonFormatter", "formatting", (float, int)),
-    "numpy": ("NumpyFormatter", "np_formatter", (np.ndarray, NUMPY_SCALARS)),
-    "torch": ("TorchFormatter", "torch_formatter", ()),
-}
 #: By the kind of a dtype: what a formatter makes of it for torch and numpy, and what default_collate of Python's.
 _TENSORS = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}
 _NUMBERS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
-_AS_IT_IS = "the package as it is"
 
 
 class HuggingFaceSource(Source):
@@ -47,8 +43,7 @@ class HuggingFaceSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        refusal = replaced_in_arrow() or _refuse_format(dataset) or _refuse_tables(dataset)
-        if refusal is not None:
+        if (refusal := replaced_in_arrow() or _refused(dataset)) is not None:
             return refusal
         table = dataset._data.table
         columns: dict[str, Column] = {}
@@ -57,12 +52,12 @@ class HuggingFaceSource(Source):
         for name, form in forms.items():
             try:
                 columns[name] = column_of(table, name)
-                _check_feature(dataset._info.features[name])
                 dtypes[name] = _dtype(columns[name], form, dataset._format_kwargs)
             except NotNumbers as why:
                 remedy = "columns of numbers alone, chosen by select_columns() or with_format('torch', columns=...),"
                 return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         specs = [_native.Spec(dtypes[name], list(columns[name].shape)) for name in columns]
+        rows = None if dataset._indices is None else _Mapping(dataset._indices.table, table.num_rows)
         if not _confirmed(dataset, dict(zip(columns, specs, strict=True))):
             return Refusal(
                 type(dataset).__name__,
@@ -80,12 +75,10 @@ class HuggingFaceSource(Source):
             identify=numbered,
             rescue=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
             apply=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
-            keys=tuple(columns),
-            rows=None if dataset._indices is None else _Mapping(dataset._indices.table, table.num_rows),
-            batches_only=not all(_alike(columns[name], form, dtypes[name]) for name, form in forms.items()),
+            form=Form(keys=tuple(columns)),
+            rows=rows,
             still=_same_dataset(dataset),
-            unmoved=all_of(),
-            ahead=True,
+            memory=Memory(all_of(), reads_ahead=True),
         )
 
 
@@ -102,39 +95,22 @@ class _Mapping:
         return rows % self._rows
 
 
-def _refuse_format(dataset: Any) -> Refusal | None:
-    """Return why batches of the format of a dataset are not made natively, or None."""
-    kind = dataset._format_type
+def _refused(dataset: Any) -> Refusal | None:
+    """Return why the batches of a dataset's format, or its rows, are not made natively, or None."""
+    kind, options = dataset._format_type, dict(dataset._format_kwargs or {})
     if kind == "custom":
         remedy = "columns of numbers, with_format('torch') and the same function applied to the batch"
         return Refusal("Dataset.set_transform", "its function makes the samples", remedy)
-    name, module, met = _FORMATTERS.get(kind, ("", "", ()))
-    given = dict(dataset._format_kwargs or {})
-    device = given.pop("device", "cpu")
-    if kind == "torch" and device in ("cpu", torch.device("cpu")):
-        given.pop("dtype", None)
-    if not name or given or device not in ("cpu", torch.device("cpu")) or (kind != "torch" and dataset._format_kwargs):
-        options = f", {given}" if given else ""
-        return Refusal(f"with_format({kind!r}{options})", "the format is Python's", "with_format('torch')")
-    formatter = own_class(f"datasets.formatting.{module}", name)
-    made = sys.modules["datasets.formatting"].get_formatter(kind, features=dataset._info.features)
-    if formatter is None or type(made) is not formatter:
-        return Refusal(f"with_format({kind!r})", f"a formatter of one's own, {type(made).__name__}, does it", _AS_IT_IS)
-    if dataset._output_all_columns:
-        met += _FORMATTERS[None][2]
-    if not collates_as_torch(torch.Tensor, *met):
-        return Refusal("default_collate_fn_map", "a function of one's own collates numbers", "torch's own map")
-    return None
-
-
-def _refuse_tables(dataset: Any) -> Refusal | None:
-    """Return why the tables of a dataset are not read natively, or None."""
+    known = {"device", "dtype"} if kind == "torch" else set()
+    on_cpu = options.get("device", "cpu") in ("cpu", torch.device("cpu"))
+    if kind not in (None, "numpy", "torch") or options.keys() - known or not on_cpu:
+        what = f"with_format({kind!r}{f', {options}' if options else ''})"
+        return Refusal(what, "the format is Python's", "with_format('torch')")
     if "_getitem" in vars(dataset):
         return Refusal(type(dataset).__name__, "its _getitem was replaced", "the class as it is")
-    known = [own_class("datasets.table", name) for name in _TABLES]
-    for table in (dataset._data, dataset._indices):
-        if table is not None and type(table) not in known:
-            return Refusal(f"the table {type(table).__name__}", "it is none of those of the package", _AS_IT_IS)
+    decoding = [type(one) for one in dataset._info.features.values() if hasattr(one, "decode_example")]
+    if not all(kind.__module__.startswith("datasets.") for kind in decoding):
+        return Refusal(type(dataset).__name__, "a feature of one's own may decode samples", "the package's features")
     names = dataset._data.column_names
     if not len(dataset) or not names or len(set(names)) < len(names):
         return Refusal(type(dataset).__name__, "it has no rows or no columns of different names", "rows and columns")
@@ -150,16 +126,6 @@ def _forms(dataset: Any) -> dict[str, str | None]:
     if dataset._output_all_columns:
         forms |= {name: None for name in names if name not in chosen}
     return forms
-
-
-def _check_feature(feature: Any) -> None:
-    """Raise NotNumbers where samples are decoded, as images are, or where a program's own class says what they are."""
-    known = [own_class("datasets.features.features", name) for name in _FEATURES]
-    while type(feature) in known:
-        if not hasattr(feature, "feature"):
-            return
-        feature = feature.feature
-    raise NotNumbers(f"the feature {type(feature).__name__}")
 
 
 def _dtype(column: Column, form: str | None, options: Any) -> str:
@@ -183,13 +149,6 @@ def _dtype(column: Column, form: str | None, options: Any) -> str:
     return dtype
 
 
-def _alike(column: Column, form: str | None, dtype: str) -> bool:
-    """Return whether a sample by itself has the elements that it has in a batch, whatever they are."""
-    if column.shape or form is None:
-        return True
-    return column.dtype == dtype if form == "numpy" else np.can_cast(column.dtype, dtype)
-
-
 def _confirmed(dataset: Any, specs: dict[str, _native.Spec]) -> bool:
     """Return whether the first sample collates to tensors of these specs: other releases may format otherwise."""
     batch = default_collate(dataset.__getitems__([0]))
@@ -207,8 +166,8 @@ def _confirmed(dataset: Any, specs: dict[str, _native.Spec]) -> bool:
     )
 
 
-def _same_dataset(dataset: Any) -> Holds:
-    """Return a premise: a dataset has the tables, features and format that it has now."""
+def _same_dataset(dataset: Any) -> Unchanged:
+    """Return whether a dataset keeps the tables, features and format that it has now."""
     options, chosen = copy.copy(dataset._format_kwargs), copy.copy(dataset._format_columns)
     table, features, info = dataset._data.table, dataset._info.features, dataset._info
     same = same_attributes(dataset, "_data", "_indices", "_info", "_format_type", "_output_all_columns")
@@ -221,7 +180,140 @@ def _same_dataset(dataset: Any) -> Holds:
             and dataset._format_kwargs == options
             and dataset._format_columns == chosen
             and replaced_in_arrow() is None
-            and _refuse_format(dataset) is None
         )
 
     return holds
+
+
+# --- columns of Arrow tables ------------------------------------------------------------------------------------------
+
+#: (rows, offsets of lists, bytes of the elements, place of the first element), as _native.ColumnFiller takes it.
+Chunk = tuple[int, list[NDArray[Any]], NDArray[np.uint8], int]
+
+#: The types of elements by Arrow's names for them, as torch and numpy call them.
+_DTYPES = {
+    "bool": "bool",
+    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+_EXTENSIONS = tuple(f"Array{ndim}DExtensionType" for ndim in (2, 3, 4, 5))
+
+
+class NotNumbers(Exception):
+    """A column does not hold numbers in rows of one shape; the message says what it holds."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers."""
+
+    dtype: str
+    """Of the elements as they are stored."""
+    shape: tuple[int, ...]
+    """Of a row."""
+    chunks: list[Chunk]
+    fillers: dict[str, _native.ColumnFiller] = field(default_factory=dict)
+    """By the dtype that they convert to, those that were made."""
+
+    def filler(self, dtype: str) -> _native.ColumnFiller:
+        """Return what fills rows with elements of a dtype. Raises ValueError where these are not converted natively."""
+        if dtype not in self.fillers:
+            spec = _native.Spec(dtype, list(self.shape))
+            self.fillers[dtype] = _native.ColumnFiller(self.chunks, self.dtype, spec)
+        return self.fillers[dtype]
+
+
+#: By the identity of a table, for as long as it lives: the table, and its columns that were read, or what they hold.
+_known: dict[int, tuple[weakref.ref[Any], dict[str, Column | str]]] = {}
+
+
+def column_of(table: Any, name: str) -> Column:
+    """Return a column of a pyarrow.Table, which is read once: tables never change. Raises NotNumbers."""
+    key = id(table)
+    if key not in _known or _known[key][0]() is not table:
+        _known[key] = weakref.ref(table, lambda _: _known.pop(key, None)), {}
+    columns = _known[key][1]
+    if name not in columns:
+        try:
+            columns[name] = _read(table.column(name))
+        except NotNumbers as error:
+            columns[name] = str(error)
+    found = columns[name]
+    if isinstance(found, str):
+        raise NotNumbers(found)
+    return found
+
+
+def _read(column: Any) -> Column:
+    kind, shape = column.type, None
+    if type(kind) in _extension_types():
+        shape, kind = tuple(kind.shape), kind.storage_type
+        if not all(type(extent) is int and extent > 0 for extent in shape):
+            raise NotNumbers("rows of different shapes")
+    types = sys.modules["pyarrow"].types
+    depth, fixed = 0, False
+    while types.is_list(kind) or types.is_large_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    if depth == 0 and types.is_fixed_size_list(kind):
+        fixed, shape, kind = True, (kind.list_size,), kind.value_type
+    if str(kind) not in _DTYPES or (depth > 1 and depth != len(shape or ())):
+        raise NotNumbers(f"elements of type {column.type}")
+    if depth == 0 and not fixed:
+        shape = ()
+    dtype = _DTYPES[str(kind)]
+    chunks = []
+    for array in column.chunks:
+        if len(array):
+            shape, chunk = _chunk(array, dtype, shape)
+            chunks.append(chunk)
+    if shape is None:
+        raise NotNumbers("no rows")
+    return Column(dtype, shape, chunks)
+
+
+def _extension_types() -> tuple[Any, ...]:
+    return tuple(filter(None, (own_class("datasets.features.features", name) for name in _EXTENSIONS)))
+
+
+def _chunk(array: Any, dtype: str, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], Chunk]:
+    """Return the shape of the rows, which is this one if it is known, and the chunk. Raises NotNumbers."""
+    types = sys.modules["pyarrow"].types
+    rows = len(array)
+    array = getattr(array, "storage", array)
+    offsets: list[NDArray[Any]] = []
+    begin, end, first_end = 0, rows, 1
+    while types.is_list(array.type) or types.is_large_list(array.type):
+        _refuse_nulls(array)
+        wide = np.int64 if types.is_large_list(array.type) else np.int32
+        numbers = np.frombuffer(array.buffers()[1], wide)[array.offset : array.offset + len(array) + 1]
+        begin, end, first_end = int(numbers[begin]), int(numbers[end]), int(numbers[first_end])
+        offsets.append(numbers)
+        array = array.values
+    if types.is_fixed_size_list(array.type):
+        _refuse_nulls(array)
+        size = array.type.list_size
+        array = array.values.slice(array.offset * size, rows * size)
+    if shape is None:
+        shape = (first_end - begin,)
+    if offsets and end - begin != rows * math.prod(shape):
+        raise NotNumbers("lists of different lengths")
+    _refuse_nulls(array)
+    return shape, (rows, offsets, *_elements(array, dtype))
+
+
+def _refuse_nulls(array: Any) -> None:
+    if array.null_count:
+        raise NotNumbers("nulls")
+
+
+def _elements(array: Any, dtype: str) -> tuple[NDArray[np.uint8], int]:
+    """Return the bytes of the elements of an array, and the place of the first one among them."""
+    buffer = array.buffers()[1]
+    held = np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.empty(0, np.uint8)
+    begin, end = array.offset, array.offset + len(array)
+    if dtype == "bool":
+        return held[begin // 8 : -(-end // 8)], begin % 8
+    size = np.dtype(dtype).itemsize
+    return held[begin * size : end * size], 0

@@ -1,11 +1,10 @@
-"""The adapters of torchvision's datasets that hold their images in one array: CIFAR10, MNIST, and those like them."""
+"""The adapter of torchvision's datasets that hold their images in one array: CIFAR10, MNIST, and those like them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +14,19 @@ import penstock._native as _native
 from penstock.order.permutations import Indices
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.arrays import numbered, tensor_of, within_storage
+from penstock.sources.arrays import numbered, within_storage
 from penstock.sources.image_files import spec_of, transformed_as_now
 from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.premises import all_of, same_memory
-from penstock.sources.source import Field, InMemory, NativeSource, Source, label_step
+from penstock.sources.native_source import DeviceArrays, Field, ImageSteps, LabelReader, Memory, NativeSource
+from penstock.sources.reading import tensor_of
+from penstock.sources.source import Source, label_step
+from penstock.sources.unchanged import all_of, same_memory
 from penstock.system.words import counted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-@dataclass(frozen=True)
-class _Images:
+class _Layout(NamedTuple):
     """How a class holds its images."""
 
     mode: str
@@ -42,77 +42,67 @@ class _Images:
         return self.mode == "L" or self.planar
 
 
-class CifarSource(Source):
-    """The adapter of torchvision's CIFAR10 and CIFAR100: an array (images, height, width, 3)."""
-
-    torchvisions = ("CIFAR10", "CIFAR100")
-
-    def native(self, raw: bool) -> NativeSource | Refusal:
-        return _images(self.dataset, raw, _Images("RGB"))
-
-
-class MnistSource(Source):
-    """The adapter of torchvision's MNIST and those that read as it does: a tensor (images, height, width)."""
-
-    torchvisions = ("MNIST", "FashionMNIST", "EMNIST", "KMNIST")
-
-    def native(self, raw: bool) -> NativeSource | Refusal:
-        return _images(self.dataset, raw, _Images("L"))
+#: By name of the class: an array (images, height, width, 3), a tensor (images, height, width), or planes.
+_LAYOUTS = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100"), _Layout("RGB")),
+    **dict.fromkeys(("MNIST", "FashionMNIST", "EMNIST", "KMNIST"), _Layout("L")),
+    **dict.fromkeys(("SVHN", "STL10"), _Layout("RGB", "labels", planar=True)),
+}
 
 
-class PlanarSource(Source):
-    """The adapter of torchvision's SVHN and STL10: an array (images, 3, height, width), often column after column."""
+class ImageArraySource(Source):
+    """The adapter of those of torchvision's datasets that hold their images in one array."""
 
-    torchvisions = ("SVHN", "STL10")
+    torchvisions = tuple(_LAYOUTS)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        if self.dataset.labels is None:
-            return Refusal(f"{type(self.dataset).__name__}.labels", "None cannot be collated", "a split with labels")
-        return _images(self.dataset, raw, _Images("RGB", "labels", planar=True))
-
-
-def _images(dataset: Any, raw: bool, made: _Images) -> NativeSource | Refusal:
-    images, mode = dataset.data, made.mode
-    name = type(dataset).__name__
-    wanted, uint8 = (4, np.uint8) if mode == "RGB" else (3, torch.uint8)
-    arrays: tuple[type, ...] = (np.ndarray, np.memmap) if mode == "RGB" else (torch.Tensor,)
-    as_made = "the array as the class makes it"
-    if type(images) not in arrays or images.dtype != uint8 or images.ndim != wanted:
-        return Refusal(f"{name}.data", f"it is no {wanted}-d array of uint8", as_made)
-    given = images
-    if made.planar:
-        images = images.transpose(0, 2, 3, 1)
-    if not _laid_out_as_made(images, turned=made.planar):
-        return Refusal(f"{name}.data", "its layout is not that which the class makes", as_made)
-    targets = getattr(dataset, made.labels)
-    if len(images) != len(targets):
-        return Refusal(f"{name}.{made.labels}", "they are not as many as the images", "a label for each image")
-    recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
-    if isinstance(recipe, Refusal):
-        return recipe
-    transform = dataset.target_transform
-    number = len(targets)
-    alias = images.detach() if isinstance(images, torch.Tensor) else images
-    what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
-    in_rows = not made.planar or _in_rows(images)
-    return NativeSource(
-        size=len(images),
-        fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
-        steps=(Step(f"gather  {what}", "native"), *recipe.steps, label_step(transform)),
-        identify=numbered,
-        rescue=lambda position: dataset[position][0],
-        apply=lambda position: dataset[position][0],
-        labels=lambda positions: transformed(_taken(targets, positions, as_integers=made.integers), transform),
-        column=_column(targets, as_integers=made.integers, target_transform=transform),
-        table=recipe.table,
-        recipe=recipe,
-        held=InMemory((_as_images(images),), recipe.native, transform is None) if in_rows else None,
-        still=all_of(
-            transformed_as_now(dataset, "data", made.labels), same_memory([given]), lambda: len(targets) == number
-        ),
-        unmoved=same_memory([given if isinstance(given, np.ndarray) else alias]),
-        ahead=True,
-    )
+        dataset, made = self.dataset, _LAYOUTS[type(self.dataset).__name__]
+        if getattr(dataset, made.labels) is None:
+            return Refusal(f"{type(dataset).__name__}.labels", "None cannot be collated", "a split with labels")
+        images, mode = dataset.data, made.mode
+        name = type(dataset).__name__
+        wanted, uint8 = (4, np.uint8) if mode == "RGB" else (3, torch.uint8)
+        arrays: tuple[type, ...] = (np.ndarray, np.memmap) if mode == "RGB" else (torch.Tensor,)
+        as_made = "the array as the class makes it"
+        if type(images) not in arrays or images.dtype != uint8 or images.ndim != wanted:
+            return Refusal(f"{name}.data", f"it is no {wanted}-d array of uint8", as_made)
+        given = images
+        if made.planar:
+            images = images.transpose(0, 2, 3, 1)
+        if not _laid_out_as_made(images, turned=made.planar):
+            return Refusal(f"{name}.data", "its layout is not that which the class makes", as_made)
+        targets = getattr(dataset, made.labels)
+        if len(images) != len(targets):
+            return Refusal(f"{name}.{made.labels}", "they are not as many as the images", "a label for each image")
+        recipe = read_recipe(dataset.transform, mode=mode, size=(images.shape[1], images.shape[2]), raw=raw)
+        if isinstance(recipe, Refusal):
+            return recipe
+        transform = dataset.target_transform
+        number = len(targets)
+        alias = images.detach() if isinstance(images, torch.Tensor) else images
+        what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
+        in_rows = not made.planar or _in_rows(images)
+        return NativeSource(
+            size=len(images),
+            fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
+            steps=(Step(f"gather  {what}", "native"), *recipe.steps, label_step(transform)),
+            identify=numbered,
+            rescue=lambda position: dataset[position][0],
+            apply=lambda position: dataset[position][0],
+            labels=LabelReader(
+                lambda positions: transformed(_taken(targets, positions, as_integers=made.integers), transform),
+                _column(targets, as_integers=made.integers, target_transform=transform),
+            ),
+            images=ImageSteps((recipe,)),
+            still=all_of(
+                transformed_as_now(dataset, "data", made.labels), same_memory([given]), lambda: len(targets) == number
+            ),
+            memory=Memory(
+                same_memory([given if isinstance(given, np.ndarray) else alias]),
+                reads_ahead=True,
+                held=DeviceArrays((_as_images(images),), recipe.native, transform is None) if in_rows else None,
+            ),
+        )
 
 
 def _in_rows(images: NDArray[np.uint8]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,23 +24,32 @@ from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.views import Views, read_views
-from penstock.sources.indexed import photos_of
-from penstock.sources.premises import Holds, TransformState, all_of, same_attributes
-from penstock.sources.read_ahead import SampleFile
+from penstock.sources.cached import photos_of
+from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
 from penstock.sources.reading import read_image
-from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
-from penstock.sources.source import Field, NativeSource, label_step
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
+from penstock.sources.source import label_step
+from penstock.sources.unchanged import TransformState, Unchanged, all_of, same_attributes
 from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
 
 
-def native_images(dataset: Any, raw: bool, names: _native.FileTable | None, **own: Any) -> NativeSource | Refusal:
+def native_images(
+    dataset: Any,
+    raw: bool,
+    names: _native.FileTable | None,
+    *,
+    packed_bytes: float | None = None,
+    jpeg_index: _native.JpegIndex | None = None,
+    **own: Any,
+) -> NativeSource | Refusal:
     """Return how the native core reads a folder of images, or why it cannot.
 
     Args:
         dataset: the folder.
         raw: images stay pixels, where a recipe allows it.
         names: the table of the folder's files; None: `paths` names the files of each batch.
+        packed_bytes, jpeg_index: of the ImageSteps.
         own: the further attributes of the NativeSource.
     """
     own.setdefault("apply", lambda position: dataset[position][0])
@@ -49,13 +59,11 @@ def native_images(dataset: Any, raw: bool, names: _native.FileTable | None, **ow
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
+    as_samples = partial(_are_samples, dataset.transform, recipe)
     return NativeSource(
         fields=(Field(_native.ImageFileFiller(names, recipe.native, max_pixels()), spec_of(recipe)),),
         steps=(_read_step(dataset, " natively"), *recipe.steps, *labels),
-        table=recipe.table,
-        recipe=recipe,
-        as_samples=partial(_are_samples, dataset.transform, recipe),
-        image_files=True,
+        images=ImageSteps((recipe,), as_samples, encoded=True, packed_bytes=packed_bytes, jpeg_index=jpeg_index),
         **own,
     )
 
@@ -76,10 +84,8 @@ def _native_views(
     return NativeSource(
         fields=tuple(Field(filler, spec_of(recipe)) for filler, recipe in zip(fillers, recipes, strict=True)),
         steps=(*steps, *labels),
-        views=recipes,
-        as_samples=lambda: all(map(_are_samples, views.transforms, recipes)),
-        image_files=True,
-        **own,
+        images=ImageSteps(tuple(recipes), lambda: all(map(_are_samples, views.transforms, recipes)), encoded=True),
+        **{**own, "form": replace(own.get("form", Form()), views=len(recipes))},
     )
 
 
@@ -225,8 +231,8 @@ def foreign_decoder() -> Refusal | None:
     return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
 
 
-def transformed_as_now(dataset: Any, *names: str) -> Holds:
-    """Return a premise: these attributes, the transforms and all else that recipes depend on stay as they are."""
+def transformed_as_now(dataset: Any, *names: str) -> Unchanged:
+    """Return whether these attributes, the transforms and all else that recipes depend on stay as they are."""
     state = TransformState(dataset.transform)
     dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
     return all_of(

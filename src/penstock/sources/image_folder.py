@@ -1,12 +1,19 @@
-"""Images in one folder a class: torchvision's ImageFolder with a fast start; and its adapter."""
+"""Images in one folder a class: torchvision's ImageFolder with a fast start.
+
+The scan of a folder is kept in the user's cache folder between starts. One file a tree: an uncompressed .npz with the
+names and with a stamp (mtime, ctime, inode, device) of each folder. A later start uses it while every folder has its
+stamp, which takes one stat() a folder and no listing.
+"""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +21,32 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import penstock._native as _native
-from penstock.recipe.steps import Refusal
 from penstock.showing import shown
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
-from penstock.sources.labels import transformed
+from penstock.sources.labels import LazySequence
 from penstock.sources.reading import open_sample, read_image
-from penstock.sources.sample_reader import SampleReader
-from penstock.sources.scan_cache import Scan, scan
-from penstock.sources.source import NativeSource, SampleFiles, Source
-from penstock.system.words import counted, there_are
+from penstock.system import cache_folder
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-class Samples(Sequence[tuple[str, int]]):
+# A folder that was changed this shortly before the scan, or since, could change once more without a new mtime: time
+# stamps have a granularity, 2 s at most (FAT; 1 s on ext3, a timer tick on ext4 and XFS). Such a scan is not kept, as
+# git does not trust an index entry as young as the index ("racy git").
+RACY_NS = 2_000_000_000
+
+#: The folder of scans below the cache folder.
+KIND = "scans"
+
+_VERSION = 1
+#: Listing waits for the disk or the network more than for the CPU.
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+
+class Samples(LazySequence[tuple[str, int]]):
     """The (path, class index) pairs of an image folder, made when they are taken; equal to a list of them."""
+
+    noun = "pair"
 
     def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
         self._paths = paths
@@ -38,34 +55,8 @@ class Samples(Sequence[tuple[str, int]]):
     def __len__(self) -> int:
         return len(self._paths)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
-        if isinstance(index, slice):
-            return [self._pair(i) for i in range(*index.indices(len(self)))]
-        try:
-            return self._pair(range(len(self))[index])
-        except IndexError:
-            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
-
-    def _pair(self, position: int) -> tuple[str, int]:
+    def _at(self, position: int) -> tuple[str, int]:
         return os.fsdecode(self._paths.path(position)), int(self._labels[position])
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return map(self._pair, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Samples, list)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        first = ", ".join(map(repr, self[:1]))
-        return f"Samples({counted(len(self), 'pair')}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
 class ImageFolder(Dataset[tuple[Any, Any]]):
@@ -194,46 +185,92 @@ def _check(found: Scan, folder: str) -> None:
         )
 
 
-class ImageFolderSource(Source):
-    """ImageFolder's adapter: the files are in a table."""
+# --- the scan ---------------------------------------------------------------------------------------------------------
 
-    dataset: ImageFolder
-    classes = (ImageFolder,)
-    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
 
-    def name(self, index: int) -> tuple[str, str | None]:
-        path = self.dataset.samples[index][0]
-        return path, path
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The files of an image folder, in torchvision's order."""
 
-    def ids(self) -> bytes | None:
-        return self.dataset.paths.names()
+    paths: _native.PathTable
+    """The files, relative to the root folder."""
+    classes: list[str]
+    """Names of the class folders, sorted."""
+    counts: NDArray[np.int64]
+    """Files of each class, shape (classes,): the files are in the order of the classes."""
 
-    def labels(self) -> NDArray[Any] | None:
-        return self.dataset.labels
 
-    def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset = self.dataset
-        if (refusal := foreign_decoder()) is not None:
-            return refusal
-        dataset.paths.refresh()
-        return native_images(
-            dataset,
-            raw,
-            dataset.paths,
-            size=len(dataset),
-            identify=self.name,
-            rescue=lambda position: np.asarray(dataset.read(position)),
-            files=SampleFiles(
-                dataset.paths.name,
-                lambda file, position: np.asarray(read_image(file, dataset.samples[position][0])),
-            ),
-            labels=lambda positions: transformed(dataset.labels[positions], dataset.target_transform),
-            still=transformed_as_now(dataset, "paths", "labels"),
-        )
+def scan(root: str, extensions: tuple[str, ...]) -> Scan:
+    """Return the files of an image folder: from the cache where nothing changed, else by listing the tree.
 
-    def sample_reader(self) -> SampleReader:
-        if foreign_decoder() is not None:
-            return SampleReader(self.dataset)
-        dataset = self.dataset
-        dataset.paths.refresh()
-        return ImageReader(dataset, dataset.paths, lambda position: (None, int(dataset.labels[position])))
+    Extensions are lower case with the dot. Raises OSError with the folder that cannot be read. A cache that is
+    damaged or cannot be written is as good as none.
+    """
+    raw_root = os.fsencode(root)
+    key = _key(root, extensions)
+    entry = cache_folder.entry(KIND, key)
+    if entry is None:
+        return _listed(raw_root, key, extensions, None)
+    if (known := _load(entry, key, raw_root)) is not None:
+        return known
+    with cache_folder.alone(entry):  # of the ranks of a node one lists the tree, and the others read what it found
+        return _load(entry, key, raw_root) or _listed(raw_root, key, extensions, entry)
+
+
+def _listed(raw_root: bytes, key: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
+    """Return the files of a tree by listing it, and keep them in an entry."""
+    paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
+        raw_root, list(extensions), _THREADS
+    )
+    arrays: dict[str, NDArray[Any]] = {
+        "version": np.array([_VERSION], np.int64),
+        "key": np.frombuffer(key, np.uint8),
+        "classes": np.frombuffer(classes, np.uint8),
+        "counts": np.frombuffer(counts, np.int64),
+        "folders": np.frombuffer(folders, np.uint8),
+        "stamps": np.frombuffer(stamps, np.int64).reshape(-1, 4),
+    }
+    if entry is not None and int(arrays["stamps"][:, 0].max()) < started_ns - RACY_NS:
+        arrays["names"] = np.frombuffer(paths.names(), np.uint8)
+        cache_folder.store(entry, arrays)
+    return Scan(paths, _split(classes), np.frombuffer(counts, np.int64))
+
+
+def _key(root: str, extensions: tuple[str, ...]) -> bytes:
+    return b"\0".join(map(os.fsencode, (os.path.realpath(root), *extensions)))
+
+
+def _split(names: bytes) -> list[str]:
+    return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
+
+
+def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
+    """Return the kept scan, or None when there is none, it is damaged, or a folder changed."""
+    arrays = cache_folder.load(entry)
+    if arrays is None or not _is_well_formed(arrays, key):
+        return None
+    classes = _split(arrays["classes"].tobytes())
+    counts: NDArray[np.int64] = arrays["counts"]
+    names = arrays["names"]
+    if len(counts) != len(classes) or (counts < 0).any() or int(counts.sum()) != np.count_nonzero(names == 0):
+        return None
+    if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _THREADS):
+        return None
+    cache_folder.used(entry)
+    return Scan(_native.PathTable(root, names), classes, counts)
+
+
+#: By name: the dtype and the number of dimensions of each array of an entry.
+_ARRAYS = dict.fromkeys(("key", "names", "classes", "folders"), ("uint8", 1))
+_ARRAYS |= {"version": ("int64", 1), "counts": ("int64", 1), "stamps": ("int64", 2)}
+
+
+def _is_well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
+    return bool(
+        {name: (array.dtype.name, array.ndim) for name, array in arrays.items()} == _ARRAYS
+        and arrays["names"][-1:].tolist() in ([], [0])  # a NUL after the last name
+        and arrays["version"].tolist() == [_VERSION]
+        and arrays["key"].tobytes() == key
+        and arrays["stamps"].shape[1] == 4
+        and arrays["stamps"].flags.c_contiguous
+    )

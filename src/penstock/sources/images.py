@@ -1,4 +1,4 @@
-"""Images by a list of their files, as a CSV file or a DataFrame names them; and its adapter."""
+"""Images by a list of their files, as a CSV file or a DataFrame names them; with the adapter of ImageFolder too."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption
-from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
+from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
-from penstock.sources.labels import LabelColumn, Labels, compact, transformed
-from penstock.sources.listing import label_values
+from penstock.sources.image_folder import ImageFolder
+from penstock.sources.labels import Labels, compact
+from penstock.sources.native_source import Form, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import NativeSource, SampleFiles, Source
+from penstock.sources.source import Source, label_reader
 from penstock.system.words import counted, there_are
 
 
@@ -83,10 +84,8 @@ class Images(Dataset[Any]):
         except IndexError:
             raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
         image: Any = self.read(position)
-        return self._sample(position, image if self.transform is None else self.transform(image))
-
-    def _sample(self, position: int, image: Any) -> Any:
-        """Return the sample at a position, whose image has been transformed."""
+        if self.transform is not None:
+            image = self.transform(image)
         if self.labels is None:
             return image
         label = self.labels[position]
@@ -127,37 +126,32 @@ def _name(path: Any) -> str:
     return name
 
 
-class ImagesSource(Source):
-    """Images' adapter: the files are in a table."""
+class ImageTableSource(Source):
+    """The adapter of Images and ImageFolder, whose files are in a table."""
 
-    dataset: Images
-    classes = (Images,)
+    dataset: Images | ImageFolder
+    classes = (Images, ImageFolder)
+    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
 
     def name(self, index: int) -> tuple[str, str | None]:
-        path = self.dataset.path(range(len(self.dataset))[index])
+        path = self._path(range(len(self.dataset))[index])
         return path, path
-
-    def ids(self) -> bytes | None:
-        return self.dataset.paths.names()
 
     def id(self, index: int) -> str:
         return os.fsdecode(self.dataset.paths.name(range(len(self.dataset))[index]))
 
+    def ids(self) -> bytes | None:
+        return self.dataset.paths.names()
+
     def labels(self) -> NDArray[Any] | None:
-        held = self.dataset.labels
+        held = self._held
         return None if held is None else label_values(held.take(np.arange(len(held), dtype=np.int64)))
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset = self.dataset
+        dataset, held = self.dataset, self._held
         if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
-        held = dataset.labels
-
-        def labels(positions: Indices) -> LabelColumn:
-            assert held is not None
-            return transformed(held.take(positions), dataset.target_transform)
-
         return native_images(
             dataset,
             raw,
@@ -167,11 +161,10 @@ class ImagesSource(Source):
             rescue=lambda position: np.asarray(dataset.read(position)),
             apply=lambda position: dataset[position] if held is None else dataset[position][0],
             files=SampleFiles(
-                dataset.paths.name,
-                lambda file, position: np.asarray(read_image(file, dataset.path(position))),
+                dataset.paths.name, lambda file, position: np.asarray(read_image(file, self._path(position)))
             ),
-            pair=held is not None,
-            labels=None if held is None else labels,
+            form=Form(pair=held is not None),
+            labels=label_reader(held, dataset),
             still=transformed_as_now(dataset, "paths", "labels"),
         )
 
@@ -179,4 +172,19 @@ class ImagesSource(Source):
         if foreign_decoder() is not None:
             return SampleReader(self.dataset)
         self.dataset.paths.refresh()
-        return ImageReader(self.dataset, self.dataset.paths, lambda position: (None, position), self.dataset._sample)
+        return ImageReader(self.dataset, self.dataset.paths, lambda position: (None, position), self._sample)
+
+    @property
+    def _held(self) -> Labels | None:
+        labels = self.dataset.labels
+        return Labels(labels) if isinstance(labels, np.ndarray) else labels
+
+    def _path(self, position: int) -> str:
+        return os.fsdecode(self.dataset.paths.path(position))
+
+    def _sample(self, position: int, image: Any) -> Any:
+        """Return the sample at a position, whose image has been transformed."""
+        held, change = self._held, self.dataset.target_transform
+        if held is None:
+            return image
+        return image, held[position] if change is None else change(held[position])

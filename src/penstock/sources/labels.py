@@ -1,20 +1,60 @@
-"""Labels as columns: one compact array where they are numbers, a list where they are not."""
+"""Columns of a dataset: labels, compact where they are numbers, and sequences whose items are made when taken."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sample_notes import add_note
+from penstock.system.words import counted, there_are
 
 LabelColumn = NDArray[Any] | list[Any]
 """Labels of some samples: an array where all are numbers."""
 
 _MISSING = object()
+
+T = TypeVar("T")
+
+
+class LazySequence(Sequence[T]):
+    """A sequence whose items are made when they are taken; equal to a list of them."""
+
+    noun = "item"
+    """What an item is called."""
+
+    def _at(self, position: int) -> T:
+        """Return the item at a position from 0 on."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._at(position) for position in range(*index.indices(len(self)))]
+        try:
+            return self._at(range(len(self))[index])
+        except IndexError:
+            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._at, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (type(self), list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(repr, self[:1]))
+        return f"{type(self).__name__}({counted(len(self), self.noun)}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
 class Labels:

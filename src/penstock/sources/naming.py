@@ -1,15 +1,23 @@
-"""The names of samples: their IDs and files, as far as a dataset has them."""
+"""The names of samples, their IDs and files, as far as a dataset has them; and the catalogue of all."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
+from penstock.sources.catalogue import Catalogue
 from penstock.sources.source import Source
 from penstock.sources.tree import source_of
 
 T = TypeVar("T")
+
+#: The most files whose sizes are looked up, evenly spread.
+LOOKED_AT = 1024
 
 
 def name_of(dataset: Any, index: Any) -> tuple[str, str | None]:
@@ -59,3 +67,20 @@ def _found(
 def _short(index: Any) -> str:
     text = repr(index)
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def catalogue(dataset: Any) -> Catalogue:
+    """Return the catalogue of a map-style dataset. No sample is read; the sizes of up to 1,024 files are looked up."""
+    found, size = source_of(dataset).catalogue(), len(dataset)
+    looked_at: Sequence[int] = range(0, size, max(1, -(-size // LOOKED_AT)))
+    if not size or name_of(dataset, 0)[1] is None:
+        looked_at = ()
+    files = [_bytes_of(path) for _, path in names_of(dataset, looked_at)]
+    return replace(found, sizes=np.array([*found.sizes, *files], np.int64))
+
+
+def _bytes_of(path: str | None) -> int:
+    try:
+        return -1 if path is None else os.stat(path).st_size
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return -1

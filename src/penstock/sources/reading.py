@@ -1,13 +1,20 @@
-"""Reading one sample in Python: what the native core leaves to torch.load, numpy and Pillow, and its errors."""
+"""Reading one sample in Python: what the native core leaves to torch.load, numpy and Pillow, and its errors.
+
+The errors say what is wrong with the bytes of a .pt or .npy file: cut off, or no longer those that were written.
+"""
 
 from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import re
 import stat
-from typing import BinaryIO
+import struct
+import zipfile
+import zlib
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,8 +30,16 @@ from penstock.errors import (
     UnreadableSample,
     like,
 )
-from penstock.sources.arrays import tensor_of
-from penstock.sources.integrity import changed, foreign, length_of, truncated
+from penstock.system.words import counted
+
+_ZIP = b"PK\x03\x04"
+_ZIP_END = b"PK\x05\x06"
+#: Bytes of a zip archive's end record, and with the longest comment behind it.
+_END_BYTES = 22
+_LONGEST_END = _END_BYTES + 0xFFFF
+_NPY = b"\x93NUMPY"
+_PICKLE = b"\x80"
+_CHUNK = 1 << 20
 
 # Escape sequences that make a terminal write in bold, which torch puts into messages.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -130,9 +145,9 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
 
 def _is_numpy(magic: bytes, path: str) -> bool:
     """Return whether numpy reads a file, or refuses it: by its first bytes, else by its name."""
-    if magic.startswith((b"PK\x03\x04", b"\x80")) or not magic:
+    if magic.startswith((_ZIP, _PICKLE)) or not magic:
         return False
-    return b"\x93NUMPY".startswith(magic) or path.endswith(".npy")
+    return _NPY.startswith(magic) or path.endswith(".npy")
 
 
 def _unreadable(sample_id: str, path: str, why: str) -> str:
@@ -152,7 +167,7 @@ def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> Cor
             or changed(file)
             or foreign(file)
             or _refused(error)
-            or _without_dot(_first_line(error).partition(". This is an internal miniz error")[0])
+            or _first_line(error).partition(". This is an internal miniz error")[0]
         )
         message = _unreadable(sample_id, path, why)
     return like(error, CorruptSample, message, sample_id=sample_id, path=path)
@@ -189,13 +204,13 @@ def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
         message = (
-            f"image {path} is too large: {_first_line(error)} If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"image {path} is too large: {_first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
         return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
-    what = "is an empty file" if empty else f"cannot be decoded: {_without_dot(_first_line(error))}"
+    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
     message = f"image {path} {what}; replace the file, or leave it out"
@@ -209,6 +224,24 @@ def _load_npy(file: BinaryIO) -> torch.Tensor:
     return tensor_of(np.ascontiguousarray(array).reshape(array.shape))  # it is copied before anybody writes
 
 
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array, which is only read: it need not be writable."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
+class _Writable:
+    """The memory of a read-only array, described as writable.
+
+    torch.from_numpy warns of read-only arrays. To silence the warning would not do: the filters of warnings belong to
+    all threads.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface: dict[str, Any] = array.__array_interface__
+        self._array = array  # owns the memory
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "a quantized tensor" if value.is_quantized else f"a {str(value.layout).removeprefix('torch.')} tensor"
@@ -216,13 +249,9 @@ def _describe(value: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message without its full stop, so that a semicolon can follow it."""
     lines = _ANSI.sub("", str(error)).splitlines()
-    return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(".") + "."
-
-
-def _without_dot(sentence: str) -> str:
-    """Return a sentence without its full stop, so that a semicolon can follow it."""
-    return sentence.rstrip(". ")
+    return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")
 
 
 def unreadable(name: str) -> CorruptSample:
@@ -232,3 +261,86 @@ def unreadable(name: str) -> CorruptSample:
         "was truncated. Write the file again, and make the dataset anew",
         sample_id=name,
     )
+
+
+# --- damaged files ----------------------------------------------------------------------------------------------------
+
+
+def length_of(file: BinaryIO) -> int:
+    """Return how many bytes an open file has, or a file object over memory."""
+    return len(file.getbuffer()) if isinstance(file, io.BytesIO) else os.fstat(file.fileno()).st_size
+
+
+def changed(file: BinaryIO) -> str | None:
+    """Return which record of a torch.save archive does not match its CRC-32; None: there is none.
+
+    None as well for what is not a zip archive, and for records without a CRC-32, which torch.save writes as 0
+    (torch.serialization.set_crc32_options(False), skip_data()). The file's position is moved.
+    """
+    file.seek(0)
+    if file.read(4) != _ZIP:
+        return None
+    name = ""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for record in archive.infolist():
+                name = record.filename.partition("/")[2]
+                if record.CRC and (name == "data.pkl" or name.startswith("data/")):
+                    with archive.open(record) as contents:
+                        while contents.read(_CHUNK):
+                            pass
+    except zipfile.BadZipFile as error:
+        if "Bad CRC-32" in str(error):
+            return f"the CRC-32 of {name} is not the one in the file: its content has changed since it was written"
+    except (NotImplementedError, RuntimeError, ValueError, EOFError, struct.error, zlib.error):
+        pass  # what torch.load has read and zipfile cannot is no proof of damage
+    return None
+
+
+def truncated(file: BinaryIO, error: Exception) -> str | None:
+    """Return how many bytes a truncated .pt or .npy file has, for .npy also how many it needs; None: it is whole.
+
+    error: what torch.load or numpy.load raised, which decides for a file whose length is not known.
+    """
+    size = length_of(file)
+    file.seek(0)
+    head = file.read(len(_NPY))
+    cut_off = f"it is truncated, it has {counted(size, 'byte')}"
+    ended = isinstance(error, EOFError | IndexError | struct.error) or "EOF" in str(error)
+    if not head:
+        return None
+    if _NPY.startswith(head):
+        needed = _npy_bytes(file)
+        if needed is None:
+            return cut_off if ended or head != _NPY else None
+        return f"{cut_off} of {needed:,}" if size < needed else None
+    if head.startswith(_ZIP) or _ZIP.startswith(head):
+        file.seek(max(0, size - _LONGEST_END))
+        tail = file.read()
+        end = tail.rfind(_ZIP_END)
+        if end >= 0 and len(tail) - end >= _END_BYTES:
+            return None
+        return f"{cut_off}, and the directory at the end of a zip archive is missing"
+    return cut_off if head.startswith(_PICKLE) and ended else None
+
+
+def _npy_bytes(file: BinaryIO) -> int | None:
+    """Return how long a .npy file must be by its header; None: the header cannot be read."""
+    file.seek(0)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except Exception:  # numpy raises whatever a damaged header leads it to
+        return None
+    elements: int = math.prod(shape) * dtype.itemsize
+    return file.tell() + elements
+
+
+def foreign(file: BinaryIO) -> str | None:
+    """Return how a file begins that is in none of the formats of torch.save and numpy.save; None: it is in one."""
+    file.seek(0)
+    head = file.read(16)
+    if head.startswith((_ZIP, _NPY, _PICKLE)):
+        return None
+    return f"it is neither a file of torch.save nor of numpy.save, it begins with {head!r}"

@@ -8,9 +8,9 @@ import io
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from penstock.errors import CorruptSample, CorruptShards, DatasetChanged
+from penstock.errors import CorruptSample, CorruptShards, DatasetChanged, InvalidOption
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
 from penstock.showing import shown
+from penstock.sources.blocks import blocks_of_shards, check_window
 from penstock.sources.image_folder import IMG_EXTENSIONS
-from penstock.sources.labels import LabelColumn
+from penstock.sources.labels import LabelColumn, LazySequence
 from penstock.sources.reading import read_image, read_tensor
-from penstock.sources.remote import blocks_of_shards, check_window, checked_limit
 from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.index import ABSENT, Index
@@ -37,7 +37,7 @@ from penstock.system.words import counted, there_are
 _TENSORS = (".pt", ".pth", ".npy")
 
 
-class ShardLabels(Sequence[Any]):
+class ShardLabels(LazySequence[Any]):
     """The labels of packed samples, read from the index when they are taken."""
 
     def __init__(self, index: Index, split: description.Split) -> None:
@@ -47,15 +47,8 @@ class ShardLabels(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._index)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        chosen = range(len(self))[index]
-        if isinstance(chosen, range):
-            return [self.of(row) for row in self._index.rows(np.arange(len(self))[index])]
-        return self.of(self._index.rows([chosen])[0])
+    def _at(self, position: int) -> Any:
+        return self.of(self._index.rows([position])[0])
 
     def of(self, row: Any) -> Any:
         """Return the label in a row of the index, as the Python object that was packed."""
@@ -131,7 +124,9 @@ class Shards(Dataset[Any]):
     ) -> None:
         self.root: str = path if is_url(path) else os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         self.window = None if window is None else checked_window(window)
-        self.cache_folder, self.cache_limit = cache_folder, checked_limit(cache_limit)
+        if cache_limit is not None and (type(cache_limit) is not int or cache_limit < 1):
+            raise InvalidOption(f"cache_limit={cache_limit!r}: it is a number of bytes, 1 or more, or None")
+        self.cache_folder, self.cache_limit = cache_folder, cache_limit
         self.transform = transform
         self.target_transform = target_transform
         self.verify = verify
@@ -184,7 +179,7 @@ class Shards(Dataset[Any]):
     @cached_property
     def targets(self) -> list[Any]:
         """The label of each sample, a list made at its first use."""
-        return [] if self.labels is None else self.labels[:]
+        return [] if self.labels is None else list(map(self.labels.of, self.index.rows(np.arange(len(self)))))
 
     def __len__(self) -> int:
         return len(self.index)

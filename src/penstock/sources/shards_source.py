@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +13,14 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
-from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.listing import label_values
-from penstock.sources.premises import same_attributes
+from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
-from penstock.sources.source import Field, NativeSource, RemoteSamples, Source, label_step
+from penstock.sources.source import Source, label_reader, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
+from penstock.sources.unchanged import same_attributes
 from penstock.storage.index import ABSENT
 from penstock.storage.remote_shards import Range, RemoteShards
 from penstock.system.words import counted
@@ -65,14 +64,10 @@ class ShardsSource(Source):
             dataset,
             raw,
             self._table(),
-            size=len(dataset),
-            identify=self.name,
-            rescue=lambda position: np.asarray(dataset.read(position)),
-            labels=self._label_column(),
-            pair=dataset.description.pair,
             jpeg_index=dataset.index.states,
             packed_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
+            **self._common(),
         )
         if isinstance(native, Refusal):
             return native
@@ -81,8 +76,8 @@ class ShardsSource(Source):
             *native.steps[1:],
         )
         if dataset.labels is not None:
-            return replace(native, steps=steps, remote=self.remote())
-        return replace(native, steps=steps[:-1], apply=self._transformed, remote=self.remote())
+            return replace(native, steps=steps)
+        return replace(native, steps=steps[:-1], apply=self._transformed)
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -94,18 +89,12 @@ class ShardsSource(Source):
             return refusal
         labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
         return NativeSource(
-            size=len(dataset),
             fields=(Field(_native.PixelFileFiller(self._table(), recipe.native), spec_of(recipe)),),
             steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps, *labelled),
-            identify=self.name,
-            rescue=lambda position: np.asarray(dataset.read(position)),
             apply=self._transformed,
-            pair=dataset.description.pair,
-            labels=self._label_column(),
-            table=recipe.table,
-            recipe=recipe,
+            images=ImageSteps((recipe,)),
             still=transformed_as_now(dataset, "index", "files", "verify"),
-            remote=self.remote(),
+            **self._common(),
         )
 
     def _transformed(self, position: int) -> Any:
@@ -123,17 +112,24 @@ class ShardsSource(Source):
             return refusal
         labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
         return NativeSource(
-            size=len(dataset),
             fields=(Field(_native.TensorFileFiller(self._table()), None),),
             steps=(self._read_step(""), *labelled),
-            identify=self.name,
-            rescue=dataset.read,
             apply=dataset.read,
-            pair=dataset.description.pair,
-            labels=self._label_column(),
             still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
-            remote=self.remote(),
+            **self._common(),
         )
+
+    def _common(self) -> dict[str, Any]:
+        """Return what is the same whatever the files hold."""
+        dataset, encoded = self.dataset, self.dataset.description.kind != "tensors"
+        return {
+            "size": len(dataset),
+            "identify": self.name,
+            "rescue": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
+            "form": Form(pair=dataset.description.pair),
+            "labels": label_reader(dataset.labels, dataset),
+            "remote": self.remote(),
+        }
 
     def sample_reader(self) -> SampleReader:
         dataset = self.dataset
@@ -150,10 +146,6 @@ class ShardsSource(Source):
         reader.files, reader.remote = False, isinstance(dataset.files, RemoteShards)
         return reader
 
-    def _label_column(self) -> Callable[[Indices], LabelColumn] | None:
-        labels, transform = self.dataset.labels, self.dataset.target_transform
-        return None if labels is None else lambda positions: transformed(labels.take(positions), transform)
-
     def _table(self) -> _native.ShardTable:
         dataset = self.dataset
         files = dataset.files
@@ -163,7 +155,6 @@ class ShardsSource(Source):
         return dataset.index.table(shards, verify=dataset.verify, **most)
 
     def remote(self) -> RemoteSamples | None:
-        """Return where the samples lie in an object store, None for those of a folder."""
         dataset, files = self.dataset, self.dataset.files
         blocks = dataset.shuffle_blocks
         if not isinstance(files, RemoteShards) or blocks is None:

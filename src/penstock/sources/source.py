@@ -1,4 +1,4 @@
-"""What Penstock knows of a dataset: the protocol of its adapters, and how the native core reads one.
+"""What Penstock knows of a dataset: its adapter.
 
 An adapter, a subclass of `Source`, stands for the classes of dataset that it names; tree.SOURCES is the tuple of all.
 It knows the names, files, labels and sizes of samples and, for exactly the classes that it names, how the native core
@@ -9,173 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import penstock._native as _native
 from penstock.errors import CorruptSample
-from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
-from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.labels import LabelColumn
-from penstock.sources.listing import Listing, Names, joined_ids, label_values
-from penstock.sources.premises import Holds, all_of
+from penstock.sources.catalogue import Catalogue, Names, joined_ids, label_values
+from penstock.sources.labels import transformed
+from penstock.sources.native_source import LabelReader, NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
-from penstock.storage.remote_shards import Range, RemoteShards
-
-Rescued = NDArray[np.uint8] | torch.Tensor
+from penstock.sources.unchanged import all_of
 
 _READING = frozenset(READING.split())
 
 #: Attributes under which datasets hold the IDs of their samples: Penstock's, and those of the well-known tutorial.
 _ID_LISTS = ("ids", "list_IDs", "IDs", "list_ids")
-
-
-class SampleFiles(NamedTuple):
-    """Samples that are files, whose bytes a cache may keep."""
-
-    name: Callable[[int], bytes]
-    """Returns a file's name, as the native core knows it."""
-    read: Callable[[BinaryIO, int], Rescued]
-    """Reads the first field of one sample in Python from its open file, which it closes."""
-
-
-class Field(NamedTuple):
-    """A tensor field of each sample."""
-
-    filler: _native.Filler
-    """Writes its rows."""
-    spec: _native.Spec | None
-    """Shape and dtype of a row; None where only the samples tell."""
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """The arrays of a dataset in memory, for a device that keeps a copy of them."""
-
-    arrays: tuple[torch.Tensor, ...]
-    """An array a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples,
-    height, width, channels), in memory in this order or with the channels apart."""
-    recipe: _native.Recipe | None = None
-    """What makes a field of each image of the only array; None: rows are the fields."""
-    settled: bool = False
-    """The labels are read without calling a function of the user's."""
-
-
-@dataclass(frozen=True)
-class RemoteSamples:
-    """Where the samples of a dataset in an object store lie."""
-
-    shards: RemoteShards
-    shard_of: Callable[[Indices], Indices]
-    """Returns the shard of each of these samples."""
-    ranges_of: Callable[[Indices], list[Range]]
-    """Returns the shard of each of these samples, and where its bytes begin and end in it."""
-
-
-@dataclass(frozen=True)
-class NativeSource:
-    """How the native core reads a dataset, as it was when a plan was made."""
-
-    size: int
-    """The number of samples."""
-    fields: tuple[Field, ...]
-    """The fields of a sample, in order; at least one."""
-    steps: tuple[Step, ...]
-    """The steps that explain() shows."""
-    identify: Callable[[int], tuple[str, str | None]]
-    """Returns (ID, file) of a sample, for messages."""
-    rescue: Callable[[int], Rescued]
-    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
-    apply: Callable[[int], torch.Tensor]
-    """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
-    still: Holds
-    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
-    pair: bool = True
-    """True: a sample is a tuple of its fields (and label). False: it is its only field."""
-    keys: tuple[str, ...] | None = None
-    """The names of the fields, where a sample is a dictionary of them; None: it is none."""
-    rows: Callable[[Indices], Indices] | None = None
-    """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
-    batches_only: bool = False
-    """A batch may hold other elements than the samples one by one, of which a ConcatDataset makes its batches."""
-    labels: Callable[[Indices], LabelColumn] | None = None
-    """Returns the labels at these positions, as they are now."""
-    column: Callable[[Indices], LabelColumn] | None = None
-    """Returns the labels as they were at its first call; None: there is no quicker way to them than `labels`."""
-    paths: Callable[[Indices], list[bytes]] | None = None
-    """Returns the files of these samples, where the filler has no table of them."""
-    table: torch.Tensor | None = None
-    """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
-    recipe: Recipe | None = None
-    """What is done to each image; None: the first field is no image, or there are several views of it."""
-    views: tuple[Recipe, ...] = ()
-    """What is done to each image for each of the fields, which are views of it; empty: they are none."""
-    as_samples: Callable[[], bool] | None = None
-    """Returns whether the rows of the first field, the only one, lie as the tensors of the dataset's samples do; None:
-    that is not known."""
-    files: SampleFiles | None = None
-    """The files that the first field is made of; None: it is made of no files, or of parts of some."""
-    image_files: bool = False
-    """Whether the first field is made of an image file of the sample's own, which `identify` names."""
-    packed_bytes: float | None = None
-    """Of an image file that is a part of a shard; None: each is a file of its own, or there are none."""
-    jpeg_index: _native.JpegIndex | None = None
-    """The decoder states that the dataset brings with its images; None: it brings none."""
-    held: InMemory | None = None
-    """The arrays, for a device that may keep them; None: the samples are not in memory."""
-    unmoved: Holds | None = None
-    """Whether the memory that the fillers read is where it was; None: they read files."""
-    ahead: bool = False
-    """Whether threads may work ahead on samples in memory: nobody can move it, or they are copied when submitted."""
-    dataset: object = None
-    """Whose rows these are, and nothing else, where a plan may serve several passes."""
-    lasting: Holds | None = None
-    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
-    lost: Callable[[Indices], list[int]] | None = None
-    """Returns which of these samples, by their places in the array of positions, lie beyond the end of a mapped file;
-    None: no sample lies in a file."""
-    gone: Callable[[int], Exception | None] | None = None
-    """Returns the error of such a sample."""
-
-    remote: RemoteSamples | None = None
-    """The shards in an object store that the fillers read once they are here; None: the files are local."""
-
-    @property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """What is done to each image, view by view."""
-        return self.views or (() if self.recipe is None else (self.recipe,))
-
-    def batch(self, fields: list[Any]) -> Any:
-        """Return a batch of these fields (and labels), as torch's default_collate gives it."""
-        if self.views:
-            views, labels = fields[: len(self.views)], fields[len(self.views) :]
-            return [views, *labels] if self.pair else views
-        if self.keys is not None:
-            return dict(zip(self.keys, fields, strict=True))
-        return fields if self.pair else fields[0]
-
-    def samples(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return samples of these fields (and labels), each a value a sample."""
-        if self.views:
-            views = list(map(list, zip(*columns[: len(self.views)], strict=True)))
-            columns = [views, *columns[len(self.views) :]]
-        if self.keys is not None:
-            return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
-        return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
-
-    @property
-    def calls_python(self) -> bool:
-        """Whether a function of the user's makes the labels."""
-        return any(step.who == "Python" for step in self.steps)
 
 
 class Source:
@@ -247,17 +103,17 @@ class Source:
                 return label_values(column)
         return None
 
-    def listing(self) -> Listing:
-        """Return the IDs and labels of all samples."""
-        return Listing((Names("", len(self.dataset), self.ids()),), self.labels())
-
-    def shapes(self) -> Iterator[int]:
-        """Yield the dimensions, extents and element sizes of rows that lie in memory."""
-        return iter(())
+    def catalogue(self) -> Catalogue:
+        """Return the IDs and labels of all samples, and the shapes of rows that lie in memory."""
+        return Catalogue((Names("", len(self.dataset), self.ids()),), self.labels())
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         """Yield the sources that the samples come from; most: of each ConcatDataset only so many."""
         yield self
+
+    def remote(self) -> RemoteSamples | None:
+        """Return where the samples lie in an object store, None for those that lie elsewhere."""
+        return None
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         """Return how the native core reads the dataset, which is of one of `kinds` exactly, or why it cannot.
@@ -355,6 +211,13 @@ def replaced(dataset: object) -> Refusal | None:
     if {"__getitem__", "__getitems__"} & vars(dataset).keys():
         return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the class as it is")
     return replaced_in_class(type(dataset), READING)
+
+
+def label_reader(held: Any, dataset: Any) -> LabelReader | None:
+    """Return what reads labels by their `take`, and calls the dataset's target_transform; None: there are no labels."""
+    if held is None:
+        return None
+    return LabelReader(lambda positions: transformed(held.take(positions), dataset.target_transform))
 
 
 def label_step(target_transform: object) -> Step:

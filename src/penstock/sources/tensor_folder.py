@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -19,18 +19,21 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.labels import LabelColumn, Labels, transformed
-from penstock.sources.listing import label_values
-from penstock.sources.premises import same_attributes
+from penstock.sources.catalogue import label_values
+from penstock.sources.labels import LabelColumn, Labels, LazySequence, transformed
+from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Field, NativeSource, SampleFiles, Source, label_step
-from penstock.sources.tensor_mappings import MappingReader, holds_mappings, read_mapping
+from penstock.sources.source import Source, label_step
+from penstock.sources.tensor_mappings import holds_mappings, read_mapping
+from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
 
 
-class IDs(Sequence[str]):
+class IDs(LazySequence[str]):
     """The IDs of a folder, held as one byte array and decoded when they are taken."""
+
+    noun = "name"
 
     def __init__(self, paths: _native.PathTable) -> None:
         self._paths = paths
@@ -38,30 +41,8 @@ class IDs(Sequence[str]):
     def __len__(self) -> int:
         return len(self._paths)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return os.fsdecode(self._paths.name(range(len(self))[index]))
-
-    def __iter__(self) -> Iterator[str]:
-        for i in range(len(self)):
-            yield os.fsdecode(self._paths.name(i))
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, IDs):
-            return self._paths.names() == other._paths.names()
-        if isinstance(other, (list, tuple)):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"IDs({counted(len(self), 'name')})"
+    def _at(self, position: int) -> str:
+        return os.fsdecode(self._paths.name(position))
 
 
 class TensorFolder(Dataset[Any]):
@@ -255,19 +236,17 @@ class TensorFolderSource(Source):
             rescue=dataset.read,
             files=SampleFiles(dataset.paths.name, dataset._read),
             apply=dataset.read,
-            pair=held is not None,
-            labels=None if held is None else labels,
+            form=Form(pair=held is not None),
+            labels=None if held is None else LabelReader(labels),
             still=same_attributes(dataset, "paths", "labels", "transform", "target_transform"),
         )
 
     def sample_reader(self) -> SampleReader:
-        if holds_mappings(self.dataset.suffix):
-            self.dataset.paths.refresh()
-            return MappingReader(self.dataset)
-        if replaced_tensor_reading() is not None:
-            return SampleReader(self.dataset)
-        self.dataset.paths.refresh()
-        return TensorReader(self.dataset, self.dataset.paths, _read_step(self.dataset))
+        dataset = self.dataset
+        if not holds_mappings(dataset.suffix) and replaced_tensor_reading() is not None:
+            return SampleReader(dataset)
+        dataset.paths.refresh()
+        return TensorReader(dataset, dataset.paths, _read_step(dataset), by_name=holds_mappings(dataset.suffix))
 
 
 class TensorReader(FolderReader):
@@ -277,15 +256,18 @@ class TensorReader(FolderReader):
         dataset: makes samples of tensors by its `_sample`.
         files: the table of its files.
         step: what explain() says of reading.
+        by_name: a file holds several tensors by name, which Python reads, from bytes that readers have brought.
     """
 
-    def __init__(self, dataset: Any, files: _native.FileTable, step: Step) -> None:
+    def __init__(self, dataset: Any, files: _native.FileTable, step: Step, *, by_name: bool = False) -> None:
         super().__init__(dataset, same_attributes(dataset, "transform"))
         self.filler = _native.TensorFileFiller(files)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
+        self._by_name = by_name
         steps = [step]
         if dataset.transform is not None:
-            steps.append(Step(f"call    {function_name(dataset.transform)}, on each tensor", "Python"))
+            what = "dictionary of tensors" if by_name else "tensor"
+            steps.append(Step(f"call    {function_name(dataset.transform)}, on each {what}", "Python"))
         self.steps = (*steps, *target_steps(dataset.target_transform))
 
     def path(self, position: int) -> str:
@@ -294,18 +276,18 @@ class TensorReader(FolderReader):
     def read_at(self, position: int, draw: Draw) -> Any:
         readers = self._readers
         brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
-        tensor = self._tensor(position, brought)
+        tensor = None if self._by_name else self._tensor(position, brought)
         if tensor is None:
             tensor = self._by_python(position, brought)
         return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)
 
-    def _by_python(self, position: int, brought: _native.BroughtFile | None) -> torch.Tensor | None:
-        """Return the tensor that torch.load or numpy reads from bytes in memory; None: the dataset reads the file."""
+    def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
+        """Return what Python reads from bytes in memory; None: the dataset reads the file."""
         content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
         if content is None:
             return None
         try:
-            return self.dataset._read(content, position)  # type: ignore[no-any-return]
+            return self.dataset._read(content, position)
         except Exception:  # the dataset reads the file, and raises the error
             return None
 
@@ -329,8 +311,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read_step(dataset: TensorFolder) -> Step:
-    files = counted(len(dataset), "file")
-    return Step(f"read    {files} *{dataset.suffix} in {dataset.root}, one preadv each", "native")
+    files = f"read    {counted(len(dataset), 'file')} *{dataset.suffix} in {dataset.root}"
+    if holds_mappings(dataset.suffix):
+        return Step(f"{files}, each of several tensors by name", "Python")
+    return Step(f"{files}, one preadv each", "native")
 
 
 def replaced_tensor_reading() -> Refusal | None:

@@ -7,21 +7,15 @@ The format of .safetensors is described at https://github.com/huggingface/safete
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-import penstock._native as _native
 from penstock.errors import CorruptSample, SampleError, like
-from penstock.recipe.steps import Step
-from penstock.sources.arrays import tensor_of
-from penstock.sources.integrity import length_of
-from penstock.sources.premises import same_attributes
-from penstock.sources.reading import require_regular, system_error
-from penstock.sources.sample_reader import Draw, FolderReader, function_name, target_steps
-from penstock.system.words import counted
+from penstock.sources.reading import length_of, require_regular, system_error, tensor_of
 
 #: How the names of such files end.
 SUFFIXES = (".safetensors", ".npz")
@@ -107,28 +101,39 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def _read_safetensors(file: BinaryIO) -> dict[str, torch.Tensor]:
-    """Return the tensors in the order in which they lie. Raises ValueError."""
+    """Return the tensors in the order in which they lie. Raises ValueError, or what a wrong header leads to."""
     size = length_of(file)
     head = file.read(8)
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > min(_LONGEST_HEADER, size - 8):
         raise ValueError(f"its {size:,} bytes do not hold the header of {length:,} that they begin with")
     header = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    if not _is_metadata(header.pop("__metadata__", {})):
-        raise ValueError("its __metadata__ is no mapping of texts")
-    places = sorted((_place(name, entry) for name, entry in header.items()), key=lambda place: place[1:3])
+    metadata = header.pop("__metadata__", None) or {}
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its __metadata__ is not a mapping of texts")
+    if sys.byteorder != "little":
+        raise ValueError("its elements are little-endian, and this machine is not")
+    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     end = 0
-    for name, begin, behind, _, _ in places:
-        if begin != end:
-            raise ValueError(f"the elements of {name!r} begin at {begin:,}, and those before them end at {end:,}")
+    for name, entry in entries:
+        begin, behind = entry["data_offsets"]
+        shape, known = entry["shape"], _DTYPES.get(entry["dtype"], "")
+        if not hasattr(torch, known):
+            raise ValueError(f"{name!r} is of dtype {entry['dtype']!r}, which this torch does not have")
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError(f"{name!r} is of shape {shape!r}")
+        if begin != end or behind != begin + math.prod(shape) * getattr(torch, known).itemsize:
+            raise ValueError(f"{name!r} has data_offsets={[begin, behind]}, which its shape and its place do not give")
         end = behind
     if 8 + length + end != size:
         raise ValueError(f"it has {size:,} bytes, and its header tells of {8 + length + end:,}")
-    if sys.byteorder != "little":
-        raise ValueError("its elements are little-endian, and this machine is not")
-    return {name: _elements(file, begin, behind, dtype, shape) for name, begin, behind, dtype, shape in places}
+    tensors = {}
+    for name, entry in entries:
+        tensors[name] = torch.empty(entry["shape"], dtype=getattr(torch, _DTYPES[entry["dtype"]]), device="cpu")
+        memory: Any = tensors[name].view(-1).view(torch.uint8).numpy() if tensors[name].numel() else b""
+        if len(memory) and file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
+            raise ValueError("it ends within its elements: it was cut off")
+    return tensors
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,71 +141,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("its header has a name twice")
     return found
-
-
-def _is_metadata(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(isinstance(text, str) for text in value.values()))
-
-
-def _place(name: str, entry: Any) -> tuple[str, int, int, torch.dtype, list[int]]:
-    """Return a tensor's name, where its elements begin and end, its dtype and its shape. Raises ValueError."""
-    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"its header does not say the dtype, shape and data_offsets of {name!r}")
-    dtype: Any = getattr(torch, _DTYPES.get(entry["dtype"], "") if isinstance(entry["dtype"], str) else "", None)
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if dtype is None:
-        raise ValueError(f"{name!r} is of dtype {entry['dtype']!r}, which this torch does not have")
-    if not isinstance(shape, list) or not all(type(side) is int and 0 <= side < 1 << 63 for side in shape):
-        raise ValueError(f"{name!r} is of shape {shape!r}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(one) is int and one >= 0 for one in offsets):
-        raise ValueError(f"{name!r} has data_offsets={offsets!r}")
-    begin, behind = offsets
-    needed = dtype.itemsize
-    for side in shape:
-        needed *= side  # of any size: Python's numbers do not overflow
-    if behind - begin != needed:
-        raise ValueError(f"{name!r} has {behind - begin:,} bytes, and its shape needs {needed:,}")
-    return name, begin, behind, dtype, shape
-
-
-def _elements(file: BinaryIO, begin: int, behind: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    """Return a tensor of elements, which are read from where the file is."""
-    tensor = torch.empty(shape, dtype=dtype, device="cpu")
-    if behind > begin:
-        memory: Any = tensor.view(-1).view(torch.uint8).numpy()
-        if file.readinto(memory) != behind - begin:  # type: ignore[attr-defined]
-            raise ValueError("it ends within its elements: it was cut off")
-    return tensor
-
-
-class MappingReader(FolderReader):
-    """Reads the tensors of single files in Python, from bytes that readers have brought where they have.
-
-    dataset: makes samples of dictionaries of tensors by its `_sample`.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, same_attributes(dataset, "transform"))
-        self.filler = _native.TensorFileFiller(dataset.paths)
-        files = counted(len(dataset), "file")
-        steps = [
-            Step(f"read    {files} *{dataset.suffix} in {dataset.root}, each of several tensors by name", "Python")
-        ]
-        if dataset.transform is not None:
-            steps.append(Step(f"call    {function_name(dataset.transform)}, on each dictionary of tensors", "Python"))
-        self.steps = (*steps, *target_steps(dataset.target_transform))
-
-    def path(self, position: int) -> str:
-        return self.dataset.path(position)  # type: ignore[no-any-return]
-
-    def read_at(self, position: int, draw: Draw) -> Any:
-        readers = self._readers
-        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
-        content = self._content(position, self.dataset.paths.name(position), brought)
-        if content is None:
-            return self.dataset[position]
-        try:
-            tensors = self.dataset._read(content, position)
-        except Exception:  # the dataset reads the file, and raises the error
-            return self.dataset[position]
-        return self.dataset._sample(position, tensors)

@@ -16,10 +16,11 @@ from penstock.recipe.originals import is_original
 from penstock.recipe.steps import Refusal
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
 from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.premises import all_of
+from penstock.sources.native_source import LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_path, read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import NativeSource, SampleFiles, Source
+from penstock.sources.source import Source
+from penstock.sources.unchanged import all_of
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ class TorchvisionFolderSource(Source):
             files=SampleFiles(
                 lambda position: os.fsencode(path(position)),
                 lambda file, position: np.asarray(read_image(file, path(position))),
+                paths,
             ),
-            labels=labels,
-            paths=paths,
+            labels=LabelReader(labels),
             still=all_of(
                 transformed_as_now(dataset, *held, "loader", *_MORE),
                 lambda: all(len(one) == size for one in lists) and _foreign(dataset) is None,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,18 +23,17 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.arrays import ArraysSource, TensorDatasetSource
+from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.image_arrays import CifarSource, MnistSource, PlanarSource
-from penstock.sources.image_folder import ImageFolderSource
-from penstock.sources.images import ImagesSource
-from penstock.sources.listing import Listing, as_array, concatenated
-from penstock.sources.premises import Holds, all_of, same_attributes, same_items
-from penstock.sources.read_ahead import SampleFile
-from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, whole
+from penstock.sources.image_arrays import ImageArraySource
+from penstock.sources.images import ImageTableSource
+from penstock.sources.native_source import NativeSource, RemoteSamples
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.shards_source import ShardsSource
-from penstock.sources.source import NativeSource, Source, native_of, replaced, sample_reader_of, unknown
+from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.tensor_folder import TensorFolderSource
 from penstock.sources.torchvision_folder import TorchvisionFolderSource
+from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items
 
 LeafNumbers = NDArray[np.int32]
 
@@ -51,8 +51,10 @@ class Node(NamedTuple):
     """Returns the leaf of each index, None when it is leaf 0 for all, and the index into it.
 
     Negative indices count from the end. Raises IndexError, Unresolved."""
-    still: Holds
+    still: Unchanged
     """Whether the dataset is made up as it was, but for what its leaves know of themselves."""
+    leaf: NativeSource | None = None
+    """What the dataset is, where it is not made of others."""
 
 
 # --- the adapters of Subset and ConcatDataset -------------------------------------------------------------------------
@@ -70,8 +72,8 @@ class SubsetSource(Source):
     def locate(self, index: int) -> tuple[str, Source, int]:
         return self._child.locate(operator.index(self.dataset.indices[index]))
 
-    def listing(self) -> Listing:
-        return self._child.listing().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
+    def catalogue(self) -> Catalogue:
+        return self._child.catalogue().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         return self._child.parts(most)
@@ -120,8 +122,8 @@ class ConcatSource(Source):
         prefix, source, inside = self._children[part].locate(inside)
         return f"{part}/{prefix}", source, inside
 
-    def listing(self) -> Listing:
-        return concatenated([source_of(part).listing() for part in self.dataset.datasets])
+    def catalogue(self) -> Catalogue:
+        return concatenated([source_of(part).catalogue() for part in self.dataset.datasets])
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         for part in self.dataset.datasets[:most]:
@@ -138,9 +140,9 @@ class ConcatSource(Source):
             if isinstance(node, Refusal):
                 return node
             children.append(node)
-        if any(leaf.batches_only for leaf in leaves):
-            why = "single samples of Hugging Face datasets in it have other dtypes than their batches"
-            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets, or with_format('torch') alone,")
+        if any(leaf.form.keys is not None for leaf in leaves):  # samples are read one by one
+            why = "single samples of Hugging Face datasets may have other dtypes than their batches"
+            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets")
         cumulative = list(dataset.cumulative_sizes)
         ends = np.asarray(cumulative, dtype=np.int64)
         size = int(ends[-1])
@@ -216,8 +218,8 @@ class _ConcatReader(SampleReader):
         return self._children[part].read(inside, draw)
 
 
-def _same_parts(dataset: ConcatDataset[Any]) -> Holds:
-    """Return a premise: a ConcatDataset keeps the datasets that it holds now."""
+def _same_parts(dataset: ConcatDataset[Any]) -> Unchanged:
+    """Return whether a ConcatDataset keeps the datasets that it holds now."""
     return all_of(same_attributes(dataset, "datasets"), same_items(dataset.datasets))
 
 
@@ -233,15 +235,12 @@ SOURCES: tuple[type[Source], ...] = (
     SubsetSource,
     ConcatSource,
     TensorFolderSource,
-    ImageFolderSource,
-    ImagesSource,
+    ImageTableSource,
     ShardsSource,
     TensorDatasetSource,
     ArraysSource,
     TorchvisionFolderSource,
-    CifarSource,
-    MnistSource,
-    PlanarSource,
+    ImageArraySource,
     HuggingFaceSource,
 )
 
@@ -276,7 +275,7 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     if not leaves:
         return Refusal(type(dataset).__name__, "it holds no dataset", "a dataset in it")
     first = leaves[0]
-    if len({(leaf.pair, leaf.keys, len(leaf.views), len(leaf.fields)) for leaf in leaves}) > 1:
+    if len({(leaf.form, len(leaf.fields)) for leaf in leaves}) > 1:
         return Refusal("ConcatDataset", "its datasets have samples of different structure", "datasets of alike samples")
     for fields in zip(*(leaf.fields for leaf in leaves), strict=True):
         if len({field.spec.dtype for field in fields if field.spec is not None}) > 1:
@@ -304,7 +303,7 @@ def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refu
             inside = leaf.rows(inside)
         return None if number == 0 else np.full(len(inside), number, dtype=np.int32), inside
 
-    return Node(size, resolve, all_of())
+    return Node(size, resolve, all_of(), leaf)
 
 
 def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -322,22 +321,14 @@ def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
 
 
 def _whole_numbers(values: list[Any]) -> Indices:
-    """Return what a Subset holds at some indices. Raises Unresolved."""
+    """Return what a Subset holds at some indices. Raises Unresolved for masks, and for all else but whole numbers."""
     try:
-        if set(map(type, values)) <= {int}:
-            return np.array(values, dtype=np.int64)
-        return np.array([operator.index(_plain(value)) for value in values], dtype=np.int64)
-    except (TypeError, OverflowError):
+        found = np.asarray(values, dtype=None if values else np.int64)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of tensors on a device
         raise Unresolved from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that is a whole number as an index. Raises Unresolved for a mask."""
-    if isinstance(value, bool | np.bool_):
+    if found.ndim != 1 or found.dtype.kind != "i" or bool in map(type, values):
         raise Unresolved
-    if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):
-        raise Unresolved
-    return value
+    return found.astype(np.int64, copy=False)
 
 
 def _from_start(indices: Indices, size: int) -> Indices:
@@ -345,3 +336,50 @@ def _from_start(indices: Indices, size: int) -> Indices:
     if _native.count_from_start(indices, size):
         return np.where(indices < 0, indices + size, indices)
     return indices
+
+
+# --- samples in object stores -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RemoteLeaves:
+    """The parts of a dataset that lie in object stores."""
+
+    leaves: tuple[RemoteSamples | None, ...]
+    """Of each part; None: it lies elsewhere."""
+    resolve: Callable[[Indices], tuple[LeafNumbers | None, Indices]]
+    """Returns the part of each index, None when it is part 0 for all, and the index into it.
+
+    Raises what the dataset raises."""
+    size: int
+    """The number of samples of all parts."""
+
+    @classmethod
+    def of_plan(cls, root: Node, leaves: Iterable[NativeSource]) -> RemoteLeaves:
+        """Return those of a plan."""
+        return cls(tuple(leaf.remote for leaf in leaves), root.resolve, sum(leaf.size for leaf in leaves))
+
+
+def remote_leaves(dataset: object) -> RemoteLeaves | None:
+    """Return the remote parts of a dataset that Python reads; None: no part is known to lie in an object store."""
+    source = source_of(dataset)
+    parts: list[Source] = []
+    for part in source.parts():
+        if not any(part.dataset is one.dataset for one in parts):
+            parts.append(part)
+    leaves = tuple(part.remote() for part in parts)
+    if not any(leaves):
+        return None
+    numbers = {id(part.dataset): number for number, part in enumerate(parts)}
+
+    def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
+        leaf, local = np.empty(len(indices), np.int32), np.empty(len(indices), np.int64)
+        for place, index in enumerate(indices.tolist()):
+            _, part, inside = source.locate(index)
+            size = len(part.dataset)
+            if not -size <= inside < size:
+                raise IndexError(f"sample index {inside} is out of range")
+            leaf[place], local[place] = numbers[id(part.dataset)], inside % size
+        return leaf, local
+
+    return RemoteLeaves(leaves, resolve, sum(len(part.dataset) for part in parts))

@@ -16,7 +16,7 @@ from penstock.order.permutations import Indices, Positions, once
 from penstock.order.schedule import cut
 from penstock.recipe.reach import SeedWarnings
 from penstock.state.progress import Progress
-from penstock.state.sampler_states import SamplerStates
+from penstock.state.samplers import SamplerStates
 
 Batches = Iterator[tuple[Any, Positions]]
 """What the sampler gives for each batch, and the positions of its samples in the order of the epoch."""
@@ -61,14 +61,13 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = once(self.order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead))
-        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=order)
+        order = once(self.order.order(seed, epoch, progress.drawn, progress.left))
+        schedule = self.order.schedule(progress.left, order=order)
         return (indices for indices, _ in cut(order, schedule))
 
     def samples_left(self) -> int:
         """Return the number of samples of a pass in an order of Penstock's, on all ranks."""
-        progress = self.progress
-        schedule = self.order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead)
+        schedule = self.order.schedule(self.progress.left)
         return max(0, schedule.size - schedule.start)
 
     def drawn_first(self) -> bool:
@@ -98,15 +97,15 @@ class PassBatches:
         skipped = left_out if states.resumes else left_out + progress.skipped
         placed_items: Batches
         if order.counts_samples():
-            items = progress.ahead.leave_out(islice(items, skipped, None), progress.skipped)
+            items = progress.left.early.leave_out(islice(items, skipped, None), progress.skipped)
             if cut_by_torch:
                 progress.unit = settings.batch_sampler.batch_size
                 items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
             found = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
-            placed_items = ((item, progress.ahead.numbers(count)) for item, count in found)
+            placed_items = ((item, progress.left.early.numbers(count)) for item, count in found)
         else:
             found = with_sample_numbers(items, states.samples, batched=True)
-            placed_items = progress.ahead.leave_out(islice(found, skipped, None), progress.skipped)
+            placed_items = progress.left.early.leave_out(islice(found, skipped, None), progress.skipped)
         followed = states.followed(placed_items)
         if (share.start, share.step) == (0, 1):
             return followed
@@ -114,10 +113,10 @@ class PassBatches:
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
         progress, order = self.progress, self.order
-        make = order.order(seed, epoch, progress.drawn, progress.rest, progress.ahead)
+        make = order.order(seed, epoch, progress.drawn, progress.left)
         made = once(make if progress.origin is None else progress.origin.drawing()(make))
-        progress.schedule = order.schedule(progress.start, rest=progress.rest, ahead=progress.ahead, order=made)
+        progress.schedule = order.schedule(progress.left, order=made)
         batches = cut(made, progress.schedule)
-        if not progress.ahead.ranges:
+        if not progress.left.early.ranges:
             return batches
-        return ((indices, progress.ahead.numbers(positions)) for indices, positions in batches)
+        return ((indices, progress.left.early.numbers(positions)) for indices, positions in batches)

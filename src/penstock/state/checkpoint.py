@@ -9,22 +9,20 @@ from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.order.ahead import Arrivals
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import order_of
-from penstock.order.epochs import Epochs
-from penstock.order.keyed import KeyedSampler, checked_epoch
+from penstock.order.keyed import Epochs, KeyedSampler, checked_epoch
+from penstock.order.leftover import Arrivals, Leftover, Remainder
 from penstock.order.permutations import Indices, Order, Positions
-from penstock.order.remainder import Remainder
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.sources.catalogue import Catalogue, catalogue, kept, place_of
-from penstock.sources.naming import ids_of
+from penstock.sources.catalogue import Catalogue, kept, place_of
+from penstock.sources.naming import catalogue, ids_of
 from penstock.state.changes import differences, remaining
-from penstock.state.own_states import BEYOND_FORMAT_1, OwnStates, ahead_of
 from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
 from penstock.state.recording import Recorder
-from penstock.state.sampler_states import SamplerStates
+from penstock.state.samplers import SamplerStates
+from penstock.state.user_states import BEYOND_FORMAT_1, UserStates, early_of
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
 
@@ -98,7 +96,7 @@ class Checkpoint:
     @property
     def rest(self) -> Remainder | None:
         """What is left of the present epoch, whose dataset has changed; None: it has not."""
-        return self._rest if self.progress is None or self.progress.done else self.progress.rest
+        return self._rest if self.progress is None or self.progress.done else self.progress.left.rest
 
     @property
     def padded(self) -> int:
@@ -118,8 +116,8 @@ class Checkpoint:
             self._fingerprint = settings.dataset, found.fingerprint
         return self._fingerprint[1]
 
-    def _own(self, settings: Settings) -> OwnStates:
-        return OwnStates(BatchOrder(settings), lambda: self._in_threads(settings))
+    def _own(self, settings: Settings) -> UserStates:
+        return UserStates(BatchOrder(settings), lambda: self._in_threads(settings))
 
     def state_dict(self, settings: Settings, *, iterator_kept: bool) -> dict[str, Any]:
         """Return what DataLoader.state_dict() returns.
@@ -128,19 +126,19 @@ class Checkpoint:
         """
         if self.resume is not None:
             return _with_leaves(self.resume)
-        progress, own_states = self.progress, self._own(settings)
+        progress, user_states = self.progress, self._own(settings)
         drawn: dict[str, int] = {}
         coming = None
         if progress is None or progress.done:
             base = progress.drawn.get("base") if progress is not None and iterator_kept else None
-            drawn, coming = own_states.foretold(base, begun=False)
+            drawn, coming = user_states.foretold(base, begun=False)
             now = Progress(self.epochs.number)
         else:
             now = progress
             if not progress.taken:
-                drawn, coming = own_states.foretold(None, begun=True)
+                drawn, coming = user_states.foretold(None, begun=True)
         drawn |= now.drawn
-        own = own_states.of_pass(progress, now, coming)
+        own = user_states.of_pass(progress, now, coming)
         state: dict[str, Any] = {
             "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
             "seed": settings.seed,
@@ -150,7 +148,7 @@ class Checkpoint:
             "batches": -(-now.given // now.unit),
             "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
-            "past": [] if now.rest is None else list(now.rest.past),
+            "past": [] if now.left.rest is None else list(now.left.rest.past),
             "ledger": None,
             "dataset": own,
         }
@@ -195,7 +193,7 @@ class Checkpoint:
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
             end = BatchOrder(settings).size() if rest is None else rest.end
-            if max(state["position"], *(behind for _, behind in ahead_of(state).ranges), 0) > end:
+            if max(state["position"], *(behind for _, behind in early_of(state).ranges), 0) > end:
                 raise InvalidOption(
                     f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
                 )
@@ -217,7 +215,7 @@ class Checkpoint:
         state, rest = self._checked(settings, state, "raise")
         if state["epoch"] != epoch:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
-        return BatchOrder(settings).indices_at(epoch, step, rank, state["position"], rest, ahead_of(state))
+        return BatchOrder(settings).indices_at(epoch, step, rank, Leftover(state["position"], early_of(state), rest))
 
     def _changes(self, settings: Settings, before: str, then: dict[str, Any], now: Catalogue | None) -> str | None:
         """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption.
@@ -240,7 +238,7 @@ class Checkpoint:
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where the samples that are left of an epoch are not known."""
-        if ahead_of(state).ranges:
+        if early_of(state).ranges:
             raise InvalidOption(
                 "on_change='continue' needs a state whose batches came in order: this one was taken with "
                 "in_order=False while a batch was missing"
@@ -295,16 +293,16 @@ class Checkpoint:
     def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
         rest, self._rest = self._rest, None
-        own_states = self._own(settings)
-        order = own_states.order
-        if state is None and own_states.has_none() and (settings.in_order or not settings.num_workers):
+        user_states = self._own(settings)
+        order = user_states.order
+        if state is None and user_states.has_none() and (settings.in_order or not settings.num_workers):
             return Progress(self.epochs.number)
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
-        streams = own_states.streams(own, before, resumed=state is not None)
-        inside = state is not None and bool(state["position"] or state["batches"] or ahead_of(state).ranges)
-        origin = own_states.origin(own, inside=inside)
-        progress = Progress(self.epochs.number, streams=streams, origin=origin, rest=rest)
+        streams = user_states.streams(own, before, resumed=state is not None)
+        inside = state is not None and bool(state["position"] or state["batches"] or early_of(state).ranges)
+        origin = user_states.origin(own, inside=inside)
+        progress = Progress(self.epochs.number, Leftover(rest=rest), streams=streams, origin=origin)
         if not settings.in_order and settings.num_workers and not settings.iterable:
             progress.arrivals = Arrivals()
         if not settings.iterable and not order.draws_itself():
@@ -317,7 +315,7 @@ class Checkpoint:
         rank, world, text = state.get("ledger") or (None, None, "")
         # The state may be another rank's, whose ledger is another.
         progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
-        progress.epoch, progress.start, progress.ahead = state["epoch"], state["position"], ahead_of(state)
+        progress.epoch, progress.left = state["epoch"], Leftover(state["position"], early_of(state), rest)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1

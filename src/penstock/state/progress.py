@@ -8,16 +8,14 @@ from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
-from penstock.order.ahead import NONE_AHEAD, Ahead, Arrivals
-from penstock.order.remainder import Remainder
+from penstock.order.leftover import WHOLE, Arrivals, Early, Leftover
 from penstock.order.schedule import Steps
-from penstock.state.origin import Origin
-from penstock.state.sampler_states import SamplerStates
+from penstock.state.samplers import Origin, SamplerStates
 from penstock.state.streams import Streams
 
 #: The format of states that an earlier version reads too.
 FORMAT = 1
-#: The format of states with what that version would ignore: batches handed out ahead, states of samplers, ranks.
+#: The format of states with what that version would ignore: batches handed out early, states of samplers, ranks.
 FORMAT_WITH_OWN = 2
 
 
@@ -26,8 +24,8 @@ class Progress(Observer):
     """One pass: what was handed to the user, not what was read ahead. Changed by the iterator that the user calls."""
 
     epoch: int
-    start: int = 0
-    """The position of the epoch that the pass began at."""
+    left: Leftover = WHOLE
+    """What was left of the epoch when the pass began, by the state that it goes on from."""
     skipped: int = 0
     """Samples, or batches, of a user's sampler that the pass began behind."""
     drawn: dict[str, int] = field(default_factory=dict)
@@ -40,14 +38,10 @@ class Progress(Observer):
     """The states of a user's sampler."""
     origin: Origin | None = None
     """What the order is drawn from, where a user's sampler or generator draws it."""
-    ahead: Ahead = NONE_AHEAD
-    """What was handed out behind the beginning of the pass, in the state that it goes on from."""
     unit: int = 1
-    """What a batch counts in `skipped` and `ahead` where a user's sampler gives the batches: its samples; 1: one."""
+    """What a batch counts in `skipped` and `left` where a user's sampler gives the batches: its samples; 1: one."""
     arrivals: Arrivals | None = None
     """Which batches came; None: they come in order."""
-    rest: Remainder | None = None
-    """None: the dataset is what it was when the epoch began."""
     schedule: Steps | None = None
     """None: a user's sampler gives the batches."""
     taken: int = 0
@@ -67,22 +61,24 @@ class Progress(Observer):
     @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
-        return self.start if self.schedule is None else self.ahead.number(self.schedule.position_after(self._prefix))
+        if self.schedule is None:
+            return self.left.start
+        return self.left.early.number(self.schedule.position_after(self._prefix))
 
     @property
     def given(self) -> int:
         """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
-        return 0 if self.schedule is not None else self.ahead.number(self._before(self._prefix))
+        return 0 if self.schedule is not None else self.left.early.number(self._before(self._prefix))
 
-    def handed_ahead(self) -> Ahead:
+    def handed_early(self) -> Early:
         """Return what was handed out behind the first that is missing: positions, or as `given`."""
-        if self.arrivals is None and not self.ahead.ranges:
-            return self.ahead
-        ranges = list(self.ahead.ranges)
-        for batch in () if self.arrivals is None else self.arrivals.ahead():
-            ranges += self.ahead.spans(*map(self._before, (batch, batch + 1)))
+        if self.arrivals is None and not self.left.early.ranges:
+            return self.left.early
+        ranges = list(self.left.early.ranges)
+        for batch in () if self.arrivals is None else self.arrivals.early():
+            ranges += self.left.early.spans(*map(self._before, (batch, batch + 1)))
         first = self.given if self.schedule is None else self.position
-        return Ahead.of(one for one in ranges if one[0] >= first)
+        return Early.of(one for one in ranges if one[0] >= first)
 
     @property
     def _prefix(self) -> int:

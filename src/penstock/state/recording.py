@@ -42,12 +42,10 @@ class Recorder(Observer):
         schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        first = schedule.step_at(progress.start + progress.ahead.count)
+        first = schedule.step_at(progress.left.start + progress.left.early.count)
         if self.order is None:
             seed = self.settings.seed or 0
-            order = BatchOrder(self.settings).order(
-                seed, progress.epoch, progress.drawn, progress.rest, progress.ahead
-            )()
+            order = BatchOrder(self.settings).order(seed, progress.epoch, progress.drawn, progress.left)()
             self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
             self.order = order
         indices = indices_of(self.order, schedule.part(progress.latest)).tolist()

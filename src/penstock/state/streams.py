@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.errors import InvalidOption
 from penstock.state.delivery import Delivered
-from penstock.state.sampler_states import is_stateful
+from penstock.state.samplers import is_stateful
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "state": of a version that knew of the dataset

@@ -140,7 +140,7 @@ class NativeCrew:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
         self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
         meter.open(self._stages)
-        if any(leaf.unmoved is None for leaf in plan.leaves):  # else all of it is memory
+        if any(leaf.memory is None for leaf in plan.leaves):  # else all of it is memory
             meter.reading.open(self._reading_counts)
         self._spans = self.pool.take_spans
         if recorded:
@@ -213,7 +213,7 @@ class NativeCrew:
                     return
                 with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
                     value = leaf.apply(local)  # the user's own transform has the last word
-                value = value[job.field] if leaf.views else value
+                value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
         except BaseException as error:
             batch.rescues_failed.setdefault(job.position, error)

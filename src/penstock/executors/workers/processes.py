@@ -41,7 +41,7 @@ from penstock.executors.workers.shm_space import ShmSpace, note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, is_built_in_place
 from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Delivery, Meter
-from penstock.order.ahead import Arrivals
+from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in

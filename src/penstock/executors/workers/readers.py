@@ -6,7 +6,7 @@ import penstock._native as _native
 from penstock.executors.workers.native import READERS, SAMPLES_AHEAD, read_ahead_bytes
 from penstock.observe import Meter
 from penstock.plan import PythonPlan
-from penstock.sources.read_ahead import ReadAhead
+from penstock.sources.sample_reader import ReadAhead
 
 #: Bytes of batches in flight, at the most, where more of them are in flight so that readers know of more samples.
 IN_FLIGHT_BYTES = 64 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock.executors.fetch import Fetch
@@ -13,7 +12,7 @@ from penstock.executors.staging import BatchShards, PassShards, Staging
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
-from penstock.sources.premises import collates_as_torch
+from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
 
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
@@ -65,9 +64,4 @@ class Tasks:
 def is_built_in_place(fetch: Fetch) -> bool:
     """Return whether workers may build batches in memory that is used again."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    return (
-        fetch.batched
-        and fetch.composes
-        and strategy == "file_descriptor"
-        and collates_as_torch(torch.Tensor, np.ndarray)
-    )
+    return fetch.batched and fetch.composes and strategy == "file_descriptor" and collates_as_torch()

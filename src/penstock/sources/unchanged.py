@@ -1,4 +1,4 @@
-"""Premises of a plan, which are looked at before each batch: a few microseconds.
+"""Whether what a plan was made of is unchanged, which is looked at before each batch: a few microseconds.
 
 A dataset's attributes are compared by identity, because a plan is made anew for another object; what its transforms
 hold is compared by value, because a plan reads it once; and arrays by their addresses, because threads read their
@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import (
-    collate_float_fn,
-    collate_int_fn,
-    collate_numpy_array_fn,
-    collate_numpy_scalar_fn,
-    collate_tensor_fn,
-    default_collate_fn_map,
-)
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
 from penstock.recipe.attributes import AttributeState
@@ -30,14 +23,14 @@ from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
 from penstock.recipe.views import Views
 
-Holds = Callable[[], bool]
-"""Returns whether a premise still holds."""
+Unchanged = Callable[[], bool]
+"""Returns whether something is what it was when this function was made."""
 
 _ABSENT = object()
 
 
-def same_attributes(owner: object, *names: str) -> Holds:
-    """Return a premise: these attributes of an object stay the objects that they are now."""
+def same_attributes(owner: object, *names: str) -> Unchanged:
+    """Return whether these attributes of an object stay the objects that they are now."""
     held = vars(owner)
     kept = [(name, held.get(name, _ABSENT)) for name in names]
 
@@ -50,32 +43,32 @@ def same_attributes(owner: object, *names: str) -> Holds:
     return same
 
 
-def same_items(owner: Sequence[Any]) -> Holds:
-    """Return a premise: a sequence keeps the objects that it holds now."""
+def same_items(owner: Sequence[Any]) -> Unchanged:
+    """Return whether a sequence keeps the objects that it holds now."""
     kept = list(owner)
     return lambda: len(owner) == len(kept) and all(map(operator.is_, owner, kept))
 
 
-def all_of(*premises: Holds) -> Holds:
-    """Return the premise that all of these hold."""
-    if len(premises) == 1:
-        return premises[0]
+def all_of(*parts: Unchanged) -> Unchanged:
+    """Return whether all of these are unchanged."""
+    if len(parts) == 1:
+        return parts[0]
 
-    def hold() -> bool:
-        for holds in premises:  # noqa: SIM110  called for each batch, and a generator costs more
-            if not holds():
+    def unchanged() -> bool:
+        for part in parts:  # noqa: SIM110  called for each batch, and a generator costs more
+            if not part():
                 return False
         return True
 
-    return hold
+    return unchanged
 
 
-def same_memory(arrays: Sequence[torch.Tensor | np.ndarray]) -> Holds:
-    """Return a premise: arrays keep their addresses, shapes, strides and dtypes."""
+def same_memory(arrays: Sequence[torch.Tensor | np.ndarray]) -> Unchanged:
+    """Return whether arrays keep their addresses, shapes, strides and dtypes."""
     return all_of(*(_place_of_array(one) if isinstance(one, np.ndarray) else _place(one) for one in arrays))
 
 
-def _place(tensor: torch.Tensor) -> Holds:
+def _place(tensor: torch.Tensor) -> Unchanged:
     address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
     dtype, requires_grad = tensor.dtype, tensor.requires_grad
     return lambda: (
@@ -87,7 +80,7 @@ def _place(tensor: torch.Tensor) -> Holds:
     )
 
 
-def _place_of_array(array: np.ndarray) -> Holds:
+def _place_of_array(array: np.ndarray) -> Unchanged:
     address, shape, strides, dtype = _native.address(array), array.shape, array.strides, array.dtype
     return lambda: (
         _native.address(array) == address and array.shape == shape and array.strides == strides and array.dtype == dtype
@@ -119,18 +112,10 @@ def _is_transform(value: object) -> bool:
     return kind is Views or kind.__module__.startswith("torchvision.transforms") or kind in classes("Compose")
 
 
-#: The kind under which torch's table has the function for scalars of numpy.
-NUMPY_SCALARS = (np.bool_, np.number, np.object_)
-#: By kind of sample: the function in torch's own table of collating.
-_COLLATING: dict[Any, Any] = {
-    torch.Tensor: collate_tensor_fn,
-    np.ndarray: collate_numpy_array_fn,
-    NUMPY_SCALARS: collate_numpy_scalar_fn,
-    float: collate_float_fn,
-    int: collate_int_fn,
-}
-#: By kinds: the table, as it was when it treated these kinds as torch's own does.
-_approved: dict[tuple[Any, ...], dict[Any, Any]] = {}
+#: What default_collate meets in samples of tensors, arrays and numbers.
+_COLLATED: tuple[Any, ...] = (torch.empty(0, device="cpu"), np.empty(0), np.float32(0), 0.0, 0, (), {})
+#: torch's table of collating, as it was when it treated all of these as torch defines it.
+_approved: dict[Any, Any] = {}
 
 
 def replaced_in_collating() -> Refusal | None:
@@ -138,14 +123,15 @@ def replaced_in_collating() -> Refusal | None:
     return replaced_in("torch.utils.data._utils.collate", "default_collate collate")
 
 
-def collates_as_torch(*kinds: Any) -> bool:
-    """Return whether default_collate treats these kinds, and tuples and dictionaries, as torch defines it."""
+def collates_as_torch() -> bool:
+    """Return whether default_collate treats tensors, arrays, numbers, tuples and dictionaries as torch defines it."""
     if replaced_in_collating() is not None:
         return False
-    if default_collate_fn_map == _approved.get(kinds):
+    if default_collate_fn_map == _approved:
         return True
-    original = all(default_collate_fn_map.get(kind) is _COLLATING[kind] for kind in kinds)
-    if not original or any(isinstance((), kind) or isinstance({}, kind) for kind in default_collate_fn_map):
-        return False
-    _approved[kinds] = dict(default_collate_fn_map)
+    for kind, function in default_collate_fn_map.items():
+        if function.__module__ != collate.__module__ and any(isinstance(value, kind) for value in _COLLATED):
+            return False
+    _approved.clear()
+    _approved.update(default_collate_fn_map)
     return True

@@ -1,15 +1,15 @@
-"""Which batches were handed out before earlier ones, where batches are handed out as they come (in_order=False).
+"""What is left of an epoch: without what was handed out early (in_order=False), or of a dataset that has changed.
 
 Numbers are positions of an epoch's order, or numbers of batches where a sampler makes the order. Everything before some
-number was handed out, and behind it a few ranges: what is "ahead". What is "left" is counted without these ranges.
+number was handed out, and behind it a few ranges: these came early. What is "left" is counted without these ranges.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """Ranges of numbers that were handed out ahead: ascending, disjoint, none of them empty."""
+class Early:
+    """Ranges of numbers that were handed out early: ascending, disjoint, none of them empty."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     """The first number of each range, and the number behind its last."""
 
     @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int]]) -> Ahead:
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Early:
         """Return these ranges sorted, and joined where they touch."""
         joined: list[tuple[int, int]] = []
         for begin, end in sorted(ranges):
@@ -77,24 +77,24 @@ class Ahead:
         return (item for number, item in enumerate(items, first) if not any(number in one for one in taken))
 
 
-NONE_AHEAD = Ahead()
+NONE_EARLY = Early()
 
 
 class _OrderOfTheLeft:
-    def __init__(self, ahead: Ahead, order: Order) -> None:
-        self._ahead = ahead
+    def __init__(self, early: Early, order: Order) -> None:
+        self._early = early
         self._order = order
 
     @property
     def ends(self) -> Indices:
         """Return where the batches end that are left, of an order that has batches of its own."""
         ends: Indices = self._order.ends  # type: ignore[attr-defined]
-        for first, behind in reversed(self._ahead.ranges):  # of whole batches
+        for first, behind in reversed(self._early.ranges):  # of whole batches
             ends = np.where(ends >= behind, ends - (behind - first), np.minimum(ends, first))
         return np.unique(ends[ends > 0])
 
     def take(self, begin: int, count: int) -> Indices:
-        parts = [self._order.take(first, behind - first) for first, behind in self._ahead.spans(begin, begin + count)]
+        parts = [self._order.take(first, behind - first) for first, behind in self._early.spans(begin, begin + count)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
@@ -129,6 +129,51 @@ class Arrivals:
             self._handed.remove(self.prefix)
             self.prefix += 1
 
-    def ahead(self) -> list[int]:
+    def early(self) -> list[int]:
         """Return the batches that were handed out behind one that was not."""
         return sorted(self._handed)
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What is left of an epoch whose dataset has changed; it has an order of its own."""
+
+    begin: int
+    """The first position of the rest."""
+    indices: Indices
+    """The samples that were not handed out, ascending."""
+    past: tuple[Mapping[str, Any], ...]
+    """The datasets before the change, in turn: "data", a fingerprint, and "to", the position up to which it held."""
+
+    @property
+    def end(self) -> int:
+        """Return the number of positions of the epoch."""
+        return self.begin + len(self.indices)
+
+    def order(self, among: Callable[[], Order]) -> Order:
+        """Return the order of the rest; `among` makes an order of len(indices) positions."""
+        return _RemainderOrder(self, among())
+
+
+class _RemainderOrder:
+    def __init__(self, rest: Remainder, among: Order) -> None:
+        self._rest = rest
+        self._among = among
+
+    def take(self, begin: int, count: int) -> Indices:
+        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a pass that goes on in the middle of an epoch has to hand out; by default all of it."""
+
+    start: int = 0
+    """The position of the epoch that the pass begins at."""
+    early: Early = NONE_EARLY
+    """What was handed out behind it."""
+    rest: Remainder | None = None
+    """None: the dataset is what it was when the epoch began."""
+
+
+WHOLE = Leftover()

@@ -10,14 +10,13 @@ import torch.distributed
 from torch.utils.data import DistributedSampler, IterDataPipe, MapDataPipe, SequentialSampler
 
 from penstock.errors import InvalidOption
-from penstock.order.ahead import Ahead
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler, draw_seed
+from penstock.order.leftover import Early
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.state.origin import Copies, Origin, Source, drawn_from, is_origin
 from penstock.state.progress import Progress, is_count
-from penstock.state.sampler_states import between_passes
+from penstock.state.samplers import Copies, Origin, Source, between_passes, drawn_from, is_origin
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -26,7 +25,7 @@ BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place", "origin"})
 
 
 @dataclass(frozen=True)
-class OwnStates:
+class UserStates:
     """Reads and writes the states that a loader's dataset and sampler have of their own.
 
     Args:
@@ -83,7 +82,7 @@ class OwnStates:
         place = self.place()
         if now.handed and place.world > 1 and (now.arrivals is not None or now.given):
             own["place"] = [place.rank, place.world, settings.batch_size, now.arrivals is not None]
-        if ranges := now.handed_ahead().ranges:
+        if ranges := now.handed_early().ranges:
             own["ahead"] = [list(one) for one in ranges]
         return own or None
 
@@ -185,7 +184,7 @@ class OwnStates:
                 f"a state of an iterable dataset that does not say where it is, read in batches of "
                 f"{own['batch_size']}, cannot go on with batch_size={settings.batch_size}"
             )
-        if ahead_of(state).ranges and "samples" in own and not self.order.counts_samples():
+        if early_of(state).ranges and "samples" in own and not self.order.counts_samples():
             raise InvalidOption(
                 "a state whose batches came out of order, cut by the loader, cannot go on with a batch_sampler"
             )
@@ -242,9 +241,9 @@ class OwnStates:
         )
 
 
-def ahead_of(state: Mapping[str, Any]) -> Ahead:
-    """Return what was handed out ahead, of a state."""
-    return Ahead.of((begin, end) for begin, end in (state.get("dataset") or {}).get("ahead", ()))
+def early_of(state: Mapping[str, Any]) -> Early:
+    """Return what was handed out early, of a state."""
+    return Early.of((begin, end) for begin, end in (state.get("dataset") or {}).get("ahead", ()))
 
 
 def _is_sound(own: Mapping[str, Any]) -> bool:

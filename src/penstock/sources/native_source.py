@@ -1,0 +1,180 @@
+"""How the native core reads a dataset, as it was when a plan was made: values, and functions of the dataset's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import penstock._native as _native
+from penstock.order.permutations import Indices
+from penstock.recipe.recipe import Recipe
+from penstock.recipe.steps import Step
+from penstock.sources.labels import LabelColumn
+from penstock.sources.unchanged import Unchanged
+from penstock.storage.remote_shards import Range, RemoteShards
+
+Rescued = NDArray[np.uint8] | torch.Tensor
+
+
+class Field(NamedTuple):
+    """A tensor field of each sample."""
+
+    filler: _native.Filler
+    """Writes its rows."""
+    spec: _native.Spec | None
+    """Shape and dtype of a row; None where only the samples tell."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a sample holds its fields, and its label."""
+
+    pair: bool = True
+    """True: a sample is a tuple of its fields (and label). False: it is its only field."""
+    keys: tuple[str, ...] | None = None
+    """The names of the fields, where a sample is a dictionary of them; None: it is not."""
+    views: int = 0
+    """How many of the first fields are views of one image, a list in the sample."""
+
+    def batch(self, fields: list[Any]) -> Any:
+        """Return a batch of these fields (and labels), as torch's default_collate gives it."""
+        if self.views:
+            views, labels = fields[: self.views], fields[self.views :]
+            return [views, *labels] if self.pair else views
+        if self.keys is not None:
+            return dict(zip(self.keys, fields, strict=True))
+        return fields if self.pair else fields[0]
+
+    def samples(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return samples of these fields (and labels), each a value a sample."""
+        if self.views:
+            views = list(map(list, zip(*columns[: self.views], strict=True)))
+            columns = [views, *columns[self.views :]]
+        if self.keys is not None:
+            return [dict(zip(self.keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
+
+
+class LabelReader(NamedTuple):
+    """Reads the labels of samples."""
+
+    now: Callable[[Indices], LabelColumn]
+    """Returns the labels at these positions, as they are now."""
+    kept: Callable[[Indices], LabelColumn] | None = None
+    """Returns the labels as they were at its first call; None: there is no quicker way to them than `now`."""
+
+
+class ImageSteps(NamedTuple):
+    """What is done to the image that a sample is made of."""
+
+    recipes: tuple[Recipe, ...]
+    """Of each view; of the first field where there are no views."""
+    as_samples: Callable[[], bool] | None = None
+    """Returns whether the rows lie as the tensors of the dataset's samples do; None: that is not known."""
+    encoded: bool = False
+    """Each is made of an image file of the sample's own, which `identify` names."""
+    packed_bytes: float | None = None
+    """Of an image file that is a part of a shard; None: each is a file of its own, or there are none."""
+    jpeg_index: _native.JpegIndex | None = None
+    """The decoder states that the dataset brings with its images; None: it brings none."""
+
+
+class SampleFiles(NamedTuple):
+    """Samples that are files, whose bytes a cache may keep."""
+
+    name: Callable[[int], bytes]
+    """Returns a file's name, as the native core knows it."""
+    read: Callable[[BinaryIO, int], Rescued]
+    """Reads the first field of one sample in Python from its open file, which it closes."""
+    listed: Callable[[Indices], list[bytes]] | None = None
+    """Returns the files of these samples, where the filler has no table of them."""
+
+
+@dataclass(frozen=True)
+class DeviceArrays:
+    """The arrays of a dataset in memory, for a device that keeps a copy of them."""
+
+    arrays: tuple[torch.Tensor, ...]
+    """An array a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples,
+    height, width, channels), in memory in this order or with the channels apart."""
+    recipe: _native.Recipe | None = None
+    """What makes a field of each image of the only array; None: rows are the fields."""
+    settled: bool = False
+    """The labels are read without calling a function of the user's."""
+
+
+class Memory(NamedTuple):
+    """Samples in memory of the user's, or in mapped files."""
+
+    unmoved: Unchanged
+    """Whether the memory that the fillers read is where it was, and as long."""
+    reads_ahead: bool = False
+    """Whether threads may work ahead on samples: nobody can move them, or they are copied when submitted."""
+    lasting: Unchanged | None = None
+    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
+    held: DeviceArrays | None = None
+    """The arrays, for a device that may keep them."""
+
+
+@dataclass(frozen=True)
+class RemoteSamples:
+    """Where the samples of a dataset in an object store lie."""
+
+    shards: RemoteShards
+    shard_of: Callable[[Indices], Indices]
+    """Returns the shard of each of these samples."""
+    ranges_of: Callable[[Indices], list[Range]]
+    """Returns the shard of each of these samples, and where its bytes begin and end in it."""
+
+
+@dataclass(frozen=True)
+class NativeSource:
+    """How the native core reads a dataset, as it was when a plan was made."""
+
+    size: int
+    """The number of samples."""
+    fields: tuple[Field, ...]
+    """The fields of a sample, in order; at least one."""
+    steps: tuple[Step, ...]
+    """The steps that explain() shows."""
+    identify: Callable[[int], tuple[str, str | None]]
+    """Returns (ID, file) of a sample, for messages."""
+    rescue: Callable[[int], Rescued]
+    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    apply: Callable[[int], torch.Tensor]
+    """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
+    still: Unchanged
+    """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
+    form: Form = Form()
+    labels: LabelReader | None = None
+    """None: samples have no labels."""
+    rows: Callable[[Indices], Indices] | None = None
+    """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
+    images: ImageSteps | None = None
+    """None: the first field is not an image."""
+    files: SampleFiles | None = None
+    """None: samples are not made of files."""
+    memory: Memory | None = None
+    """None: samples are not in memory."""
+    remote: RemoteSamples | None = None
+    """The shards in an object store that the fillers read once they are here; None: the files are local."""
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What is done to each image; None: the first field is not an image, or there are several views of it."""
+        return None if self.images is None or self.form.views else self.images.recipes[0]
+
+    @property
+    def table(self) -> torch.Tensor | None:
+        """What each pixel value of the first field is yet to become: (channels, 256); None: the values are final."""
+        return None if self.recipe is None else self.recipe.table
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether a function of the user's makes the labels."""
+        return any(step.who == "Python" for step in self.steps)
