@@ -261,7 +261,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._planned_for = settings, sends
         progress = self._checkpoint.next_progress(settings)
         record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
-        self._checkpoint.progress, self._checkpoint.record = progress, record
+        self._checkpoint.progress = progress
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)

@@ -14,7 +14,7 @@ from penstock.order.permutations import Order
 from penstock.order.schedule import Share, indices_of
 from penstock.settings import Settings
 from penstock.sources.naming import ids_of
-from penstock.state.ledger import Ledger, ids_bytes
+from penstock.state.ledger import Ledger
 from penstock.state.progress import Progress
 
 
@@ -32,32 +32,20 @@ class Recorder(Observer):
     """Made at the first step."""
 
     def delivered(self, delivery: Delivery) -> None:
-        """Append the step of the batch that was handed out.
+        """Append the step of the batch that was handed out. Raises OSError.
 
         Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
-        order in which they came, so that two runs are equal if each of their steps was given the same samples. It
-        could not hold them under the numbers of their batches: the chain of a step covers all steps before it.
-        Raises OSError.
+        order in which they came, so that two runs are equal if each of their steps was given the same samples.
         """
         schedule, progress = self.progress.schedule, self.progress
         if schedule is None:
             return
-        first = schedule.step_at(progress.start + progress.ahead.count)
         if self.order is None:
-            seed = self.settings.seed or 0
-            order = BatchOrder(self.settings).order(
-                seed, progress.epoch, progress.drawn, progress.rest, progress.ahead
-            )()
-            self.ledger.rewind(progress.epoch, first - 1, chain=progress.chain)
-            self.order = order
+            seed, order = self.settings.seed or 0, BatchOrder(self.settings)
+            self.order = order.order(seed, progress.epoch, progress.drawn, progress.rest, progress.ahead)()
         indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
-        step = first + progress.handed - 1
-        self.ledger.append(progress.epoch, step, ids_bytes(ids_of(self.dataset, indices)))
-
-    @property
-    def chain(self) -> str:
-        """Return the ledger's chain as text, for a state."""
-        return self.ledger.chain.hex()
+        step = schedule.step_at(progress.start + progress.ahead.count) + progress.handed - 1
+        self.ledger.append(progress.epoch, step, ids_of(self.dataset, indices))
 
 
 class LoaderLedger:

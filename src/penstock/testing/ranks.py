@@ -83,7 +83,7 @@ class Ranks:
         Raises:
             AssertionError: JSON cannot hold it, or the ranks have different ones.
         """
-        states = [{**loader.state_dict(), "ledger": None} for loader in self.loaders]  # each rank has one of its own
+        states = [loader.state_dict() for loader in self.loaders]
         for rank, state in enumerate(states):
             if state != states[0]:
                 fail(f"epoch {self.epoch}: rank {rank} has another state than rank 0: {state}, not {states[0]}")
