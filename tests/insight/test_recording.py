@@ -87,7 +87,7 @@ def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None
     loader = penstock.DataLoader(rows())
     meter = LoopMeter()
     for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
-        recorder = made._observe(loader)
+        recorder = made.recorder.observe(loader)
         assert recorder is not None
         observers = (LoopClock(meter), recorder)
         for waited in waits:
@@ -216,7 +216,7 @@ def test_further_loaders_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
         for loader in loaders:
             list(loader)
-    assert (len(made.loaders), made.unrecorded) == (2, 2)
+    assert (len(made.loaders), made.recorder.unrecorded) == (2, 2)
 
 
 def test_readings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
