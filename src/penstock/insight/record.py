@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidOption
-from penstock.insight.output_file import OutputFile
+from penstock.insight.files import OutputFile
 from penstock.insight.publishing import program_name
 from penstock.insight.recording import LoaderRecord, Recording
 from penstock.showing import shown

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from penstock.insight.batch_rows import PassRows, column, passes_of
-from penstock.insight.output_file import OutputFile
+from penstock.insight.files import OutputFile
 from penstock.insight.recording import LoaderRecord, Recording
 from penstock.showing import shown
 from penstock.system.words import compact, counted
