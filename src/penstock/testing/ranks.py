@@ -7,14 +7,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count, islice
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.testing.tally import fail
 
 Make = Callable[..., DataLoader[Any]]
 _END = object()
+
+
+def fail(message: str) -> NoReturn:
+    """Raise AssertionError; pytest does not show this frame."""
+    __tracebackhide__ = True
+    raise AssertionError(message)
 
 
 class Ranks:
