@@ -35,9 +35,9 @@ from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, Snapshot, method_of, refuse_for_fillers, shares
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
+from penstock.state.ledger import LoaderLedger
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
-from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import weakref
 from pathlib import Path
 from typing import Any
@@ -268,16 +267,6 @@ def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     (lane,) = spans.lanes()
     assert len(lane.table) < 8 and lane.table[-1, 2] == 100
     assert len(lane.table) + spans.lost == 101
-
-
-def test_a_sink_that_fails_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*_: Any) -> None:
-        raise MemoryError("none left")
-
-    monkeypatch.setattr(WorkSpans, "_add", fail)
-    with record(), caplog.at_level(logging.ERROR, "penstock"):
-        assert len(list(penstock.DataLoader(Made(), batch_size=4))) == 6
-    assert len(caplog.records) == 1
 
 
 def test_limits_are_documented() -> None:

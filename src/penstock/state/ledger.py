@@ -18,14 +18,21 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple, Self
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, pair
+from penstock.observe import Delivery, Observer
+from penstock.order.batch_order import BatchOrder
+from penstock.order.permutations import Order
+from penstock.order.schedule import Share, indices_of
+from penstock.settings import Settings
+from penstock.sources.naming import ids_of
 from penstock.state.manifest import append_line
+from penstock.state.progress import Progress
 from penstock.system.file_lock import lock_file, unlock_file
 
 #: How long to wait for the lock of a process that is being killed.
@@ -286,3 +293,66 @@ os.register_at_fork(after_in_child=_after_fork)
 def _unlock(descriptor: int) -> None:
     unlock_file(descriptor)
     os.close(descriptor)
+
+
+# --- of a loader --------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Recorder(Observer):
+    """Appends each step of a pass to a ledger."""
+
+    ledger: Ledger
+    dataset: Any
+    """Names the samples."""
+    settings: Settings
+    progress: Progress
+    """Of the pass; it counts a batch before the recorder takes note of it."""
+    order: Order | None = None
+    """Made at the first step."""
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Append the step of the batch that was handed out. Raises OSError.
+
+        Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
+        order in which they came, so that two runs are equal if each of their steps was given the same samples.
+        """
+        schedule, progress = self.progress.schedule, self.progress
+        if schedule is None:
+            return
+        if self.order is None:
+            seed, order = self.settings.seed or 0, BatchOrder(self.settings)
+            self.order = order.order(seed, progress.epoch, progress.drawn, progress.rest, progress.ahead)()
+        indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
+        step = schedule.step_at(progress.start + progress.ahead.count) + progress.handed - 1
+        self.ledger.append(progress.epoch, step, ids_of(self.dataset, indices))
+
+
+class LoaderLedger:
+    """The ledger of a loader, opened when its first pass begins. Not picklable."""
+
+    def __init__(self) -> None:
+        self._ledger: Ledger | None = None
+
+    def of_pass(
+        self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
+    ) -> Recorder | None:
+        """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
+        if settings.ledger is None:
+            return None
+        order = BatchOrder(settings)
+        if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
+            raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
+        if self._ledger is None:
+            share = order.share() or Share()
+            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint(settings)}
+            path = os.fspath(settings.ledger).replace("{rank}", str(share.rank))
+            try:
+                self._ledger = Ledger(path, run={**facts, "rank": share.rank, "world": share.world})
+            except OSError as error:
+                if isinstance(error, IsADirectoryError):
+                    why = "it is a folder: name a file in it, such as run.ledger"
+                else:
+                    why = f"it cannot be opened or written: {error.strerror}"
+                raise pair(InvalidOption, type(error))(f"ledger={path!r}: {why}") from error
+        return Recorder(self._ledger, settings.dataset, settings, progress)
