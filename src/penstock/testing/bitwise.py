@@ -71,8 +71,8 @@ def difference(a: Any, b: Any, path: str = "", row: int | None = None, *, layout
         return Difference(path, row, f"has the attributes {list(ours)}, and {list(theirs)}")
     words = isinstance(a, tuple | list) and all(isinstance(value, str | bytes) for value in a) and row is None
     pairs = enumerate(zip(ours, ours.values(), theirs.values(), strict=True))
-    found = (difference(x, y, path + at, i if words else row, layout=layout) for i, (at, x, y) in pairs)
-    return next((one for one in found if one is not None), None)
+    inside = (difference(x, y, path + at, i if words else row, layout=layout) for i, (at, x, y) in pairs)
+    return next((one for one in inside if one is not None), None)
 
 
 def rows(batch: Any) -> list[Any]:
