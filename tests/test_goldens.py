@@ -134,7 +134,7 @@ def of_loader(dataset: Any, arguments: dict[str, Any], root: Path) -> Any:
             kept: Any = penstock.DataLoader(dataset, **{"batch_size": 4, **arguments}, ledger=ledger)
             for _ in kept:
                 pass
-            found["ledger"] = ledger.read_bytes().hex()
+            found["ledger"] = ledger.read_text()
     except Exception as error:
         return anywhere(f"{type(error).__name__}: {error}", root)
     return found

@@ -34,9 +34,9 @@ from penstock.recipe.reach import SeedWarnings
 from penstock.settings import Given, Method, Settings, Snapshot, method_of, refuse_for_fillers, shares
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
+from penstock.state.ledger import LoaderLedger
 from penstock.state.progress import is_count
 from penstock.state.quarantine import Replace
-from penstock.state.recording import LoaderLedger
 from penstock.state.substitutes import register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
@@ -265,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._planned_for = settings, sends
         progress = self._checkpoint.next_progress(settings)
         record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
-        self._checkpoint.progress, self._checkpoint.record = progress, record
+        self._checkpoint.progress = progress
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         followers: Observers = (progress,) if record is None else (progress, record)

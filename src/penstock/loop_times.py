@@ -168,7 +168,8 @@ class LoopClock(Observer):
 
 def clocked(meter: LoopMeter, watchers: Observers) -> Observers:
     """Return the clock of a loop, with the watchers that need not know of each batch, and the other watchers."""
-    others, by_batch = [], []
+    others: list[Observer] = []
+    by_batch: list[Observer] = []
     for watcher in watchers:
         (by_batch if watcher.by_batch else others).append(watcher)
     return LoopClock(meter, tuple(others)), *by_batch

@@ -19,8 +19,9 @@ import pytest
 import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
-from penstock.insight.jobs import Job, Point, job_of, jobs
+from penstock.insight.jobs import Job, job_of, jobs
 from penstock.insight.live_files import ProcessName, live_folder, machine, read_all, started_at, this_process
+from penstock.insight.recording import Reading
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
@@ -130,6 +131,7 @@ def test_writes_are_seldom(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_only_the_latest_loaders_are_written_and_gone_ones_are_not(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(publishing, "MOST_LOADERS", 3)
+    publish()
     loaders = [penstock.DataLoader(rows(), batch_size=n) for n in (1, 2, 3, 4, 5)]
     for loader in loaders:
         list(loader)
@@ -198,7 +200,7 @@ def test_where_it_cannot_be_written_the_process_goes_on(folder: Path, spoil: Any
     spoil(folder)
     for _ in range(2):
         assert len(list(penstock.DataLoader(rows(), batch_size=4))) == 14
-    assert publishing._publisher is not None and publishing._publisher.due == float("inf")
+    assert publishing._publisher is not None and publishing._publisher.recorder.due == float("inf")
     if folder.is_dir():
         assert [file.name for file in folder.iterdir() if file.suffix == ".json"] == []
     assert list(recwarn) == []
@@ -306,14 +308,14 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         b"[" * 100_000,
         b" " * (live_files.MOST_BYTES + 1),
         data[:-10],
-        data.replace(b'"format": 1', b'"format": 2'),
+        data.replace(b'"format": 2', b'"format": 1'),
         json.dumps({**said, "began": float("nan")}).encode(),
         json.dumps({**said, "loaders": {}}).encode(),
         json.dumps({**said, "program": 5}).encode(),
         json.dumps({**said, "loaders": [{**said["loaders"][0], "stages": {"decode": [1]}}]}).encode(),
         json.dumps({**said, "loaders": [{**said["loaders"][0], "batch_size": -1}]}).encode(),
         json.dumps({**said, "loaders": [{**said["loaders"][0], "now": [0, 0, 0]}]}).encode(),
-        b'{"format": 1, "began": 1e999}',
+        b'{"format": 2, "began": 1e999}',
     ):
         with pytest.raises(PenstockError):
             job_of(name, spoiled)
@@ -324,8 +326,9 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
 def test_rates_and_shares(folder: Path) -> None:
     list(penstock.DataLoader(rows()))
     (loader,) = read(folder).loaders
-    points = (Point(0, 0, 0, 0, 0, 0), Point(10, 100, 800, 3, 1, 6), Point(20, 200, 1600, 5, 1, 14))
-    loader = loader.__class__(**{**vars(loader), "history": points, "now": Point(30, 300, 2400, 13, 1, 16)})
+    points = (Reading(0, 0, 0, 0, 0, 0), Reading(10, 100, 800, 3, 1, 6), Reading(20, 200, 1600, 5, 1, 14))
+    now = Reading(30, 300, 2400, 13, 1, 16)
+    loader = loader.__class__(**{**vars(loader), "history": (*points, now), "now": now})
     assert loader.wait_shares() == pytest.approx([0.25, 0.2, 0.8])
     assert loader.wait_share(5.0) == pytest.approx(0.8)
     assert loader.wait_share(15.0) == pytest.approx(10 / 20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import weakref
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None
     loader = penstock.DataLoader(rows())
     meter = LoopMeter()
     for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
-        recorder = made._observe(loader)
+        recorder = made.recorder.observe(loader)
         assert recorder is not None
         observers = (LoopClock(meter), recorder)
         for waited in waits:
@@ -216,7 +215,7 @@ def test_further_loaders_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
         for loader in loaders:
             list(loader)
-    assert (len(made.loaders), made.unrecorded) == (2, 2)
+    assert (len(made.loaders), made.recorder.unrecorded) == (2, 2)
 
 
 def test_readings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,16 +267,6 @@ def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     (lane,) = spans.lanes()
     assert len(lane.table) < 8 and lane.table[-1, 2] == 100
     assert len(lane.table) + spans.lost == 101
-
-
-def test_a_sink_that_fails_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(*_: Any) -> None:
-        raise MemoryError("none left")
-
-    monkeypatch.setattr(WorkSpans, "_add", fail)
-    with record(), caplog.at_level(logging.ERROR, "penstock"):
-        assert len(list(penstock.DataLoader(Made(), batch_size=4))) == 6
-    assert len(caplog.records) == 1
 
 
 def test_limits_are_documented() -> None:

@@ -15,10 +15,8 @@ import pytest
 import penstock
 from penstock.insight import record
 from penstock.insight.batch_rows import BatchRow, BatchRows
-from penstock.insight.recording import LoaderRecording, Recording
-from penstock.insight.report import page
-from penstock.insight.summary import plain_verdict
-from penstock.insight.time_shares import time_shares
+from penstock.insight.recording import LoaderRecord, Recording
+from penstock.insight.report import page, plain_verdict, time_shares
 from tests.sample_datasets import Made, rows
 
 #: A name that is none of a good citizen.
@@ -101,7 +99,7 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: LoaderRecording) -> str:
+    def fail(_: LoaderRecord) -> str:
         raise RuntimeError("no idea")
 
     with record(report=tmp_path / "report.html", verdict=fail):
@@ -116,7 +114,7 @@ def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
 def recorded_rows(*made: BatchRow, most: int = 1000) -> Any:
     loader = penstock.DataLoader(rows())
     recording = Recording()
-    recording._observe(loader)
+    recording.recorder.observe(loader)
     (recorded,) = recording.loaders
     recorded.rows = BatchRows(most)
     for row in made:
@@ -153,7 +151,6 @@ def test_plain_verdict() -> None:
     recorded = recorded_rows(
         BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0, 0), BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0, 3)
     )
-    recorded.readings = []
     assert plain_verdict(recorded) == (
         "The loop waited 75% of the time (3,000 ms a step) for 2 batches, and 2 s for the first batch of each pass, in "
         "which workers start."
@@ -163,8 +160,8 @@ def test_plain_verdict() -> None:
 def test_odd_numbers_make_no_odd_page() -> None:
     recorded = recorded_rows(BatchRow(5.0, 5.0, 0.0, 0.0, 0.0, 0, 1, 1, 0, 0))
     recording = Recording()
-    recording.loaders, recording.ended = [recorded], recording.began
-    text = "".join(page(recording, {}, plain_verdict))
+    recording.recorder.loaders, recording.ended = [recorded], recording.began
+    text = page(recording, {}, plain_verdict)
     Page(text)
     assert "nan" not in text.lower().replace("tenant", "") or not re.search(r"\bnan\b", text.lower())
     assert np.isfinite(time_shares(recorded, 5.0, 5.0, 4).waited).all()

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidOption
 from penstock.insight import batch_rows, record
-from penstock.insight.tracks import tracks_for
+from penstock.insight.trace import tracks_for
 from tests.sample_datasets import Made, Numbers, rows
 
 

@@ -181,7 +181,7 @@ def test_samples_that_come_twice_or_not_at_all() -> None:
         once(partial(loader, kind=Repeats))
     last = {loader(shard=(rank, 2)).batch_at(0, 2)[0].tolist()[-1] for rank in range(2)}
     one = "|".join(map(str, last))
-    lost = rf"51 samples came, 53 should have; sample ({one}) did not come \(due at step 2, rank [01]\)"
+    lost = rf"51 samples came, 53 should have; sample ({one}) did not come"
     with pytest.raises(AssertionError, match=lost):
         once(partial(loader, kind=Drops))
     with pytest.raises(

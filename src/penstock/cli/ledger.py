@@ -6,12 +6,10 @@ import argparse
 import json
 from typing import Any
 
-import numpy as np
-
 from penstock.cli.terminal import shown, write_lines
 from penstock.cli.verbs import add_verb
 from penstock.errors import InvalidOption
-from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read, records
+from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read
 from penstock.system.words import counted
 
 
@@ -42,9 +40,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     if found.verdict is Verdict.PARTED:
         lines += [f"  {name}: {_step(record)}" for name, record in zip(names, (found.a, found.b), strict=True)]
     if found.since is not None:
-        lines.append(
-            f"compared from {_place(found.since)}, where one of them begins, with the chain of what was before"
-        )
+        lines.append(f"compared from {_place(found.since)}, where one of them begins")
     lines += [
         f"{shown(name)}: {shown(one)} in {names[0]}, {shown(two)} in {names[1]}" for name, one, two in found.facts
     ]
@@ -55,11 +51,9 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
     steps = counted(found.equal, "step")
     if found.at is None:
-        return f"equal: {steps}" if a.last is None else f"equal: {steps}, to {_place(a.last[:2])}"
+        return f"equal: {steps}, to {_place(a.steps[-1][:2])}" if a.steps else f"equal: {steps}"
     if found.verdict is Verdict.PARTED:
-        # A ledger that begins in the midst of a run knows of the steps before as a whole.
-        words = "parted at or before" if found.since is not None and not found.equal else "parted at"
-        return f"{words} {_place(found.at)}, after {steps} in which they are equal"
+        return f"parted at {_place(found.at)}, after {steps} in which they are equal"
     short, long = names if found.verdict is Verdict.A_ENDS_FIRST else names[::-1]
     return f"equal as far as {short} goes: {steps}; {long} goes on with {_place(found.at)}"
 
@@ -73,39 +67,36 @@ def _show(arguments: argparse.Namespace) -> int:
 def _summary(file: LedgerFile) -> list[str]:
     facts = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in file.run.items())
     rows = [("ledger", file.path), ("run", facts or "-"), ("epochs", "0"), ("steps", "0"), ("samples", "0")]
-    if file.last is not None:
-        first, last, epochs = next(iter(file)), file.last, _epochs(file)
+    if file.steps:
+        first, last, epochs = file.steps[0], file.steps[-1], _epochs(file)
         rows[2:] = [
             ("epochs", f"{len(epochs):,}: {_range(epochs)}"),
-            ("steps", f"{len(file):,}: {_place(first[:2])} to {_place(last[:2])}"),
-            ("samples", f"{int(file.steps['samples'].sum(dtype='u8')):,}"),
-            ("chain", last.chain.hex()),
+            ("steps", f"{len(file.steps):,}: {_place(first[:2])} to {_place(last[:2])}"),
+            ("samples", f"{sum(step.samples for step in file):,}"),
+            ("hash", f"{last.hash} of the last step"),
         ]
-    if file.continued:
-        rows.append(("continues", f"from the chain {file.base[1].hex()} of an earlier ledger"))
-    if file.marks:
-        times = "once" if file.marks == 1 else f"{file.marks:,} times"
-        rows.append(("resumed", f"{times}, {counted(len(file.abandoned), 'step')} abandoned"))
+    if file.resumed:
+        times = "once" if file.resumed == 1 else f"{file.resumed:,} times"
+        rows.append(("resumed", f"{times}, {counted(file.abandoned, 'step')} abandoned"))
     if file.torn:
-        rows.append(("torn", f"{counted(file.torn, 'byte')} of a record that was not finished"))
+        rows.append(("torn", f"{counted(file.torn, 'byte')} of a line that was not finished"))
     return [f"{name:<9}  {shown(text)}" for name, text in rows]
 
 
 def _epoch(file: LedgerFile, epoch: int) -> list[str]:
-    steps = file.steps[file.steps["epoch"] == epoch]
-    if not len(steps):
-        others = "no step at all" if file.last is None else f"epochs {_range(_epochs(file))}"
+    steps = [step for step in file if step.epoch == epoch]
+    if not steps:
+        others = f"epochs {_range(_epochs(file))}" if file.steps else "no step at all"
         raise InvalidOption(f"{file.path!r} holds no step of epoch {epoch}; it holds {others}")
-    rows = [("STEP", "SAMPLES", "CHAIN")]
-    rows += [(f"{step.step:,}", f"{step.samples:,}", step.chain.hex()) for step in records(steps)]
+    rows = [("STEP", "SAMPLES", "HASH")]
+    rows += [(f"{step.step:,}", f"{step.samples:,}", step.hash) for step in steps]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"{step.rjust(widths[0])}  {samples.rjust(widths[1])}  {chain}" for step, samples, chain in rows]
+    return [f"{step.rjust(widths[0])}  {samples.rjust(widths[1])}  {digest}" for step, samples, digest in rows]
 
 
 def _epochs(file: LedgerFile) -> list[int]:
     """Return the epochs of which there are steps, in order."""
-    epochs: list[int] = np.unique(file.steps["epoch"]).tolist()
-    return epochs
+    return sorted({step.epoch for step in file})
 
 
 def _range(epochs: list[int]) -> str:
@@ -117,4 +108,4 @@ def _place(step: tuple[int, int]) -> str:
 
 
 def _step(record: Record | None) -> str:
-    return "no such step" if record is None else f"{counted(record.samples, 'sample')}, chain {record.chain.hex()}"
+    return "no such step" if record is None else f"{counted(record.samples, 'sample')}, hash {record.hash}"

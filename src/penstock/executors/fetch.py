@@ -216,7 +216,8 @@ class Fetch:
 
     def _as_torch(self, given: Any) -> list[Any]:
         """Return the samples of some indices, as torch's fetcher gets them."""
-        dataset, samples, index = self.dataset, [], None
+        dataset, index = self.dataset, None
+        samples: list[Any] = []
         add = samples.append
         try:
             for index in self.each(given):

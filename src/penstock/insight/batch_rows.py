@@ -107,3 +107,32 @@ def _merged(table: NDArray[np.float64]) -> NDArray[np.float64]:
     rows[:, _LONGEST] = np.maximum(first[:, _LONGEST], second[:, _LONGEST])
     rows[:, _BEGUN] = 0
     return np.concatenate([rows, table[2 * pairs :]])
+
+
+class PassRows(NamedTuple):
+    """The rows of one pass, by the time of its batches."""
+
+    number: int
+    """Of the pass."""
+    table: NDArray[np.float64]
+    """Rows as in BatchRows, by `got`."""
+    starts: NDArray[np.float64]
+    """When each row begins, at the end of the one before at the earliest."""
+    first: NDArray[np.int64]
+    """The number of each row's first batch in its pass, from 0 on."""
+
+
+def passes_of(table: NDArray[np.float64]) -> list[PassRows]:
+    """Return the rows of each pass, in the order in which the passes began."""
+    found = []
+    numbers = column(table, "number")
+    for number in np.unique(numbers):
+        rows = table[numbers == number]
+        rows = rows[np.argsort(column(rows, "got"), kind="stable")]
+        got, batches = column(rows, "got"), column(rows, "batches")
+        # Threads that share a pass wait at the same time: what overlaps is the later one's.
+        before = np.concatenate([[-np.inf], got[:-1]])
+        starts = np.minimum(np.maximum(column(rows, "start"), before), got)
+        first = (np.cumsum(batches) - batches).astype(np.int64)
+        found.append(PassRows(int(number), rows, starts, first))
+    return found

@@ -1,14 +1,17 @@
-"""Files that a user names for output: written as a whole, over what they hold."""
+"""Files that a user names for output: written as a whole, over what they hold; those of recordings checked before."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import gzip
 import os
 import secrets
 import stat
-from typing import BinaryIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
-from penstock.storage.durable import write_durably
+from penstock.errors import InvalidOption
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -18,29 +21,78 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     Raises OSError, which names the file.
     """
     name = os.fspath(path)
-    real = os.path.realpath(name)
     try:
-        _replace(real, data)
+        with _opened(os.path.realpath(name), private=False) as file:
+            file.write(data)
     except OSError as error:  # of the temporary file beside it, of which the user knows nothing
         raise OSError(error.errno, error.strerror, name) from error
 
 
-def _replace(path: str, data: bytes) -> None:
-    def write(file: BinaryIO) -> None:
-        file.write(data)
+class OutputFile:
+    """A file of this name. What is written is private to the user (mode 0600).
 
-    before: os.stat_result | None = None
-    if os.path.lexists(path):
-        before = os.stat(path)
-        if stat.S_ISDIR(before.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        # What may not be written is not replaced either.
-        with open(path, "r+b" if stat.S_ISREG(before.st_mode) else "wb") as file:
-            if not stat.S_ISREG(before.st_mode):
-                file.write(data)
+    Args:
+        path: of the file; gzip compresses it where its name ends in .gz. "{rank}" in it is torchrun's RANK, or 0.
+        option: the name of the option that gave it, for messages.
+
+    Raises:
+        InvalidOption: it is a folder, or lies in a folder that does not exist or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], option: str) -> None:
+        text = os.fspath(path)
+        if not isinstance(text, str):
+            raise InvalidOption(f"{option}: the name of a file is a str or a Path, not {type(text).__name__}")
+        rank = os.environ.get("RANK", "").strip()
+        text = text.replace("{rank}", rank if rank.isdecimal() else "0")
+        if not text or text.endswith(os.sep) or os.path.isdir(text):
+            raise InvalidOption(f"{option}={text!r}: it is a folder, or empty: name a file")
+        self.path = os.path.realpath(text)  # of a symbolic link the file behind it; a program may change its folder
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            raise InvalidOption(f"{option}={text!r}: there is no folder {folder}")
+        if not os.access(folder if _mode_of(self.path) is None else self.path, os.W_OK):
+            raise InvalidOption(f"{option}={text!r}: this user may not write there")
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Open the file, which gets its name when all is written; where that fails, nothing is left. Raises OSError."""
+        with _opened(self.path, private=True) as file:
+            if not self.path.endswith(".gz"):
+                yield file
                 return
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    if before is not None:
-        os.chmod(temporary, stat.S_IMODE(before.st_mode))
-    write_durably(path, temporary, write)
+            with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as packed:
+                yield packed  # type: ignore[misc]
+
+
+def _mode_of(path: str) -> int | None:
+    """Return the mode of what has this name; None: nothing has."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
+
+
+@contextmanager
+def _opened(path: str, *, private: bool) -> Iterator[IO[bytes]]:
+    """Open a file that takes its name, from what has it before, when all is written."""
+    mode = _mode_of(path)
+    if mode is not None:
+        # What may not be written is not replaced either.
+        with open(path, "r+b" if stat.S_ISREG(mode) else "wb") as file:
+            if not stat.S_ISREG(mode):
+                yield file
+                return
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+            if mode is not None and not private:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+import types
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
-from penstock.insight.live_files import MOST_BYTES, ProcessName, live_folder, read_all
-from penstock.insight.publishing import FORMAT
+from penstock.insight.live_files import FORMAT, MOST_BYTES, ProcessName, live_folder, read_all
+from penstock.insight.recording import Reading
 
 #: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
 _STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
@@ -24,23 +24,6 @@ _STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
 
 class _Unreadable(PenstockError):
     """A file is no live recording."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """What a loader had done at one moment, since it was made."""
-
-    time: float
-    batches: int
-    samples: int
-    waited: float
-    first_waited: float
-    worked: float
-
-    @property
-    def steady(self) -> float:
-        """Seconds waited, but for first batches."""
-        return self.waited - self.first_waited
 
 
 @dataclass(frozen=True)
@@ -58,38 +41,39 @@ class LiveLoader:
     got: float | None
     """When its loop got its latest batch, by time.time()."""
     failed: int
-    now: Point
-    history: tuple[Point, ...]
+    now: Reading
+    """Its time, and that of the others, is by time.time()."""
+    history: tuple[Reading, ...]
+    """Of the last ten minutes, the latest one last."""
     stages: dict[str, tuple[float, int]]
-    depth: int
     deepest: int
+    """The most readers that were at work."""
     calls: dict[str, tuple[int, int]]
     """Of functions of the dataset's own code: answered natively, and left to the original function."""
     cache: dict[str, tuple[int, int, int, int]]
     """Of each tier: hits, samples, bytes and limit."""
 
-    def since(self, seconds: float) -> Point:
-        """Return the latest point that is at least so old, or the oldest one."""
-        old = [point for point in self.history if point.time <= self.now.time - seconds]
+    def since(self, seconds: float) -> Reading:
+        """Return the latest reading that is at least so old, or the oldest one."""
+        old = [reading for reading in self.history if reading.time <= self.now.time - seconds]
         return old[-1] if old else (self.history[0] if self.history else self.now)
 
     def rates(self, seconds: float = 15.0) -> tuple[float, float]:
         """Return batches and samples a second of the time in loops, over about the last `seconds` of them."""
         before, now = self.since(seconds), self.now
         if now.batches <= before.batches:
-            before = Point(now.time, 0, 0, 0, 0, 0)
+            before = Reading(now.time, 0, 0, 0, 0, 0)
         spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
         return (now.batches - before.batches) / spent, (now.samples - before.samples) / spent
 
     def wait_share(self, seconds: float = 15.0) -> float:
         """Return the share of the loop's time that it waited, over about the last `seconds`: 0 to 1."""
         found = _share(self.since(seconds), self.now)
-        return _share(Point(0, 0, 0, 0, 0, 0), self.now) or 0.0 if found is None else found
+        return _share(Reading(0, 0, 0, 0, 0, 0), self.now) or 0.0 if found is None else found
 
     def wait_shares(self) -> list[float | None]:
-        """Return the shares between the points of the history; None: the loop did not run."""
-        points = [*self.history, self.now] if self.history and self.history[-1] != self.now else list(self.history)
-        return [_share(a, b) for a, b in pairwise(points)]
+        """Return the shares between the readings of the history; None: the loop did not run."""
+        return [_share(a, b) for a, b in pairwise(self.history)]
 
     def still(self, now: float, every: float) -> float | None:
         """Return for how many seconds there was no batch, where that is long. every: seconds between two writings."""
@@ -149,73 +133,40 @@ def job_of(name: ProcessName, data: bytes) -> Job:
         said = json.loads(data, parse_constant=_no_number)
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             raise _Unreadable("it has another format")
-        loaders = tuple(_loader(one) for one in _list(said["loaders"]))
-        times = (_number(said["began"]), _number(said["written"]), _number(said["every"]))
-        return Job(name, _text(said["host"]), _text(said["program"]), _text(said["rank"]), *times, loaders)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return Job(name, **{one: _as(kind, said[one]) for one, kind in get_type_hints(Job).items() if one != "name"})
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _Unreadable(f"it is damaged: {error}") from error
 
 
-def _loader(said: Mapping[str, Any]) -> LiveLoader:
-    return LiveLoader(
-        number=_count(said["number"]),
-        dataset=_text(said["dataset"]),
-        batch_size=None if said["batch_size"] is None else _count(said["batch_size"]),
-        workers=_count(said["workers"]),
-        read_by=_text(said["read_by"]),
-        passes=_count(said["passes"]),
-        open=_count(said["open"]) > 0,
-        got=None if said["got"] is None else _number(said["got"]),
-        failed=_count(said["failed"]),
-        now=_point(said["now"]),
-        history=tuple(map(_point, _list(said["history"]))),
-        stages={_text(name): (_number(a), _count(b)) for name, (a, b) in said["stages"].items()},
-        depth=_count(said["depth"]),
-        deepest=_count(said["deepest"]),
-        calls={_text(name): (_count(a), _count(b)) for name, (a, b) in said["calls"].items()},
-        cache={_text(name): _four(counts) for name, counts in said["cache"].items()},
-    )
-
-
-def _point(said: Any) -> Point:
-    at, batches, samples, waited, first, worked = _list(said)
-    return Point(_number(at), _count(batches), _count(samples), _number(waited), _number(first), _number(worked))
-
-
-def _four(said: Any) -> tuple[int, int, int, int]:
-    a, b, c, d = map(_count, _list(said))
-    return a, b, c, d
-
-
-def _list(said: Any) -> list[Any]:
-    if not isinstance(said, list):
-        raise TypeError("a list was expected")
+def _as(kind: Any, said: Any) -> Any:
+    """Return a value of JSON as one of a type. Raises TypeError, ValueError, KeyError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is types.UnionType:  # with None
+        return None if said is None else _as(inner[0], said)
+    if kind is LiveLoader:
+        return LiveLoader(**{name: _as(inside, said[name]) for name, inside in get_type_hints(kind).items()})
+    if origin is dict and isinstance(said, dict):
+        return {name: _as(inner[1], value) for name, value in said.items()}
+    if kind is Reading and isinstance(said, list):
+        return Reading(*(_as(one, value) for one, value in zip(get_type_hints(Reading).values(), said, strict=True)))
+    if origin is tuple and isinstance(said, list):
+        return tuple(_as(one, value) for one, value in zip(_kinds(inner, len(said)), said, strict=True))
+    if kind is float and type(said) in (int, float) and math.isfinite(said):
+        return float(said)
+    if type(said) is not kind or (kind is int and not 0 <= said < 1 << 63):
+        raise TypeError(f"{kind} was expected")
     return said
 
 
-def _text(said: Any) -> str:
-    if not isinstance(said, str):
-        raise TypeError("a text was expected")
-    return said
-
-
-def _count(said: Any) -> int:
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said < 1 << 63:
-        raise TypeError("a count was expected")
-    return said
-
-
-def _number(said: Any) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
-        raise TypeError("a number was expected")
-    return float(said)
+def _kinds(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    return (inner[0],) * count if inner[-1] is ... else inner
 
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _share(before: Point, after: Point) -> float | None:
+def _share(before: Reading, after: Reading) -> float | None:
     waited, worked = after.steady - before.steady, after.worked - before.worked
     total = waited + worked
     return min(1.0, max(0.0, waited / total)) if total > 1e-9 else None

@@ -6,20 +6,13 @@ import os
 import threading
 import time
 from collections import deque
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from penstock.insight.loops import Loop
 
 #: Seconds between two times that the line is written, and those that its rates are of.
 EVERY, WINDOW = 0.2, 2.0
 _CLEAR = "\r\x1b[K"
-
-
-class _Moment(NamedTuple):
-    at: float
-    batches: int
-    samples: int
-    waited: float
 
 
 class LiveLine:
@@ -38,19 +31,25 @@ class LiveLine:
         self._next = 0.0
         self._shown = False
         self._loop: Loop | None = None
-        self._moments: deque[_Moment] = deque(maxlen=round(WINDOW / EVERY))
+        # Moments of the loop: time, batches, samples, seconds waited.
+        self._moments: deque[tuple[float, int, int, float]] = deque(maxlen=round(WINDOW / EVERY))
 
     def __call__(self, loop: Loop) -> None:
         """Show a loop of which a batch has come, where the line is due. It never waits for another thread."""
         now = time.monotonic()
-        if now < self._next or not self._lock.acquire(blocking=False):
-            return
+        if now < self._next or os.getpid() != self._process or not self._lock.acquire(blocking=False):
+            return  # in a forked child the terminal is the parent's
         try:
             self._next = now + EVERY
-            if os.getpid() != self._process:
-                self._stream = None  # the terminal is the parent's
-            if self._stream is not None:
-                self._show(loop, now)
+            if loop is not self._loop:
+                self._loop = loop
+                self._moments.clear()
+            times = loop.meter.times()
+            moment = (now, times.batches, loop.samples, times.waited)
+            if self._moments:
+                self._write(_words(loop.loader.dataset, self._moments[0], moment))
+                self._shown = True
+            self._moments.append(moment)
         finally:
             self._lock.release()
 
@@ -66,20 +65,8 @@ class LiveLine:
         self.clear()
         self._stream = None
 
-    def _show(self, loop: Loop, now: float) -> None:
-        times = loop.meter.times()
-        if loop is not self._loop:
-            self._loop = loop
-            self._moments.clear()
-        moment = _Moment(now, times.batches, loop.samples, times.waited)
-        if self._moments:
-            self._write(_words(loop.loader.dataset, self._moments[0], moment))
-            self._shown = True
-        self._moments.append(moment)
-
     def _write(self, text: str) -> None:
-        stream = self._stream
-        if stream is None:
+        if (stream := self._stream) is None:
             return
         try:
             columns = os.get_terminal_size(stream.fileno()).columns or 80
@@ -90,11 +77,11 @@ class LiveLine:
             self._stream = None
 
 
-def _words(dataset: str, before: _Moment, now: _Moment) -> str:
+def _words(dataset: str, before: tuple[float, int, int, float], now: tuple[float, int, int, float]) -> str:
     """Return the text of the line: what happened between two moments."""
-    seconds = max(now.at - before.at, 1e-9)
-    parts = [f"{dataset}: {now.batches:,} batches", f"{(now.batches - before.batches) / seconds:,.1f}/s"]
-    if now.samples:
-        parts.append(f"{(now.samples - before.samples) / seconds:,.0f} samples/s")
-    share = min(1.0, max(0.0, now.waited - before.waited) / seconds)
-    return ", ".join([*parts, f"waited {100 * share:.0f} % of the time"])
+    seconds = max(now[0] - before[0], 1e-9)
+    _, batches, samples, waited = (later - earlier for later, earlier in zip(now, before, strict=True))
+    parts = [f"{dataset}: {now[1]:,} batches", f"{batches / seconds:,.1f}/s"]
+    if now[2]:
+        parts.append(f"{samples / seconds:,.0f} samples/s")
+    return ", ".join([*parts, f"waited {100 * min(1.0, max(0.0, waited) / seconds):.0f} % of the time"])

@@ -64,7 +64,7 @@ def _loader_lines(loader: LiveLoader, still: float | None, width: int, *, plain:
         yield Line(f"  {'errors':<9} {loader.failed:,} came in the place of a batch", Tone.BAD)
     yield from _stage_lines(loader, width, plain=plain)
     if loader.deepest:
-        yield Line(f"  {'reading':<9} {loader.depth} readers at work, {loader.deepest} at the most")
+        yield Line(f"  {'reading':<9} {loader.now.depth} readers at work, {loader.deepest} at the most")
     for name, (hits, held, taken, limit) in loader.cache.items():
         share = hits / max(loader.now.samples, 1)
         kept = f"{held:,} samples kept, {size_of(taken)} of {size_of(limit)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -138,7 +137,6 @@ class _Known:
     def __init__(self, loader: Any, gone: Callable[[Any], None]) -> None:
         self.loader = weakref.ref(loader, gone)
         self.place = ""
-        self.beginning: _PassObserver | None = None  # of a penstock.DataLoader whose __iter__ is at work
 
 
 class Loops:
@@ -160,33 +158,12 @@ class Loops:
 
     def start(self) -> Callable[[], None]:
         """Observe every pass that begins from now on; return what ends that."""
-        ends = (watch_torch(self._watch, self._note), watch(self._watch), self._time_starts())
+        ends = (watch_torch(self._watch, self._note), watch(self._watch))
 
         def end() -> None:
             for one in ends:
                 one()
 
-        return end
-
-    def _time_starts(self) -> Callable[[], None]:
-        """Measure how long penstock.DataLoader.__iter__ takes, in which workers start; return what ends that."""
-        kind: Any = DataLoader
-        original = kind.__iter__
-
-        @functools.wraps(original)
-        def __iter__(loader: Any) -> Any:
-            began = time.perf_counter()
-            batches = original(loader)
-            known = self._of(loader)
-            if (observer := known.beginning) is not None:
-                observer.begun, known.beginning = time.perf_counter() - began, None
-            return batches
-
-        def end() -> None:
-            if kind.__iter__ is __iter__:
-                kind.__iter__ = original
-
-        kind.__iter__ = __iter__
         return end
 
     def records(self) -> list[LoopRecord]:
@@ -229,11 +206,9 @@ class Loops:
         with self._lock:
             loop = self._loops.setdefault(facts, Loop(facts))
         loop.begin(known)
-        observer = _PassObserver(loop, known, self._progress, self._steps)
-        known.beginning = observer if facts.penstock else None
         if isinstance(loader, DataLoader):
             loader.log_nothing()
-        return observer
+        return _PassObserver(loop, known, self._progress, self._steps)
 
 
 class _PassObserver(Observer):
@@ -243,8 +218,7 @@ class _PassObserver(Observer):
         self._loop, self._known, self._progress, self._steps = loop, known, progress, steps
         self._clock = LoopClock(loop.meter)
         self._main = threading.main_thread().ident
-        self.begun = 0.0
-        """Seconds that the start of the pass took, where they are not in the wait for the first batch."""
+        self._begun = time.perf_counter() if loop.loader.penstock else 0.0  # 0: the first wait has the pass's start
 
     def delivered(self, delivery: Delivery) -> None:
         """Measure a batch. Raises SystemExit behind the last step that is wanted."""
@@ -254,8 +228,8 @@ class _PassObserver(Observer):
             raise SystemExit(0)
         counts = loop.samples_of
         counts[thread] = counts.get(thread, 0) + delivery.samples
-        if self.begun:
-            delivery, self.begun = replace(delivery, waited=delivery.waited + self.begun), 0.0
+        if self._begun:
+            delivery, self._begun = replace(delivery, waited=time.perf_counter() - self._begun), 0.0
         self._clock.delivered(delivery)
         if self._progress is not None:
             self._progress(loop)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import builtins
-import importlib.machinery
-import importlib.util
 import io
 import os
 import pkgutil
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
-
-_INSIGHT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class NoSuchProgram(Exception):
@@ -61,9 +59,6 @@ def run(program: Program) -> None:
         raise
 
 
-# --- scripts ------------------------------------------------------------------------------------------------------
-
-
 def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
     """Return the code of a script, and the attributes of its module. Raises NoSuchProgram, SyntaxError."""
     path = program.target
@@ -74,7 +69,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
         spec = finder.find_spec("__main__")
         if spec is None:
             raise NoSuchProgram(f"there is no __main__.py in {path!r}")
-        return _code_of(spec), _attributes(spec)
+        return spec.loader.get_code("__main__"), _attributes(spec)  # type: ignore[union-attr]
     try:
         with io.open_code(absolute) as file:
             code = pkgutil.read_code(file)  # of a .pyc file
@@ -86,7 +81,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
     attributes = {
         "__file__": absolute,
         "__cached__": None,
-        "__loader__": importlib.machinery.SourceFileLoader("__main__", absolute),
+        "__loader__": SourceFileLoader("__main__", absolute),
     }
     return code or compile(source, absolute, "exec", dont_inherit=True), attributes
 
@@ -102,49 +97,17 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
         sys.path.insert(0, folder)
 
 
-# --- modules ------------------------------------------------------------------------------------------------------
-
-
 def _module(program: Program) -> tuple[CodeType, dict[str, Any]]:
     """Return the code of a module and its attributes. Raises NoSuchProgram, and what the packages above it raise."""
     sys.argv = ["-m", *program.arguments]  # as long as the module is looked for
     _set_first_path(os.getcwd())
-    spec = _spec(program.target)
-    if spec.submodule_search_locations is not None:
-        try:
-            spec = _spec(f"{program.target}.__main__")
-        except NoSuchProgram:
-            raise NoSuchProgram(f"{program.target!r} is a package without a __main__ module") from None
-    code = _code_of(spec)
+    find: Any = vars(runpy)["_get_module_details"]  # by which `python -m` finds it
+    _, spec, code = find(program.target, NoSuchProgram)
     sys.argv[0] = str(spec.origin)
     return code, _attributes(spec)
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec:
-    if not name or name.startswith("."):
-        raise NoSuchProgram(f"{name!r} is no absolute name of a module")
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package of the program lacks another module
-        raise NoSuchProgram(f"there is no module {error.name!r}") from None
-    except ValueError as error:  # it is loaded, and was made by no import
-        raise NoSuchProgram(f"{name!r} cannot be run: {error}") from None
-    if spec is None:
-        raise NoSuchProgram(f"there is no module {name!r}")
-    return spec
-
-
-def _code_of(spec: importlib.machinery.ModuleSpec) -> CodeType:
-    get_code = getattr(spec.loader, "get_code", None)
-    code = None if get_code is None else get_code(spec.name)
-    if code is None:
-        raise NoSuchProgram(f"the module {spec.name!r} has no Python code")
-    return code  # type: ignore[no-any-return]
-
-
-def _attributes(spec: importlib.machinery.ModuleSpec) -> dict[str, Any]:
+def _attributes(spec: ModuleSpec) -> dict[str, Any]:
     return {
         "__file__": spec.origin,
         "__cached__": spec.cached,
@@ -154,48 +117,17 @@ def _attributes(spec: importlib.machinery.ModuleSpec) -> dict[str, Any]:
     }
 
 
-# --- tracebacks ---------------------------------------------------------------------------------------------------
-
-
 def _show_without(frame: FrameType) -> None:
-    """Let sys.excepthook, the program's own too, see tracebacks that begin below a frame of ours."""
+    """Let sys.excepthook, the program's own too, see tracebacks that begin below the frames of ours."""
     original = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         below = trace
-        while trace is not None:
-            if trace.tb_frame is frame:
-                below = trace.tb_next
-            trace = trace.tb_next
-        error.__traceback__ = below
-        _hide_frames(error)
-        sys.last_traceback = error.__traceback__
-        original(kind, error, error.__traceback__)
+        while below is not None and below.tb_frame is not frame:
+            below = below.tb_next
+        while below is not None and below.tb_frame.f_code.co_filename == __file__:
+            below = below.tb_next
+        error.__traceback__ = sys.last_traceback = below
+        original(kind, error, below)
 
     sys.excepthook = show
-
-
-def _hide_frames(error: BaseException) -> None:
-    """Take the frames of this package out of the traceback of an error, and of those that it came from."""
-    found, seen = [error], set()
-    while found:
-        one = found.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        one.__traceback__ = _without_ours(one.__traceback__)
-        found += [other for other in (one.__cause__, one.__context__) if other is not None]
-        if isinstance(one, BaseExceptionGroup):
-            found += one.exceptions
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    entries = []
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_INSIGHT):
-            entries.append(trace)
-        trace = trace.tb_next
-    kept = None
-    for entry in reversed(entries):
-        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return kept

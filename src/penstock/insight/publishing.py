@@ -1,4 +1,4 @@
-"""The live recording of this process, for `penstock watch` in another terminal: always on, at next to no cost.
+"""The live file of this process, for `penstock watch` in another terminal: always on, at next to no cost.
 
 A process that goes through penstock loaders for more than a second writes a small file into the user's private folder
 (live_files.py), and writes it anew twice a second at most, less often where that takes more than a thousandth of the
@@ -19,29 +19,20 @@ import logging
 import os
 import sys
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import monotonic, perf_counter
+from time import perf_counter
 from time import time as wall_clock
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
-from penstock.insight.live_files import ProcessName, live_folder, remove, remove_stale, this_process, write
-from penstock.insight.loader_facts import title_of
+from penstock.insight.live_files import FORMAT, ProcessName, live_folder, remove, remove_stale, this_process, write
+from penstock.insight.recording import LoaderRecord, PassRecorder, Recorder
 from penstock.loader import DataLoader
-from penstock.observe import Observer, watch
-from penstock.stats import Stats
+from penstock.observe import watch
 
-#: Of the format of the file.
-FORMAT = 1
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
 #: A write is so many times as far from the next one as it took.
 _SHARE = 1000
-#: Seconds between two points of a loader's history, and points that are kept: the last ten minutes.
+#: Seconds between two readings of a loader's history, and readings that are kept: the last ten minutes.
 HISTORY_EVERY, HISTORY = 10.0, 60
 #: Loaders in a file: those whose passes began last.
 MOST_LOADERS = 16
@@ -49,114 +40,31 @@ MOST_LOADERS = 16
 _log = logging.getLogger("penstock")
 
 
-@dataclass(eq=False)
-class _Loader:
-    """A loader of this process."""
-
-    number: int
-    loader: weakref.ref[DataLoader[Any]]
-    read_stats: weakref.WeakMethod[Callable[[], Stats]]
-    """Alive while the loader or one of its passes is."""
-    facts: dict[str, Any]
-    """What the file says of the loader itself."""
-    passes: int = 0
-    open: int = 0
-    """Passes that began and were not gone through to their end."""
-    got: float | None = None
-    """When the loop got its latest batch, by time.monotonic()."""
-    failed: int = 0
-    history: deque[tuple[float, int, int, float, float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    """Time, batches, samples, seconds waited, of them for first batches, and worked."""
-
-
-class _Live(Observer):
-    """Takes note that a loop is alive, and writes the file when it is time to."""
-
-    harmless = True
-    by_batch = False
-
-    def __init__(self, publisher: Publisher, loader: _Loader, read_stats: Callable[[], Stats]) -> None:
-        self._publisher, self._loader = publisher, loader
-        self._read_stats = read_stats  # kept alive
-        self._open = True
-        loader.passes += 1
-        loader.open += 1
-
-    def __del__(self) -> None:
-        if self._open:  # the loop was left before the end of the pass
-            self._loader.open -= 1
-
-    def looked(self) -> None:
-        """Take note of a batch."""
-        self._loader.got = now = monotonic()
-        if now >= self._publisher.due:
-            self._publisher.publish(now)
-
-    def failed(self, error: Exception) -> None:
-        """Take note of an error."""
-        self._loader.failed += 1
-
-    def ended(self) -> None:
-        """Take note of the end of the pass."""
-        if self._open:
-            self._open = False
-            self._loader.open -= 1
-        if (now := monotonic()) >= self._publisher.due:
-            self._publisher.publish(now)
-
-
 class Publisher:
-    """Writes the live recording of one process.
-
-    Attributes:
-        due: when it is written next, by time.monotonic(); never, once it could not be.
-    """
+    """Writes the live file of one process."""
 
     def __init__(self) -> None:
-        self.due = float("inf")
-        self.pid = os.getpid()
-        self._loaders: list[_Loader] = []
-        self._count = 0
+        self.recorder = Recorder(self._publish, most=MOST_LOADERS)
+        self.end = watch(self._observe)
         self._began: float | None = None  # by time.time()
         self._every = EVERY
         self._name: ProcessName | None = None
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()
 
-    def observe(self, loader: DataLoader[Any]) -> _Live | None:
-        """Return what follows a pass; None in the workers of a loader."""
-        if get_worker_info() is not None:
-            return None
-        with self._lock:
-            if self._began is None:
-                self._began = wall_clock()
-                self.due = monotonic() + FIRST_AFTER
-            read_stats = loader.stats_reader()
-            if self._loaders and self._loaders[-1].loader() is loader:  # epoch after epoch
-                known = self._loaders[-1]
-            else:
-                known = self._latest(loader, read_stats)
-            return _Live(self, known, read_stats)
+    def _observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
+        observer = self.recorder.observe(loader)
+        if self._began is None and observer is not None:
+            self._began = wall_clock()
+            self.recorder.due = perf_counter() + FIRST_AFTER
+        return observer
 
-    def _latest(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> _Loader:
-        """Return what is known of a loader, as the one whose pass began last."""
-        loaders = [one for one in self._loaders if one.read_stats() is not None]
-        known = next((one for one in loaders if one.loader() is loader), None)
-        if known is None:
-            self._count += 1
-            known = _Loader(self._count, weakref.ref(loader), weakref.WeakMethod(read_stats), _facts(loader))
-        else:
-            loaders.remove(known)
-        self._loaders = [*loaders[-MOST_LOADERS + 1 :], known]
-        return known
-
-    def publish(self, now: float) -> None:
+    def _publish(self, now: float, only: LoaderRecord | None) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
-        if not self._lock.acquire(blocking=False):
+        if self.recorder.pid != os.getpid() or not self._writing.acquire(blocking=False):
             return
         try:
-            self.due = float("inf")
-            began = perf_counter()
-            folder = live_folder()
+            self.recorder.due = float("inf")
+            began, folder = perf_counter(), live_folder()
             if folder is None:
                 return
             if self._name is None:
@@ -165,33 +73,31 @@ class Publisher:
                 self._name = name
             write(folder, self._name, self._snapshot(now))
             self._every = max(EVERY, _SHARE * (perf_counter() - began))
-            self.due = now + self._every
+            self.recorder.due = now + self._every
         except Exception as error:
             _log.debug("the live recording of this process could not be written: %s", error)
         finally:
-            self._lock.release()
+            self._writing.release()
 
     def _snapshot(self, now: float) -> bytes:
         wall = wall_clock()
-        loaders = [found for one in self._loaders if (found := _state(one, wall, wall - now)) is not None]
-        assert self._name is not None
         said = {
             "format": FORMAT,
-            "pid": self._name.pid,
             "host": os.uname().nodename,
             "program": program_name(),
             "rank": os.environ.get("RANK", ""),  # of torchrun
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": loaders,
+            "loaders": [found for one in self.recorder.loaders if (found := _state(one, now, wall - now)) is not None],
         }
         return json.dumps(said, allow_nan=False).encode()
 
     def remove(self) -> None:
         """Remove the file, and write none any more."""
-        self.due = float("inf")
-        if self._name is not None and self.pid == os.getpid() and (folder := live_folder()) is not None:
+        self.end()
+        self.recorder.due = float("inf")
+        if self._name is not None and self.recorder.pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
 
 
@@ -203,69 +109,48 @@ def program_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 
-def _facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    size = None if loader.batch_size is None else int(loader.batch_size)  # which may be one of numpy's integers
-    facts = {"dataset": title_of(loader), "batch_size": size}
-    return {**facts, "workers": int(loader.num_workers), "read_by": loader.read_by}
+def _state(known: LoaderRecord, now: float, offset: float) -> dict[str, Any] | None:
+    """Return what the file says of a loader, the fields of LiveLoader; None: it is gone.
 
-
-def _state(known: _Loader, now: float, offset: float) -> dict[str, Any] | None:
-    """Return what the file says of a loader; None: it is gone. offset: from time.monotonic() to time.time()."""
-    if (read_stats := known.read_stats()) is None:
+    offset: from time.perf_counter() to time.time().
+    """
+    stats = known.read(now, HISTORY_EVERY)
+    if stats is None:
         return None
-    if (loader := known.loader()) is not None:
-        known.facts = _facts(loader)
-    stats = read_stats()
-    loop = stats.loop
-    point = (round(now, 2), stats.batches, stats.samples, loop.waited, loop.first_waited, loop.worked)
-    if not known.history or now - known.history[-1][0] >= HISTORY_EVERY:
-        known.history.append(point)
+    del known.readings[:-HISTORY]
+    readings = [one._replace(time=round(one.time + offset, 2)) for one in known.readings]
+    calls = {name: (one.answered, sum(why.calls for why in one.refused.values())) for name, one in stats.calls.items()}
     return {
         "number": known.number,
-        **known.facts,
+        "dataset": known.title,
+        "batch_size": known.batch_size,
+        "workers": known.workers,
+        "read_by": known.read_by,
         "passes": known.passes,
-        "open": known.open,
+        "open": known.open > 0,
         "got": None if known.got is None else known.got + offset,
         "failed": known.failed,
-        "now": point,
-        "history": list(known.history),
-        **_work(stats),
-    }
-
-
-def _work(stats: Stats) -> dict[str, Any]:
-    """Return what a loader's workers did."""
-    return {
-        "stages": {name: [time.seconds, time.samples] for name, time in stats.stages.items()},
-        "depth": stats.reading.depth,
+        "now": readings[-1],
+        "history": readings,
+        "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},
         "deepest": stats.reading.deepest,
-        "calls": {
-            name: [counts.answered, sum(one.calls for one in counts.refused.values())]
-            for name, counts in stats.calls.items()
-        },
-        "cache": {name: [tier.hits, tier.samples, tier.bytes, tier.limit] for name, tier in stats.cache.items()},
+        "calls": calls,
+        "cache": {name: (tier.hits, tier.samples, tier.bytes, tier.limit) for name, tier in stats.cache.items()},
     }
 
 
 _publisher: Publisher | None = None
-_end: Any = None
 
 
 def publish(enabled: bool = True) -> None:
-    """Write the live recording of this process, or (False) write none and remove what was written.
+    """Write the live file of this process, or (False) write none and remove what was written.
 
     `import penstock` calls publish(). In a child that is forked off the choice holds too.
     """
-    global _publisher, _end
-    if _end is not None:
-        _end()
-        _end = None
+    global _publisher
     if _publisher is not None:
         _publisher.remove()
-        _publisher = None
-    if enabled:
-        _publisher = Publisher()
-        _end = watch(_publisher.observe)
+    _publisher = Publisher() if enabled else None
 
 
 def _remove_at_exit() -> None:
@@ -275,13 +160,9 @@ def _remove_at_exit() -> None:
 
 
 def _begin_anew() -> None:
-    """Let a forked child have a recording of its own, where its parent has one."""
-    global _publisher, _end
-    if _publisher is not None and _end is not None:
-        _publisher.due = float("inf")  # passes of the parent's that go on here
-        _end()
-        _publisher = Publisher()
-        _end = watch(_publisher.observe)
+    """Let a forked child have a file of its own, where its parent has one."""
+    if _publisher is not None:
+        publish()
 
 
 atexit.register(_remove_at_exit)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidOption
-from penstock.insight.output_file import OutputFile
+from penstock.insight.files import OutputFile
 from penstock.insight.publishing import program_name
-from penstock.insight.recording import Recording
-from penstock.insight.report import write_report
-from penstock.insight.summary import Verdict, plain_verdict
-from penstock.insight.trace import write_trace
+from penstock.insight.recording import LoaderRecord, Recording
 from penstock.showing import shown
 
 _log = logging.getLogger("penstock")
@@ -24,7 +21,7 @@ def record(
     trace: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     *,
-    verdict: Verdict | None = None,
+    verdict: Callable[[LoaderRecord], str] | None = None,
 ) -> Iterator[Recording]:
     """Record the loaders of this process while a block of code runs: a context manager, which gives the Recording.
 
@@ -39,6 +36,10 @@ def record(
     Raises:
         InvalidOption: a file that cannot be written, or the same one for both.
     """
+    # When they are asked for: `import penstock` does not load them.
+    from penstock.insight import report as reports  # noqa: PLC0415
+    from penstock.insight import trace as traces  # noqa: PLC0415
+
     trace_file = None if trace is None else OutputFile(trace, "trace")
     report_file = None if report is None else OutputFile(report, "report")
     if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
@@ -53,10 +54,10 @@ def record(
             facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
             if trace_file is not None:
                 with _logged(trace_file):
-                    write_trace(recording, trace_file, facts)
+                    traces.write_trace(recording, trace_file, facts)
             if report_file is not None:
                 with _logged(report_file):
-                    write_report(recording, report_file, facts, verdict or plain_verdict)
+                    reports.write_report(recording, report_file, facts, verdict or reports.plain_verdict)
 
 
 @contextmanager

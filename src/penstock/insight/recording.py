@@ -1,8 +1,9 @@
-"""A recording: what the loops over the loaders of this process did, batch by batch, in a bounded memory.
+"""The recorder: what the loops over the loaders of this process do, for the live file, the trace and the report.
 
-One watcher (penstock.observe.watch) keeps for each loader the rows of its batches, the pieces of work of its Python
-threads, and twice a second at most what stats() says. The thread that calls next() does all of it. Neither a sample,
-nor its ID, nor the name of its file enters a recording.
+A Recorder follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
+second at most. In detail it keeps the rows of the batches and the pieces of work of the worker threads too, in a
+bounded memory. The thread that calls next() does all of it. Neither a sample, nor its ID, nor the name of its file
+enters a recording.
 """
 
 from __future__ import annotations
@@ -16,87 +17,107 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from time import time as wall_clock
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
 
 from penstock.insight.batch_rows import BatchRow, BatchRows
-from penstock.insight.loader_facts import options_of, title_of
 from penstock.insight.work_spans import WorkSpans
 from penstock.loader import DataLoader
-from penstock.observe import Delivery, Observer, StageTime, watch
+from penstock.observe import Delivery, Observer, watch
 from penstock.stats import Stats
 
 #: Seconds between two readings of stats(), at the least.
 EVERY = 0.5
 #: Readings that a loader keeps: when there are so many, every second one goes, and they are made half as often.
 MOST_READINGS = 2400
-#: Loaders of a process that are recorded, and errors of each that are kept.
+#: Loaders of a process that are recorded in detail, and errors of each that are kept.
 MOST_LOADERS, MOST_ERRORS = 64, 1000
-
+#: Characters of an option's value that are kept.
+_LONGEST = 120
+#: Options of torch's loader whose values are kept, and those of which only the type is.
+_VALUES = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last", "in_order")
+_TYPES = ("dataset", "sampler", "batch_sampler", "collate_fn")
+#: Arguments whose values are said; of any other object only the type.
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 _log = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What stats() said at one moment: sums since the loader was made."""
 
     time: float
-    """By time.perf_counter()."""
+    """By time.perf_counter(); in a live file by time.time()."""
     batches: int
     samples: int
     waited: float
     first_waited: float
+    """Of the seconds waited, those for the first batches of passes."""
     worked: float
-    depth: int
+    depth: int = 0
     """Readers at work ahead of the workers at that moment."""
-    cache_hits: int
-    """Samples that came from a tier of cache=."""
-    stages: dict[str, StageTime]
 
-
-def reading_of(stats: Stats, now: float) -> Reading:
-    """Return what a recording keeps of stats()."""
-    loop, hits = stats.loop, sum(tier.hits for tier in stats.cache.values())
-    times = (loop.waited, loop.first_waited, loop.worked)
-    return Reading(now, stats.batches, stats.samples, *times, stats.reading.depth, hits, stats.stages)
+    @property
+    def steady(self) -> float:
+        """Seconds waited, but for first batches."""
+        return self.waited - self.first_waited
 
 
 @dataclass(eq=False)
-class LoaderRecording:
+class LoaderRecord:
     """What is recorded of one loader."""
 
     number: int
     """Of the loader in its process, from 1 on, in the order of their first passes."""
-    title: str
-    """The type of its dataset."""
-    read_by: str
-    """Who reads the dataset: "native threads" or "Python"."""
-    options: dict[str, str]
     loader: weakref.ref[DataLoader[Any]]
     read_stats: weakref.WeakMethod[Callable[[], Stats]]
     """Alive while the loader or one of its recorded passes is."""
-    rows: BatchRows = field(default_factory=BatchRows)
-    spans: WorkSpans = field(default_factory=WorkSpans)
+    title: str = ""
+    """The type of its dataset."""
+    read_by: str = ""
+    """Who reads the dataset: "native threads" or "Python"."""
+    batch_size: int | None = None
+    workers: int = 0
+    passes: int = 0
+    open: int = 0
+    """Passes that began and were not gone through to their end."""
+    got: float | None = None
+    """When the loop got its latest batch, by time.perf_counter()."""
+    failed: int = 0
+    """Errors that the loop got in a batch's place."""
     readings: list[Reading] = field(default_factory=list)
     """What stats() said, from the beginning of the first recorded pass on."""
+    first: Stats | None = None
+    """All that stats() said first."""
+    stats: Stats | None = None
+    """All that stats() said last."""
+    rows: BatchRows = field(default_factory=BatchRows)
+    spans: WorkSpans = field(default_factory=WorkSpans)
     errors: list[tuple[float, str]] = field(default_factory=list)
-    """When the loop got an error in a batch's place, and the error's type."""
-    failed: int = 0
-    """Errors in all."""
-    passes: int = 0
+    """When the loop got an error, and its type."""
+    options: dict[str, str] = field(default_factory=dict)
     explained: str = ""
     """What explain() said last."""
-    stats: Stats | None = None
-    """What stats() said last."""
 
-    def read(self, now: float, every: float) -> None:
-        """Keep what stats() says, where the loader or a pass is still alive; one reading in so many seconds."""
+    def describe(self, loader: DataLoader[Any]) -> None:
+        """Keep what the loader says of itself, which a program may change."""
+        self.title, self.read_by, self.workers = type(loader.dataset).__name__, loader.read_by, int(loader.num_workers)
+        self.batch_size = None if loader.batch_size is None else int(loader.batch_size)  # one of numpy's integers, say
+
+    def read(self, now: float, every: float) -> Stats | None:
+        """Keep what stats() says, and return it; None: loader and passes are gone. every: seconds between readings."""
         if (read_stats := self.read_stats()) is None:
-            return
-        self.stats = read_stats()
+            return None
+        if (loader := self.loader()) is not None:
+            self.describe(loader)
+        self.stats = stats = read_stats()
+        self.first, loop = self.first or stats, stats.loop
         if len(self.readings) > 2 and now - self.readings[-2].time < every:
             self.readings.pop()
-        self.readings.append(reading_of(self.stats, now))
+        times = (loop.waited, loop.first_waited, loop.worked)
+        self.readings.append(Reading(now, stats.batches, stats.samples, *times, stats.reading.depth))
+        return stats
 
     def explain(self) -> None:
         """Keep what explain() says, where the loader is still alive and can."""
@@ -108,85 +129,152 @@ class LoaderRecording:
 class PassRecorder(Observer):
     """Records the loop over one pass."""
 
-    def __init__(self, recording: Recording, loader: LoaderRecording, read_stats: Callable[[], Stats]) -> None:
-        self._recording, self._loader, self._number = recording, loader, loader.passes
+    def __init__(self, recorder: Recorder, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
+        self._recorder, self._loader, self._number = recorder, loader, loader.passes + 1
         self._read_stats = read_stats  # kept alive
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
+        self._open = True
+        self.by_batch, self.harmless = recorder.in_detail, not recorder.in_detail
+        loader.passes += 1
+        loader.open += 1
+
+    def __del__(self) -> None:
+        self._close()  # where the loop was left before the end of the pass
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loader.open -= 1
 
     def delivered(self, delivery: Delivery) -> None:
-        """Record a batch."""
-        if self._recording.pid != os.getpid():
-            return  # a child that was forked off: its parent writes the recording
+        """Record a batch, in detail."""
         now, waited, left = perf_counter(), delivery.waited, self._left
         asked = now - waited
         first = left is None
         worked = 0.0 if left is None else max(0.0, asked - left)
-        self._loader.rows.add(
-            BatchRow(
-                asked if left is None else left,
-                now,
-                waited,
-                waited if first else 0.0,
-                worked,
-                delivery.samples,
-                1,
-                self._number,
-                delivery.begun,
-                0.0 if first else waited,
-            )
-        )
+        times = (asked if left is None else left, now, waited, waited if first else 0.0, worked)
+        longest = 0.0 if first else waited
+        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun, longest))
         self._left = now
-        if now >= self._recording.due:
-            self._recording.read(now)
+        self.looked()
+
+    def looked(self) -> None:
+        """Take note of a batch, and read stats() where that is due."""
+        self._loader.got = now = perf_counter()
+        if now >= self._recorder.due:
+            self._recorder.read(now, None)
 
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
-        if self._recording.pid != os.getpid():
-            return
-        self._left = now = perf_counter()
         self._loader.failed += 1
-        if len(self._loader.errors) < MOST_ERRORS:
-            self._loader.errors.append((now, type(error).__name__))
+        if self.by_batch:
+            self._left = now = perf_counter()
+            if len(self._loader.errors) < MOST_ERRORS:
+                self._loader.errors.append((now, type(error).__name__))
 
     def ended(self) -> None:
-        """Record the loop's work on the last batch."""
-        if self._recording.pid != os.getpid():
-            return
+        """Record the end of the pass, and in detail the loop's work on the last batch: the loader may be gone soon."""
         now = perf_counter()
         if self._left is not None:
             self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0, 0))
         self._left = None
-        self._recording.pass_ended(self._loader, now)
+        self._close()
+        if self.by_batch or now >= self._recorder.due:
+            self._recorder.read(now, self._loader if self.by_batch else None)
+
+
+class Recorder:
+    """Follows the passes of this process's loaders. Any thread may call any method.
+
+    Args:
+        read: called with the time where readings of all loaders are due (None), or of one whose pass has ended.
+        most: loaders that are kept: in detail the first ones, else those whose passes began last.
+        in_detail: rows and pieces of work are kept too.
+
+    Attributes:
+        loaders: what is recorded of each loader.
+        unrecorded: how many passes of further loaders were not recorded.
+        due: when readings are due, by time.perf_counter().
+    """
+
+    def __init__(
+        self, read: Callable[[float, LoaderRecord | None], None], *, most: int, in_detail: bool = False
+    ) -> None:
+        self.read, self.in_detail, self._most = read, in_detail, most
+        self.loaders: list[LoaderRecord] = []
+        self.unrecorded = 0
+        self.due = float("inf")
+        self.pid = os.getpid()
+        self.lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
+        self._count = 0
+        self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
+
+    def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
+        """Return what records a pass that begins; None in the workers of a loader, and in a child forked off."""
+        if get_worker_info() is not None or self.pid != os.getpid():
+            return None
+        with self.lock:
+            read_stats = loader.stats_reader()
+            if self.loaders and self.loaders[-1].loader() is loader:  # epoch after epoch
+                return PassRecorder(self, self.loaders[-1], read_stats)
+            found = next((one for one in self.loaders if one.loader() is loader), None)
+            if found is None and self.in_detail and len(self.loaders) >= self._most:
+                self.unrecorded += 1
+                return None
+            found = found or self._new(loader, read_stats)
+            if not self.in_detail:
+                others = [one for one in self.loaders if one is not found and one.read_stats() is not None]
+                self.loaders = [*others[-self._most + 1 :], found]
+            return PassRecorder(self, found, read_stats)
+
+    def _new(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> LoaderRecord:
+        self._count += 1
+        method: Any = weakref.WeakMethod(read_stats)
+        found = LoaderRecord(self._count, weakref.ref(loader), method)
+        found.describe(loader)
+        self.loaders.append(found)
+        if self.in_detail:
+            found.options = options_of(loader)
+            found.read(perf_counter(), 0.0)
+            self._ends.append(loader.record_spans(found.spans))
+        return found
+
+    def end(self) -> None:
+        """Record no more pieces of work."""
+        for end in self._ends:
+            end()
 
 
 class Recording:
-    """Records the loaders of this process between begin() and end(). Any thread may call any method.
+    """Records the loaders of this process in detail between begin() and end(). Any thread may call any method.
 
     Attributes:
         began, began_at: when, by time.perf_counter() and by time.time().
         ended: when end() was called, by time.perf_counter(); None before.
-        loaders: what is recorded of each loader.
-        unrecorded: how many passes of further loaders were not recorded.
-        due: when the next reading of stats() is made, by time.perf_counter().
     """
 
     def __init__(self) -> None:
         self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
-        self.loaders: list[LoaderRecording] = []
-        self.unrecorded = 0
-        self.due = 0.0
-        self.pid = os.getpid()
+        self.recorder = Recorder(self._read, most=MOST_LOADERS, in_detail=True)
         self._every = EVERY
-        self._lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
         self._stop: Callable[[], None] | None = None
-        self._sinks: list[Callable[[], None]] = []  # what ends the recording of each loader's work
+
+    @property
+    def loaders(self) -> list[LoaderRecord]:
+        """What is recorded of each loader."""
+        return self.recorder.loaders
+
+    @property
+    def pid(self) -> int:
+        """The process that is recorded."""
+        return self.recorder.pid
 
     def begin(self) -> None:
         """Record each pass that begins from now on."""
         self.began, self.began_at = perf_counter(), wall_clock()
-        self.due = self.began + self._every
-        self._stop = watch(self._observe)
+        self.recorder.due = self.began + self._every
+        self._stop = watch(self.recorder.observe)
 
     def end(self) -> None:
         """Record no pass that begins from now on, and read stats() and explain() for the last time."""
@@ -194,50 +282,46 @@ class Recording:
             return
         self._stop()
         try:
-            self.read(perf_counter(), last=True)
+            now = perf_counter()
+            self._read(now, None)
+            for recorded in tuple(self.loaders):
+                recorded.explain()
         except Exception:
             _log.exception("the last numbers of the loaders could not be recorded")
         self.ended = perf_counter()
-        for stop in self._sinks:
-            stop()
+        self.recorder.end()
 
-    def read(self, now: float, *, last: bool = False) -> None:
-        """Keep what stats() of each loader says. last: and what explain() says."""
-        with self._lock:
-            if self.ended is not None:
+    def _read(self, now: float, only: LoaderRecord | None) -> None:
+        """Keep what stats() of each loader says, or of one."""
+        with self.recorder.lock:
+            if self.ended is not None or self.pid != os.getpid():  # a child that was forked off: its parent writes
                 return
-            self.due = now + self._every
-            for recorded in tuple(self.loaders):
+            for recorded in tuple(self.loaders) if only is None else (only,):
                 recorded.read(now, self._every)
-                if last or not recorded.explained:
+                if not recorded.explained:
                     recorded.explain()
+            if only is None:
+                self.recorder.due = now + self._every
             if any(len(recorded.readings) >= MOST_READINGS for recorded in self.loaders):
                 self._every *= 2
                 for recorded in self.loaders:
                     recorded.readings = recorded.readings[::2]
 
-    def pass_ended(self, recorded: LoaderRecording, now: float) -> None:
-        """Keep what stats() of a loader says whose pass is at its end: the loader may be gone soon."""
-        with self._lock:
-            if self.ended is None:
-                recorded.read(now, self._every)
-                if not recorded.explained:
-                    recorded.explain()
 
-    def _observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
-        if self.pid != os.getpid():
-            return None  # a child that was forked off: its parent writes the recording
-        with self._lock:
-            recorded = next((one for one in self.loaders if one.loader() is loader), None)
-            if recorded is None:
-                if len(self.loaders) >= MOST_LOADERS:
-                    self.unrecorded += 1
-                    return None
-                facts = (title_of(loader), loader.read_by, options_of(loader), weakref.ref(loader))
-                method = weakref.WeakMethod(loader.stats_reader())
-                recorded = LoaderRecording(len(self.loaders) + 1, *facts, method)
-                self.loaders.append(recorded)
-                recorded.read(perf_counter(), self._every)
-                self._sinks.append(loader.record_spans(recorded.spans))
-            recorded.passes += 1
-            return PassRecorder(self, recorded, loader.stats_reader())
+def options_of(loader: DataLoader[Any]) -> dict[str, str]:
+    """Return the options of a loader as text: values that are numbers and texts, of other objects the type."""
+    options = {name: _value(getattr(loader, name, None)) for name in _VALUES}
+    options |= {name: _type(getattr(loader, name, None)) for name in _TYPES}
+    return options | {name: _value(value) for name, value in loader.own_options().items()}
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list) and len(value) <= 4:
+        return f"({', '.join(map(_value, value))})"[:_LONGEST]
+    text = repr(value) if isinstance(value, _PLAIN) else _type(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _type(value: Any) -> str:
+    name = getattr(value, "__qualname__", None) if callable(value) else None
+    return (name if isinstance(name, str) else type(value).__name__)[:_LONGEST]

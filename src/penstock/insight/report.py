@@ -1,168 +1,304 @@
 """A recording as one HTML page that needs nothing from outside: no script, no font, no picture, no network.
 
-The page's Content-Security-Policy lets nothing be loaded or run, whatever a name in it says.
+The page's Content-Security-Policy lets nothing be loaded or run, whatever a name in it says. The charts are SVG, whose
+colours are classes of the page's style.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import Environment
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
-from penstock.insight.batch_rows import column
-from penstock.insight.charts import columns, curve, stacked
-from penstock.insight.output_file import OutputFile
-from penstock.insight.recording import LoaderRecording, Recording
-from penstock.insight.summary import Verdict, stage_seconds
-from penstock.insight.time_shares import time_shares
+from penstock.insight.batch_rows import PassRows, column, passes_of
+from penstock.insight.files import OutputFile
+from penstock.insight.recording import LoaderRecord, Recording
 from penstock.showing import shown
 from penstock.system.words import compact, counted
 
+Numbers = NDArray[np.float64]
+#: Returns what a report says of a loader in one sentence.
+Verdict = Callable[[LoaderRecord], str]
+
 #: Parts that the time of a chart is cut into.
 PARTS = 200
+#: Of a chart, in units of its viewBox.
+_WIDTH, _HEIGHT, _LEFT, _BELOW = 960, 120, 64, 20
+#: Stages that the sentence names, at the most.
+_MOST_STAGES = 3
 
-_STYLE = """
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{{ title }}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<style>
 :root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --faint: #66727f; --ground: #eef1f4; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --paper: #14191f; --faint: #94a1ae; --ground: #232b34; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .3rem; }
 .verdict { font-size: 1.15rem; border-left: 4px solid #d1495b; padding: .3rem .9rem; background: var(--ground); }
-.faint, svg text { color: var(--faint); fill: var(--faint); } svg { width: 100%; height: auto; font-size: 11px; }
+svg text { fill: var(--faint); } svg { width: 100%; height: auto; font-size: 11px; }
 .ground { fill: var(--ground); } .waited { fill: #d1495b; } .first { fill: #edae49; } .worked { fill: #3a8f7b; }
-.line { fill: none; stroke: #2f6fb0; stroke-width: 1.5; } .bar { fill: #2f6fb0; } .hover { fill: transparent; }
-table { border-collapse: collapse; } td, th { text-align: left; padding: .15rem 1rem .15rem 0; vertical-align: top; }
-td.number, th.number { text-align: right; } td.share { width: 20rem; }
-td.share div { background: #2f6fb0; height: .9rem; }
+.line { fill: none; stroke: #2f6fb0; stroke-width: 1.5; } .hover { fill: transparent; }
+td, th { text-align: left; padding: .15rem 1rem .15rem 0; vertical-align: top; }
+td.share { width: 20rem; } td.share div { background: #2f6fb0; height: .9rem; }
 .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
 .key.waited { background: #d1495b; } .key.first { background: #edae49; } .key.worked { background: #3a8f7b; }
 pre { background: var(--ground); padding: .8rem; overflow-x: auto; font-size: 13px; }
+</style>
+</head>
+<body>
+{% macro table(heads, rows, bars) %}
+<table>
+{% if heads %}<tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>{% endif %}
+{% for row in rows %}
+<tr>{% if bars %}<td class="share"><div style="width: {{ '%.1f' % row[-1] }}%"></div></td>{% endif %}
+{% for cell in (row[:-1] if bars else row) %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% endmacro %}
+<h1>{{ title }}</h1>
+{{ table((), facts, false) }}
+{% for loader in loaders %}
+<section>
+<h2>Loader {{ loader.number }}: {{ loader.title }}</h2>
+<p class="verdict">{{ loader.verdict }}</p>
+<p>{{ loader.done }}.</p>
+{% if loader.errors %}<p>{{ loader.errors }}.</p>{% endif %}
+{% if loader.charts %}
+<p>{% for name, kind in keys %}<span class="key {{ kind }}"></span>{{ name }}{% endfor %}</p>
+{% endif %}
+{% for title, chart in loader.charts %}<h3>{{ title }}</h3>{{ chart }}{% endfor %}
+{% if loader.waits %}
+<h3>Batches that were waited for up to ...</h3>
+{{ table(("", "", "batches"), loader.waits, true) }}
+{% endif %}
+{% if loader.stages %}
+<h3>What the workers did, of all of their time</h3>
+{{ table(("", "stage", "share", "seconds", "samples", "us a sample"), loader.stages, true) }}
+{% else %}
+<p>The workers counted no stages: they are processes, or nothing was read.</p>
+{% endif %}
+{% if loader.explained %}<h3>What explain() says</h3><pre>{{ loader.explained }}</pre>{% endif %}
+<h3>Options</h3>
+{{ table(("option", "value"), loader.options, false) }}
+</section>
+{% else %}
+<p>No loader of Penstock's was gone through.</p>
+{% endfor %}
+{% if unrecorded %}<p>{{ unrecorded }} of further loaders were not recorded.</p>{% endif %}
+</body>
+</html>
 """
+#: Layers of the chart of the loop's time, by the classes of their colours.
+_KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
 
 
 def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str], verdict: Verdict) -> None:
     """Write a recording as a page. facts: of the run, by name. Raises OSError."""
     with file.opened() as opened:
-        for part in page(recording, facts, verdict):
-            opened.write(part.encode("utf-8", "backslashreplace"))
+        opened.write(page(recording, facts, verdict).encode("utf-8", "backslashreplace"))
 
 
-def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict) -> Iterator[str]:
-    """Yield the page, part by part."""
-    title = text(f"Penstock report: {facts.get('program', '')}")
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    yield f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    yield f'<meta name="viewport" content="width=device-width">\n<style>{_STYLE}</style>\n</head>\n<body>\n'
+def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict) -> str:
+    """Return the page."""
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
-    yield f"<h1>{title}</h1>\n"
-    yield _table(
-        ("", ""), [*facts.items(), ("began", began), ("took", f"{compact(end - recording.began)} s")], head=False
-    )
-    if not recording.loaders:
-        yield "<p>No loader of Penstock's was gone through.</p>\n"
-    for loader in recording.loaders:
-        yield from _LoaderSection(loader, verdict).parts(recording.began, end)
-    if recording.unrecorded:
-        yield f"<p>{counted(recording.unrecorded, 'pass', 'passes')} of further loaders were not recorded.</p>\n"
-    yield "</body>\n</html>\n"
-
-
-class _LoaderSection:
-    """What the page says of one loader."""
-
-    def __init__(self, loader: LoaderRecording, verdict: Verdict) -> None:
-        self._loader = loader
-        self._verdict = verdict
-
-    def parts(self, begin: float, end: float) -> Iterator[str]:
-        """Yield the section, whose charts are of the time from begin to end."""
-        loader = self._loader
-        yield f"<section>\n<h2>Loader {loader.number}: {text(loader.title)}</h2>\n"
-        yield f'<p class="verdict">{text(self._verdict(loader))}</p>\n'
-        table = loader.rows.table()
-        batches, samples = column(table, "batches").sum(), self._samples()
-        done = [counted(int(batches), "batch", "batches"), counted(samples, "sample")]
-        done += [counted(loader.passes, "pass", "passes"), f"read by {text(loader.read_by)}"]
-        yield f"<p>{', '.join(done)}.</p>\n"
-        if loader.failed:
-            kinds = sorted({kind for _, kind in loader.errors})
-            yield f"<p>{counted(loader.failed, 'error')} came in the place of a batch: {text(', '.join(kinds))}.</p>\n"
-        if len(table):
-            yield from self._charts(begin, end)
-        yield from self._stages()
-        if loader.explained:
-            explained = "\n".join(text(line) for line in loader.explained.splitlines())
-            yield f"<h3>What explain() says</h3>\n<pre>{explained}</pre>\n"
-        yield f"<h3>Options</h3>\n{_table(('option', 'value'), sorted(loader.options.items()))}"
-        yield "</section>\n"
-
-    def _samples(self) -> int:
-        readings = self._loader.readings
-        counted_by_rows = int(column(self._loader.rows.table(), "samples").sum())
-        return counted_by_rows or (readings[-1].samples - readings[0].samples if readings else 0)
-
-    def _charts(self, begin: float, end: float) -> Iterator[str]:
-        shares = time_shares(self._loader, begin, end, PARTS)
-        length = shares.length
-        layers = [
-            ("worked", "worked", shares.worked / length),
-            ("waited", "waited", shares.waited / length),
-            ("waited for the first batch of a pass", "first", shares.first_waited / length),
-        ]
-        keys = "".join(f'<span class="key {kind}"></span>{text(name)}' for name, kind, _ in layers)
-        yield f"<h3>What the loop did</h3>\n<p>{keys}</p>\n{stacked(layers, shares.edges, 'What the loop did')}\n"
-        yield f"<h3>Samples a second</h3>\n{curve(shares.samples / length, shares.edges, 'Throughput', 'samples/s')}\n"
-        spent = shares.waited + shares.worked
-        waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
-        yield f"<h3>Share of waiting, %</h3>\n{curve(waits, shares.edges, 'Share of waiting', '%')}\n"
-        yield from self._waits()
-
-    def _waits(self) -> Iterator[str]:
-        """Yield how long the loop waited for a batch, in classes of length: of all passes of the loader."""
-        stats = self._loader.stats
-        if stats is None or not any(waits := stats.loop.waits):
-            return
-        last = max(place for place, count in enumerate(waits) if count)
-        first = min(place for place, count in enumerate(waits) if count)
-        labels = [_microseconds(1 << place) for place in range(first, last + 1)]
-        chart = columns(waits[first : last + 1], labels, "Waits by length")
-        yield f"<h3>Batches that were waited for up to ...</h3>\n{chart}\n"
-
-    def _stages(self) -> Iterator[str]:
-        found = sorted(stage_seconds(self._loader).items(), key=lambda item: -item[1][0])
-        total = sum(seconds for _, (seconds, _) in found) or 1.0
-        if not found:
-            yield "<p>The workers counted no stages: they are processes, or nothing was read.</p>\n"
-            return
-        yield "<h3>What the workers did, of all of their time</h3>\n<table><tr><th>stage</th><th></th>"
-        yield '<th class="number">share</th><th class="number">seconds</th><th class="number">samples</th>'
-        yield '<th class="number">us a sample</th></tr>\n'
-        for name, (seconds, samples) in found:
-            share = seconds / total
-            bar = f'<td class="share"><div style="width: {share:.1%}"></div></td>'
-            cells = (f"{share:.1%}", compact(seconds), f"{samples:,}", compact(seconds / samples * 1e6))
-            numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-            yield f"<tr><td>{text(name)}</td>{bar}{numbers}</tr>\n"
-        yield "</table>\n"
-
-
-def text(words: str) -> str:
-    """Return words as HTML: what is no printable character as an escape."""
-    return escape(shown(words))
-
-
-def _table(heads: Sequence[str], rows: Sequence[tuple[str, str]], *, head: bool = True) -> str:
-    first = "<tr>" + "".join(f"<th>{text(one)}</th>" for one in heads) + "</tr>\n" if head else ""
-    return (
-        f"<table>{first}" + "".join(f"<tr><td>{text(a)}</td><td>{text(b)}</td></tr>\n" for a, b in rows) + "</table>\n"
+    whole = {**facts, "began": began, "took": f"{compact(end - recording.began)} s"}
+    missing = recording.recorder.unrecorded
+    # What is no printable character becomes an escape, and markup is taken as text.
+    environment = Environment(autoescape=True, finalize=lambda value: shown(value) if type(value) is str else value)
+    return environment.from_string(_PAGE).render(
+        title=f"Penstock report: {facts.get('program', '')}",
+        facts=whole.items(),
+        loaders=[_of_loader(loader, verdict, recording.began, end) for loader in recording.loaders],
+        keys=_KEYS,
+        unrecorded=counted(missing, "pass", "passes") if missing else "",
     )
 
 
-def _microseconds(value: int) -> str:
-    if value < 1000:
-        return f"{value} us"
-    return f"{value / 1000:.3g} ms" if value < 1_000_000 else f"{value / 1e6:.3g} s"
+def _of_loader(loader: LoaderRecord, verdict: Verdict, begin: float, end: float) -> dict[str, Any]:
+    """Return what the page says of a loader, with charts of the time from begin to end."""
+    table, readings = loader.rows.table(), loader.readings
+    samples = int(column(table, "samples").sum()) or (readings[-1].samples - readings[0].samples if readings else 0)
+    done = [counted(int(column(table, "batches").sum()), "batch", "batches"), counted(samples, "sample")]
+    done += [counted(loader.passes, "pass", "passes"), f"read by {loader.read_by}"]
+    kinds = ", ".join(sorted({kind for _, kind in loader.errors}))
+    stages = sorted(stage_seconds(loader).items(), key=lambda item: -item[1][0])
+    total = sum(seconds for _, (seconds, _) in stages) or 1.0
+    return {
+        "number": loader.number,
+        "title": loader.title,
+        "verdict": verdict(loader),
+        "done": ", ".join(done),
+        "errors": f"{counted(loader.failed, 'error')} came in the place of a batch: {kinds}" if loader.failed else "",
+        "charts": list(_charts(loader, begin, end)) if len(table) else [],
+        "waits": _waits(loader),
+        "stages": [
+            (name, f"{s / total:.1%}", compact(s), f"{n:,}", compact(s / n * 1e6), 100 * s / total)
+            for name, (s, n) in stages
+        ],
+        "explained": Markup("\n").join(map(shown, loader.explained.splitlines())),
+        "options": sorted(loader.options.items()),
+    }
+
+
+def _charts(loader: LoaderRecord, begin: float, end: float) -> Iterator[tuple[str, Markup]]:
+    shares = time_shares(loader, begin, end, PARTS)
+    length = float(shares.edges[1] - shares.edges[0])
+    layers = [amount / length for amount in (shares.worked, shares.waited, shares.first_waited)]
+    yield "What the loop did", _stacked(layers, shares.edges)
+    yield "Samples a second", _curve(shares.samples / length, shares.edges, "samples/s")
+    spent = shares.waited + shares.worked
+    waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
+    yield "Share of waiting, %", _curve(waits, shares.edges, "%")
+
+
+def _waits(loader: LoaderRecord) -> list[tuple[str, str, float]]:
+    """Return how many batches were waited for, in classes of length: of all passes of the loader."""
+    if loader.stats is None or not any(waits := loader.stats.loop.waits):
+        return []
+    known = [place for place, count in enumerate(waits) if count]
+    places = range(known[0], known[-1] + 1)
+    return [(f"{compact(2**place / 1e3)} ms", f"{waits[place]:,}", 100 * waits[place] / max(waits)) for place in places]
+
+
+# --- charts -------------------------------------------------------------------------------------------------------
+
+
+def _stacked(layers: Sequence[Numbers], edges: Numbers) -> Markup:
+    """Return a chart of (n,) shares, 0 to 1, that lie on each other, a layer for each of _KEYS."""
+    parts = []
+    floor = np.zeros(len(edges) - 1)
+    step = (_WIDTH - _LEFT) / len(floor)
+    for (name, kind), shares in zip(_KEYS, layers, strict=True):
+        for place in np.flatnonzero(shares > 1e-4).tolist():
+            low, high = float(floor[place]), min(1.0, float(floor[place] + shares[place]))
+            words = f"{name}: {shares[place]:.0%}, {compact(edges[place] - edges[0])} s after the beginning"
+            y, tall = _HEIGHT * (1 - high), max(0.0, _HEIGHT * (high - low))
+            parts.append(_bar(kind, _LEFT + place * step, y, step + 0.1, tall, words))
+        floor += shares
+    return _svg(parts, edges, "100 %")
+
+
+def _curve(values: Numbers, edges: Numbers, unit: str) -> Markup:
+    """Return a chart of (n,) values over time, from 0 to the greatest."""
+    top = float(values.max())
+    step = (_WIDTH - _LEFT) / len(values)
+    heights = _HEIGHT * (1 - values / top) if top > 0 else np.full(len(values), float(_HEIGHT))
+    points = [f"{_LEFT + (i + side) * step:.2f},{y:.2f}" for i, y in enumerate(heights.tolist()) for side in (0, 1)]
+    parts = [f'<polyline class="line" points="{" ".join(points)}"/>']
+    for place, value in enumerate(values.tolist()):
+        words = f"{compact(value)} {unit}, {compact(edges[place] - edges[0])} s after the beginning"
+        parts.append(_bar("hover", _LEFT + place * step, 0, step, _HEIGHT, words))
+    return _svg(parts, edges, compact(top))
+
+
+def _bar(kind: str, x: float, y: float, width: float, height: float, words: str) -> str:
+    size = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
+    return f'<rect class="{kind}" {size}><title>{escape(words)}</title></rect>'
+
+
+def _svg(parts: Sequence[str], edges: Numbers, top: str) -> Markup:
+    def label(x: float, y: float, text: str, anchor: str) -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+    seconds = float(edges[-1] - edges[0])
+    ground = f'<rect class="ground" x="{_LEFT}" y="0" width="{_WIDTH - _LEFT}" height="{_HEIGHT}"/>'
+    axes = [ground, label(_LEFT - 6, 10, top, "end"), label(_LEFT - 6, _HEIGHT, "0", "end")]
+    for share, anchor in ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")):
+        place = _LEFT + share * (_WIDTH - _LEFT)
+        axes.append(label(place, _HEIGHT + 14, f"{compact(seconds * share)} s", anchor))
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT + _BELOW}" role="img"'
+    return Markup(f"<svg {box}>{''.join([*axes, *parts])}</svg>")
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+class TimeShares(NamedTuple):
+    """Sums in n equal parts of a stretch of time, each of shape (n,)."""
+
+    edges: Numbers
+    """(n + 1,): where the parts begin and end, by time.perf_counter()."""
+    first_waited: Numbers
+    """Seconds waited for the first batches of passes, in which workers start."""
+    waited: Numbers
+    """Seconds waited for the other batches."""
+    worked: Numbers
+    samples: Numbers
+    """Handed to the loop."""
+
+
+def time_shares(recorded: LoaderRecord, begin: float, end: float, parts: int) -> TimeShares:
+    """Return how the time from begin to end divides, which are times of time.perf_counter()."""
+    edges = np.linspace(begin, max(end, begin + 1e-6), parts + 1)
+    sums = np.zeros((4, parts))
+    for one in passes_of(recorded.rows.table()):
+        for place, name in enumerate(("first_waited", "waited", "worked")):
+            sums[place] += _in_parts(one, name, edges)
+        sums[3] += np.histogram(column(one.table, "got"), edges, weights=column(one.table, "samples"))[0]
+    sums[1] -= sums[0]
+    if not sums[3].any() and len(recorded.readings) > 1:  # batches that go to a device: their executor counts samples
+        times, counts = zip(*((reading.time, reading.samples) for reading in recorded.readings), strict=True)
+        sums[3] = np.diff(np.interp(edges, times, counts))
+    return TimeShares(edges, *np.maximum(sums, 0))
+
+
+def _in_parts(one: PassRows, name: str, edges: Numbers) -> Numbers:
+    """Return how many of a column's seconds lie in each part: evenly within each wait, and each piece of work."""
+    table, starts = one.table, one.starts
+    got, amount = column(table, "got"), column(table, name)
+    asked = np.clip(got - column(table, "waited"), starts, got)
+    merged = column(table, "batches") > 1  # waits and work take turns within such a row
+    middle = np.where(merged, (starts + got) / 2, asked)
+    early = np.where(merged, amount / 2, amount if name == "worked" else 0.0)
+    times = np.stack([starts, middle, got], axis=1).ravel()
+    steps = np.stack([np.zeros_like(early), early, amount - early], axis=1).ravel()
+    return np.diff(np.interp(edges, times, np.cumsum(steps)))
+
+
+def stage_seconds(recorded: LoaderRecord) -> dict[str, tuple[float, int]]:
+    """Return the seconds and samples of each stage while the loader was recorded."""
+    if recorded.first is None or recorded.stats is None:
+        return {}
+    found = {}
+    for name, time_ in recorded.stats.stages.items():
+        seconds, samples = time_.seconds, time_.samples
+        if (old := recorded.first.stages.get(name)) is not None:
+            seconds, samples = seconds - old.seconds, samples - old.samples
+        if samples > 0:
+            found[name] = (max(0.0, seconds), samples)
+    return found
+
+
+def plain_verdict(recorded: LoaderRecord) -> str:
+    """Return how long the loop waited, and in which stages the workers spent most of their time."""
+    if recorded.stats is not None and recorded.stats.verdict:
+        return recorded.stats.verdict
+    table = recorded.rows.table()
+    if not len(table):
+        return "No batch was handed out."
+    first = column(table, "first_waited").sum()
+    waited, worked = column(table, "waited").sum() - first, column(table, "worked").sum()
+    batches = int(column(table, "batches").sum())
+    steps = max(batches - recorded.passes, 1)
+    share = waited / (waited + worked) if waited + worked > 0 else 0.0
+    said = f"The loop waited {share:.0%} of the time ({compact(waited / steps * 1e3)} ms a step)"
+    said += f" for {counted(batches, 'batch', 'batches')}"
+    if first > 0.05 * (first + waited + worked):
+        said += f", and {compact(first)} s for the first batch of each pass, in which workers start"
+    found = stage_seconds(recorded)
+    if (total := sum(seconds for seconds, _ in found.values())) > 0:
+        most = sorted(found.items(), key=lambda item: -item[1][0])[:_MOST_STAGES]
+        said += f"; of the workers' time {', '.join(f'{name} took {s / total:.0%}' for name, (s, _) in most)}"
+    return f"{said}."

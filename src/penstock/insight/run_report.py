@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from penstock.insight.loops import LoaderFacts, LoopRecord
 from penstock.system.words import counted
@@ -43,18 +42,10 @@ class RunReport:
         """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop the fields of LoopRecord."""
         loops = []
         for one in self.loops:
+            counts = {"loaders": one.loaders, "passes": one.passes, "samples": one.samples, "method": one.loader.method}
             steady = {"steady_waited": one.times.steady_waited, "wait_share": one.times.wait_share}
-            loops.append({**asdict(one.loader), **_counts(one), **asdict(one.times), **steady})
+            loops.append({**asdict(one.loader), **counts, **asdict(one.times), **steady})
         return json.dumps({"seconds": self.seconds, "loops": loops}, indent=1) + "\n"
-
-
-def _counts(record: LoopRecord) -> dict[str, Any]:
-    return {
-        "loaders": record.loaders,
-        "passes": record.passes,
-        "samples": record.samples,
-        "method": record.loader.method,
-    }
 
 
 def plain_sentence(record: LoopRecord) -> str:

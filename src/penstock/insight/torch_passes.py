@@ -19,15 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from penstock.executors.torch_pass import TorchPass, batches_in_flight
@@ -37,8 +29,6 @@ from penstock.stats import samples_in
 #: The attribute of one of torch's iterators that holds its observation.
 _OBSERVATION = "_penstock_observation"
 _KINDS: tuple[Any, ...] = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
-#: What these give is as long as they say.
-_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _LOADER: Any = torch.utils.data.DataLoader
 _log = logging.getLogger("penstock")
 
@@ -46,34 +36,23 @@ _log = logging.getLogger("penstock")
 class _Observation:
     """What is known of a pass that is observed. Its methods are called for each batch, and cost a few microseconds."""
 
-    __slots__ = ("begun", "left", "observer", "samples", "shown")
+    __slots__ = ("begun", "observer", "samples", "shown")
 
     def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
         self.observer = Harmless(observer)
         self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
         batches = loader.batch_sampler
         self.samples = loader.batch_size or (batches.batch_size if type(batches) is BatchSampler else 0)
-        self.left = _samples_left(batches)  # of a pass whose batches are full but for the last one; 0: not known
-        self.shown = not self.left and batches is not None and loader.collate_fn is default_collate
+        self.shown = batches is not None and loader.collate_fn is default_collate
 
     def delivered(self, batch: Any, waited: float, in_flight: int) -> None:
-        """Let the observer know of a batch, with 0 samples where their number is not known."""
+        """Let the observer know of a batch: its samples are what it shows, or batch_size; 0: not known."""
         samples = self.samples
-        if self.left:
-            samples = min(samples, self.left)
-            self.left -= samples
-        elif self.shown:
+        if self.shown:
             with contextlib.suppress(Exception):  # of a batch of the user's own kind
                 samples = samples_in(batch, samples, iterable=True, stacks=True)
         self.observer.delivered(Delivery(batch, samples, waited + self.begun, in_flight=in_flight))
         self.begun = 0.0
-
-
-def _samples_left(batches: Any) -> int:
-    """Return the number of samples of a pass that begins, by its batch sampler, if that is torch's; 0: not known."""
-    if type(batches) is not BatchSampler or type(batches.sampler) not in _SAMPLERS:
-        return 0
-    return len(batches.sampler)  # type: ignore[arg-type]
 
 
 def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], None]:

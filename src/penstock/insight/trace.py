@@ -13,17 +13,17 @@ readers, with a slice a file; and the thread that brings batches to a device, wi
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from penstock.insight.batch_rows import BatchRow, column
-from penstock.insight.output_file import OutputFile
-from penstock.insight.recording import LoaderRecording, Recording
-from penstock.insight.tracks import passes_of, tracks_for
+from penstock.insight.batch_rows import BatchRow, column, passes_of
+from penstock.insight.files import OutputFile
+from penstock.insight.recording import LoaderRecord, Recording
 from penstock.insight.work_spans import Lane
 from penstock.showing import shown
 
@@ -54,7 +54,7 @@ def trace_events(recording: Recording) -> Iterator[Event]:
 class _LoaderTrace:
     """The events of one loader, a process of the trace."""
 
-    def __init__(self, recording: Recording, loader: LoaderRecording) -> None:
+    def __init__(self, recording: Recording, loader: LoaderRecord) -> None:
         self._loader = loader
         self._began = recording.began
         self._pid = loader.number
@@ -131,7 +131,7 @@ class _LoaderTrace:
 
     def _counters(self) -> Iterator[Event]:
         for before, now in pairwise(self._loader.readings):
-            waited = now.waited - now.first_waited - before.waited + before.first_waited
+            waited = now.steady - before.steady
             total = waited + now.worked - before.worked
             if total > 0:
                 yield self._counter("waited, %", now.time, 100 * min(1.0, max(0.0, waited / total)))
@@ -174,3 +174,18 @@ class _LoaderTrace:
 
     def _metadata(self, kind: str, track: int, **about: Any) -> Event:
         return {"ph": "M", "name": kind, "pid": self._pid, "tid": track, "args": about}
+
+
+def tracks_for(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return for each (begin, end) the number of a track, the lowest that is free, so that none overlap on one."""
+    order = sorted(range(len(spans)), key=lambda one: spans[one])
+    tracks = [0] * len(spans)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for one in order:
+        begin, end = spans[one]
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        tracks[one] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, tracks[one]))
+    return tracks

@@ -20,7 +20,6 @@ from penstock.sources.catalogue import Catalogue, kept, place_of
 from penstock.sources.naming import catalogue, ids_of
 from penstock.state.changes import differences, remaining
 from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
-from penstock.state.recording import Recorder
 from penstock.state.samplers import SamplerStates
 from penstock.state.user_states import BEYOND_FORMAT_1, UserStates, early_of
 from penstock.system.warn_user import warn_user
@@ -41,8 +40,6 @@ class Checkpoint:
         self.epochs = Epochs(seed)
         self.progress: Progress | None = None
         """Of the pass that began last."""
-        self.record: Recorder | None = None
-        """Writes that pass to the ledger; it holds the progress, which must not hold it."""
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
@@ -55,10 +52,6 @@ class Checkpoint:
         twin = copy(self)
         twin.epochs, twin._in_threads = self.epochs.copy(), in_threads
         return twin
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open ledger."""
-        return {**vars(self), "record": None}
 
     def begin_with(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`, from its start. Raises TypeError, InvalidOption."""
@@ -149,12 +142,8 @@ class Checkpoint:
             "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
             "past": [] if now.left.rest is None else list(now.left.rest.past),
-            "ledger": None,
             "dataset": own,
         }
-        if self.record is not None and now is progress and now.handed:
-            share = BatchOrder(settings).share() or Share()
-            state["ledger"] = [share.rank, share.world, self.record.chain]
         return _with_leaves(state)
 
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
@@ -167,7 +156,7 @@ class Checkpoint:
                 f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to go on behind them"
             )
         self.epochs.number = state["epoch"]
-        self.resume, self._rest, self.progress, self.record = state, rest, None, None
+        self.resume, self._rest, self.progress = state, rest, None
 
     def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Remainder | None]:
         """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
@@ -311,10 +300,6 @@ class Checkpoint:
             progress.samplers = SamplerStates(own.get("sampler", pending), origin)
         if state is None:
             return progress
-        share = BatchOrder(settings).share() or Share()
-        rank, world, text = state.get("ledger") or (None, None, "")
-        # The state may be another rank's, whose ledger is another.
-        progress.chain = bytes.fromhex(text) if (rank, world) == (share.rank, share.world) else None
         progress.epoch, progress.left = state["epoch"], Leftover(state["position"], early_of(state), rest)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):

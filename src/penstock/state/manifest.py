@@ -13,24 +13,21 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import BinaryIO, get_type_hints
+from typing import get_type_hints
 
 from penstock.errors import InvalidOption
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.warn_user import warn_user
 
-# A written line ends below this many bytes; only names that are longer by themselves pass it.
-LINE_BYTES = 4096
-
-# A longer line is damaged: two names of 4096 bytes (PATH_MAX) in which each byte is escaped, and the rest.
-MAX_LINE_BYTES = 1 << 16
+#: Characters of an error's message that are kept.
+MESSAGE = 1000
 
 # A lock is held for one read and one write. Who waits longer meets a stopped process or a dead file server.
 LOCK_SECONDS = 60.0
 
-_TAIL_BYTES = 4096
+_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,7 @@ class BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
         place = None if path is None else os.path.abspath(path)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        bad = cls(id, place, _describe(error), _size(place), now, index)
-        least = len(type(error).__name__)
-        while (excess := len(bad.line()) - LINE_BYTES + 1) > 0 and len(bad.error) > least + 1:
-            kept = max(least, len(bad.error) - excess // 6 - 2)  # a character takes at most 6 bytes
-            bad = replace(bad, error=bad.error[:kept] + "…")
-        return bad
+        return cls(id, place, _describe(error), _size(place), now, index)
 
     def line(self) -> bytes:
         """Return the line of the manifest, with its newline. Bytes of a name that are no UTF-8 become \\udcXX."""
@@ -78,7 +70,8 @@ def _describe(error: BaseException) -> str:
     except Exception:  # an exception of the user's whose __str__ fails
         lines = []
     message = next((line.strip() for line in lines if line.strip()), "")
-    return f"{type(error).__name__}: {message[:LINE_BYTES]}" if message else type(error).__name__
+    message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}…"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _size(path: str | None) -> int | None:
@@ -107,35 +100,6 @@ def _parse(line: bytes) -> BadSample | str | None:
     return BadSample(**{key: values[key] for key in _KINDS})
 
 
-def _lines(file: BinaryIO, number: int = 1) -> Iterator[tuple[int, bytes, BadSample | str | None]]:
-    """Yield number and bytes of each line, and its entry or what is wrong with it; None: a blank line.
-
-    A line that is too long comes in pieces, all but the first as blank lines of its number.
-    """
-    begins = True
-    while raw := file.readline(MAX_LINE_BYTES):
-        ends = raw.endswith(b"\n")
-        if not begins:
-            yield number, raw, None
-        elif len(raw) == MAX_LINE_BYTES and not ends:
-            yield number, raw, f"longer than {MAX_LINE_BYTES:,} bytes"
-        else:
-            yield number, raw, _parse(raw)
-        begins, number = ends, number + ends
-
-
-@dataclass
-class _Seen:
-    """How far a manifest was read. Only the thread that holds the file's lock changes it."""
-
-    ids: set[str] = field(default_factory=set)
-    inode: tuple[int, int] = (-1, -1)
-    offset: int = 0  # bytes; the end of a line
-    tail: bytes = b""  # what stood before it: another tail means that the file was edited
-    lines: int = 0  # up to there
-    ended: bool = True  # whether the file ended with a newline
-
-
 class Manifest:
     """A file of bad samples that many threads and processes may read and write at once.
 
@@ -147,8 +111,6 @@ class Manifest:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
-        self._seen = _Seen()
-        self._warned: set[int] = set()
 
     def read(self) -> dict[str, BadSample]:
         """Return the entries by ID; of two with one ID the later. A file that does not exist has none.
@@ -160,8 +122,8 @@ class Manifest:
         try:
             with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 self._check_content(descriptor)
-                for number, _, found in _lines(file):
-                    if isinstance(found, BadSample):
+                for number, line in enumerate(file, 1):
+                    if isinstance(found := _parse(line), BadSample):
                         entries[found.id] = found
                     elif found is not None:
                         damaged.append((number, found))
@@ -170,18 +132,12 @@ class Manifest:
         self._warn(damaged)
         return entries
 
-    def add(self, bad: BadSample) -> bool:
-        """Append an entry unless its ID stands there; return whether it was appended. Raises OSError.
-
-        The file is left as it was when the line cannot be written whole.
-        """
+    def add(self, bad: BadSample) -> None:
+        """Append an entry; the file is left as it was when the line cannot be written whole. Raises OSError."""
         with self._locked(os.O_RDWR | os.O_APPEND | os.O_CREAT, fcntl.LOCK_EX) as descriptor:
-            damaged = self._catch_up(descriptor)
-            fresh = bad.id not in self._seen.ids
-            if fresh:
-                _append(descriptor, bad.line() if self._seen.ended else b"\n" + bad.line())
-        self._warn(damaged)
-        return fresh
+            size = os.fstat(descriptor).st_size
+            ended = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+            append_line(descriptor, bad.line() if ended else b"\n" + bad.line())
 
     def remove(self, ids: Iterable[str]) -> int:
         """Take the entries with these IDs out, all in one step; return how many. Raises OSError.
@@ -193,11 +149,11 @@ class Manifest:
         try:
             with self._locked(os.O_RDWR, fcntl.LOCK_EX) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 kept = []
-                for _, raw, found in _lines(file):
-                    if isinstance(found, BadSample) and found.id in unwanted:
+                for line in file:
+                    if isinstance(found := _parse(line), BadSample) and found.id in unwanted:
                         removed.add(found.id)
                     else:
-                        kept.append(raw)
+                        kept.append(line)
                 if removed:
                     _replace_file(os.path.realpath(self.path), kept, os.fstat(descriptor))
         except FileNotFoundError:
@@ -245,51 +201,25 @@ class Manifest:
 
     def _check_content(self, descriptor: int) -> None:
         """Raise InvalidOption for a file of another kind: it must be neither read as a manifest nor written to."""
-        head = os.pread(descriptor, MAX_LINE_BYTES, 0).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")
+        head = os.pread(descriptor, _HEAD_BYTES, 0).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")
         if b'"id"' not in head and not b'{"id"'.startswith(head):
             raise InvalidOption(f"{self.path!r} is no manifest of bad samples: its beginning holds no entry")
 
-    def _catch_up(self, descriptor: int) -> list[tuple[int, str]]:
-        """Read what was appended since the last time, all if the file is another one; return the damaged lines."""
-        seen, status = self._seen, os.fstat(descriptor)
-        inode, start = (status.st_dev, status.st_ino), seen.offset - len(seen.tail)
-        if seen.inode != inode or os.pread(descriptor, len(seen.tail), start) != seen.tail:
-            seen = self._seen = _Seen(inode=inode)
-        seen.ended = True
-        damaged = []
-        with open(descriptor, "rb", closefd=False) as file:
-            file.seek(seen.offset)
-            for number, raw, found in _lines(file, seen.lines + 1):
-                if isinstance(found, BadSample):
-                    seen.ids.add(found.id)
-                elif found is not None:
-                    damaged.append((number, found))
-                seen.ended = raw.endswith(b"\n")
-                if seen.ended:
-                    seen.lines, seen.offset = number, file.tell()
-        start = max(0, seen.offset - _TAIL_BYTES)
-        seen.tail = os.pread(descriptor, seen.offset - start, start)
-        return damaged
-
     def _warn(self, damaged: list[tuple[int, str]]) -> None:
-        """Warn, once a line, of the lines that are no entries."""
-        fresh = [(number, why) for number, why in damaged if number not in self._warned]
-        self._warned.update(number for number, _ in fresh)
-        if not fresh:
+        """Warn of the lines that are not entries."""
+        if not damaged:
             return
-        listed = ", ".join(f"line {number} ({why})" for number, why in fresh[:5])
-        more = f" and {len(fresh) - 5:,} more" if len(fresh) > 5 else ""
+        listed = ", ".join(f"line {number} ({why})" for number, why in damaged[:5])
+        more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
         warn_user(
             f"the manifest {self.path!r} has damaged lines, which are skipped and stay: {listed}{more}; "
             "mend them, or take them out",
             RuntimeWarning,
         )
 
-    def __repr__(self) -> str:
-        return f"Manifest({self.path!r}, {len(self._seen.ids):,} IDs seen)"
 
-
-def _append(descriptor: int, line: bytes) -> None:
+def append_line(descriptor: int, line: bytes) -> None:
+    """Append a line to an open file, which is left as it was where that fails. Raises OSError."""
     size = os.fstat(descriptor).st_size
     try:
         while line:

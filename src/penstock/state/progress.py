@@ -30,8 +30,6 @@ class Progress(Observer):
     """Samples, or batches, of a user's sampler that the pass began behind."""
     drawn: dict[str, int] = field(default_factory=dict)
     """Without a seed: what was drawn for the pass, "order" and "base"."""
-    chain: bytes | None = None
-    """Of the ledger, in the state that the pass goes on from."""
     streams: Streams | None = None
     """The dataset's states in the workers, where it has any."""
     samplers: SamplerStates | None = None

@@ -102,7 +102,8 @@ class Quarantine:
                 for bad in news:
                     if bad.id not in self._bad:
                         self._bad[bad.id] = bad
-                        self._unwritten.append(bad)
+                        if bad.id not in self.entries:
+                            self._unwritten.append(bad)
                 unwritten, self._unwritten = self._unwritten, []
             if self.manifest is not None:
                 self._write(self.manifest, unwritten)

@@ -58,26 +58,21 @@ def difference(a: Any, b: Any, path: str = "", row: int | None = None, *, layout
     if isinstance(a, torch.Tensor | np.ndarray):
         found = _array_difference(a, b, path, row)
         return _layout_difference(a, b, path, row) if layout and found is None else found
-    if isinstance(a, Mapping):
-        if list(a) != list(b):
-            return Difference(path, row, f"has the keys {list(a)}, and {list(b)}")
-        pairs = [(a[key], b[key], f"{path}[{key!r}]", row) for key in a]
-    elif isinstance(a, tuple | list):
-        if len(a) != len(b):
+    ours, theirs = _parts(a), _parts(b)
+    if ours is None or theirs is None:
+        if not _equal(a, b):
+            return Difference(path, row, f"is {_short(a)}, and {_short(b)}")
+        return _layout_difference(a, b, path, row) if layout else None
+    if list(ours) != list(theirs):
+        if isinstance(a, tuple | list):
             return Difference(path, row, f"has length {len(a)}, and {len(b)}")
-        words = all(isinstance(value, str | bytes) for value in a)
-        pairs = [(a[i], b[i], f"{path}[{i}]", i if words and row is None else row) for i in range(len(a))]
-    else:
-        parts = _parts(a), _parts(b)
-        if parts[0] is None or parts[1] is None:
-            if not _equal(a, b):
-                return Difference(path, row, f"is {_short(a)}, and {_short(b)}")
-            return _layout_difference(a, b, path, row) if layout else None
-        if list(parts[0]) != list(parts[1]):
-            return Difference(path, row, f"has the attributes {list(parts[0])}, and {list(parts[1])}")
-        pairs = [(value, parts[1][name], f"{path}.{name}", row) for name, value in parts[0].items()]
-    differences = (difference(*pair, layout=layout) for pair in pairs)
-    return next((one for one in differences if one is not None), None)
+        if isinstance(a, Mapping):
+            return Difference(path, row, f"has the keys {list(a)}, and {list(b)}")
+        return Difference(path, row, f"has the attributes {list(ours)}, and {list(theirs)}")
+    words = isinstance(a, tuple | list) and all(isinstance(value, str | bytes) for value in a) and row is None
+    pairs = enumerate(zip(ours, ours.values(), theirs.values(), strict=True))
+    inside = (difference(x, y, path + at, i if words else row, layout=layout) for i, (at, x, y) in pairs)
+    return next((one for one in inside if one is not None), None)
 
 
 def rows(batch: Any) -> list[Any]:
@@ -117,17 +112,14 @@ def _add(value: Any, into: Any) -> None:
         else:
             into.update(_bytes(value).tobytes())
         return
-    parts = value if isinstance(value, Mapping) else None
-    if parts is None and isinstance(value, tuple | list):
-        parts = dict(enumerate(value))
-    if parts is None and (parts := _parts(value)) is None:
+    if (parts := _parts(value)) is None:
         leaf = _leaf(value)
         into.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode("utf-8", "surrogatepass"))
         into.update(b"\0")
         return
     into.update(f"{len(parts)}\0".encode())
     for name, part in parts.items():
-        into.update(f"{name!r}\0".encode("utf-8", "surrogatepass"))
+        into.update(f"{name}\0".encode("utf-8", "surrogatepass"))
         _add(part, into)
 
 
@@ -172,17 +164,25 @@ def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """Return the attributes of an object that does not say itself when it is equal to another."""
+    """Return the parts of a container, or of an object that does not say itself when it is equal to another.
+
+    By what follows the value's name in Python; None: the value has none.
+    """
     kind = type(value)
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return {f"[{number}]": part for number, part in enumerate(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
     if getattr(kind, "__eq__", None) is not object.__eq__ or isinstance(value, type):
         return None
     slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
     if not names and not hasattr(value, "__dict__"):
         return None
-    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+    names = [*(name for name in names if hasattr(value, name)), *getattr(value, "__dict__", ())]
+    return {f".{name}": getattr(value, name) for name in names}
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from itertools import product
 from typing import Any
@@ -16,9 +16,9 @@ from penstock.order.keyed import KeyedSampler
 from penstock.order.permutations import KeyedShuffle
 from penstock.sources.naming import id_of
 from penstock.system.randomness import generators_kept
+from penstock.system.words import counted
 from penstock.testing.bitwise import difference, digest, rows
-from penstock.testing.ranks import Make, Ranks
-from penstock.testing.tally import Tally, fail
+from penstock.testing.ranks import Make, Ranks, fail
 
 Key = Callable[[Any], Iterable[Hashable]]
 
@@ -55,8 +55,8 @@ def assert_each_sample_once(
         if isinstance(loader.sampler, KeyedSampler):
             raise InvalidOption(f"{type(loader.sampler).__name__} draws samples more than once, as it should")
         tally = Tally(f"epoch {epoch}, {_team(world, count)}")
-        names, due = _of_dataset(loader, key), _due(team)
-        tally.expect(names, {one: due[name] for one, name in names.items() if name in due}, names)
+        names = _of_dataset(loader, key)
+        tally.expect(names, names)
         for step, batches in enumerate(team):
             for rank, (batch, padding) in enumerate(zip(batches, team.padded(), strict=True)):
                 found = _named(team, step, rank, batch) if key is None else list(key(batch))
@@ -85,7 +85,13 @@ def assert_worker_invariant(make: Make, workers: Sequence[int] = (0, 1, 2, 8), e
             if count == workers[0] and len(wanted) == epoch:
                 wanted.append(list(team))
             else:
-                _compare(team, wanted[epoch], team, f"with {_workers(count)}", f"with {_workers(workers[0])}")
+                _compare(
+                    team,
+                    wanted[epoch],
+                    team,
+                    f"with {counted(count, 'worker')}",
+                    f"with {counted(workers[0], 'worker')}",
+                )
 
 
 def assert_resume_exact(
@@ -145,6 +151,53 @@ def assert_resume_exact(
             _go_on(resumed, key, tally, state)
 
 
+class Tally:
+    """Which samples came, and where.
+
+    Args:
+        subject: what messages begin with.
+        repeats: the order holds samples more than once by design.
+    """
+
+    def __init__(self, subject: str, *, repeats: bool = False) -> None:
+        self._subject = subject
+        self._repeats = repeats
+        self.wanted: Counter[Hashable] = Counter()
+        self._names: dict[Hashable, str | None] = {}
+        self._came: dict[Hashable, list[str]] = {}
+
+    def expect(self, names: Mapping[Hashable, str | None], keys: Iterable[Hashable]) -> None:
+        """Expect a sample for each key. names: what messages call a sample, by key."""
+        self.wanted.update(list(keys))
+        self._names.update(names)
+
+    def add(self, keys: Iterable[Hashable], where: str) -> None:
+        """Count samples that came."""
+        for key in keys:
+            self._came.setdefault(key, []).append(where)
+
+    def check(self, count: int, spare: int = 0) -> None:
+        """Fail unless so many samples came, each once, and no more than `spare` that were not expected."""
+        for key, places in self._came.items():
+            if len(places) > max(1, self.wanted[key]) + (spare if self._repeats else 0):
+                fail(f"{self._subject}: {self._say(key)} came {len(places)} times: {'; '.join(places)}")
+        strange = [key for key in self._came if key not in self.wanted]
+        if len(strange) > spare:
+            key = strange[0]
+            fail(f"{self._subject}: {self._say(key)} is none that should have come: {self._came[key][0]}")
+        came = sum(map(len, self._came.values()))
+        if came != count:
+            missing = [key for key, times in self.wanted.items() if len(self._came.get(key, ())) < times]
+            one = f"; {self._say(missing[0])} did not come" if missing else ""
+            fail(f"{self._subject}: {came} samples came, {count} should have{one}")
+
+    def _say(self, key: Hashable) -> str:
+        name = self._names.get(key)
+        if name is not None:
+            return f"sample {name}"
+        return "a sample" if isinstance(key, bytes) else f"sample {key!r}"
+
+
 class _Pass:
     """A pass that did not stop.
 
@@ -155,11 +208,8 @@ class _Pass:
 
     def __init__(self, team: Ranks) -> None:
         self.team = team
-        self.batches: list[list[Any]] = []
-        self._padding: list[list[int]] = []
-        for batches in team:
-            self.batches.append(batches)
-            self._padding.append(team.padded())
+        steps = [(batches, team.padded()) for batches in team]
+        self.batches, self._padding = [batches for batches, _ in steps], [padding for _, padding in steps]
 
     def tally(self, key: Key | None, stop: int, subject: str) -> Tally:
         """Return a tally that expects the samples of the pass, of which those before the stop came."""
@@ -167,8 +217,7 @@ class _Pass:
         for step, batches in enumerate(self.batches):
             for rank, loader in enumerate(self.team.loaders):
                 keys = _samples(key, loader, batches[rank], self._padding[step][rank])
-                names = {one: self.team.name(step, rank, row) for row, one in enumerate(keys)}
-                tally.expect(names, dict.fromkeys(keys, f"due at step {step}, rank {rank}"), keys)
+                tally.expect({one: self.team.name(step, rank, row) for row, one in enumerate(keys)}, keys)
                 if step < stop:
                     tally.add(keys, f"step {step}, rank {rank} before the stop")
         return tally
@@ -224,11 +273,7 @@ def _compare(team: Ranks, wanted: list[list[Any]], named: Ranks, ours: str, thei
 
 
 def _team(ranks: int, workers: int) -> str:
-    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {_workers(workers)}"
-
-
-def _workers(workers: int) -> str:
-    return f"{workers} {'worker' if workers == 1 else 'workers'}"
+    return f"{counted(ranks, 'rank')}, {counted(workers, 'worker')}"
 
 
 def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]:
@@ -248,17 +293,6 @@ def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]
         if keys[0] in found:
             fail(f"indices {at[keys[0]]} and {index} of the dataset have one key, {keys[0]!r}: keys tell samples apart")
         found[keys[0]], at[keys[0]] = name, index
-    return found
-
-
-def _due(team: Ranks) -> dict[str, str]:
-    """Return where the loaders say that each ID comes; nothing where they cannot say."""
-    found: dict[str, str] = {}
-    with suppress(InvalidOption):
-        for rank, loader in enumerate(team.loaders):
-            for step in range(len(loader)):
-                for name in loader.ids(team.epoch, step):
-                    found.setdefault(name, f"due at step {step}, rank {rank}")
     return found
 
 

@@ -16,7 +16,7 @@ from penstock.settings import Method, method_of
 from penstock.system.randomness import generators_kept
 from penstock.testing.bitwise import Difference
 from penstock.testing.passes import Maker, Outcome, Pass, drawn_otherwise, form_of
-from penstock.testing.tally import fail
+from penstock.testing.ranks import fail
 
 _TORCHS = torch.utils.data.DataLoader
 #: Options of torch's loader that choose samples: with one of them, the check chooses none.
