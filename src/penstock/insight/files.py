@@ -91,6 +91,8 @@ def _opened(path: str, *, private: bool) -> Iterator[IO[bytes]]:
             if mode is not None and not private:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # a crash must not leave an empty file in its place
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
