@@ -16,8 +16,7 @@ import torch.utils.data as tud
 import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
-from penstock.insight.advice import advice
-from penstock.insight.diagnosis import diagnose, loader_maker
+from penstock.insight.diagnosis import advice, diagnose, loader_maker
 from penstock.loop_model import Cause, Measured, Workers
 from tests.sample_datasets import Made, Stream
 
@@ -171,8 +170,8 @@ def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[
         (["own_loop:dataset", "--step", "step"], "a function is named by its module"),
         (["own_loop:dataset", "--step", "own_loop:steps"], "own_loop has no 'steps'"),
         (["own_loop:dataset", "--step", "own_loop:number"], "it is an object of type int"),
-        (["own_loop:dataset", "--seconds", "0"], "no number of seconds above 0"),
-        (["own_loop:dataset", "--seconds", "soon"], "no number of seconds above 0"),
+        (["own_loop:dataset", "--seconds", "0"], "no number above 0"),
+        (["own_loop:dataset", "--seconds", "soon"], "no number above 0"),
         (["own_loop:dataset", "--batch-size", "0"], "0 is too few"),
         (["own_loop:dataset", "--num-workers", "-1"], "no whole number of 0 or more"),
     ],
