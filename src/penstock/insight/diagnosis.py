@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch.utils.data
 
@@ -23,22 +23,8 @@ _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
 #: Changes that are tried out at the most, the best one first.
 MOST_TRIALS = 3
-
-
-class MakeLoader(Protocol):
-    """Makes the penstock.DataLoader of a diagnosis."""
-
-    def __call__(self, **changed: Any) -> Any:
-        """Return a new loader, with these arguments changed."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A change that was made, and what it gave."""
-
-    finding: Finding
-    gain: float
-    """How many times as fast the loop was with it, measured in turn with the loop as it is."""
+#: Makes a loader of a diagnosis; its arguments are those to be changed.
+MakeLoader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -54,11 +40,13 @@ class Diagnosis:
     measured: Measured
     stages: Mapping[str, StageTime]
     findings: tuple[Finding, ...]
-    trials: tuple[Trial, ...] = ()
+    gains: tuple[tuple[Finding, float], ...] = ()
+    """Changes that were made, and how many times as fast the loop was with each, measured in turn with the loop as it
+    was."""
 
     def measured_gain(self, finding: Finding) -> float | None:
         """Return how many times as fast the loop was with a change; None: it was not tried."""
-        return next((trial.gain for trial in self.trials if trial.finding is finding), None)
+        return next((gain for tried, gain in self.gains if tried is finding), None)
 
     @property
     def verdict(self) -> str:
@@ -115,12 +103,12 @@ def diagnose(
         )
     stats: Stats = together.loader.stats()
     ranked = findings(found)
-    trials: list[Trial] = []
+    gains: list[tuple[Finding, float]] = []
     for finding in ranked if apply else ():
-        if finding.options and finding.gain >= WORTH and len(trials) < MOST_TRIALS:
+        if finding.options and finding.gain >= WORTH and len(gains) < MOST_TRIALS:
             note(finding.change)
-            trials.append(Trial(finding, _gain(make, finding, step, seconds)))
-    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(trials))
+            gains.append((finding, _gain(make, finding, step, seconds)))
+    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(gains))
 
 
 def loader_maker(dataset: Any, **options: Any) -> MakeLoader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 import textwrap
 from dataclasses import dataclass
 from string import Template
@@ -92,6 +93,8 @@ class Layout:
 
     size: tuple[int, int]
     """Of the image: width, height."""
+    top: int
+    """Of the first row."""
     cell: tuple[int, int]
     """Width and height of a cell."""
     pictures: tuple[tuple[Image.Image, ...], ...]
@@ -105,8 +108,7 @@ class Layout:
     def corner(self, number: int) -> tuple[int, int]:
         """Return the left and the top of a cell."""
         row, column = divmod(number, self.columns)
-        top = 2 * _GAP + _TITLE + 6 + _LINE * len(self.header)
-        return _GAP + column * (self.cell[0] + _GAP), top + row * (self.cell[1] + _GAP)
+        return _GAP + column * (self.cell[0] + _GAP), self.top + row * (self.cell[1] + _GAP)
 
 
 def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
@@ -123,13 +125,13 @@ def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
     cell = (max(_LEAST_WIDTHS[not all(pictures)], *widths), tallest + 2 + _LINE * lines)
     width = max(_LEAST_SHEET, _GAP + sheet.columns * (cell[0] + _GAP))
     header = [line for note in _notes(sheet, side) for line in textwrap.wrap(note, (width - 2 * _GAP) // _LETTER)]
-    found = Layout((width, 0), cell, pictures, tallest, tuple(header), sheet.columns)
-    height = found.corner(len(sheet.cells) + sheet.columns - 1)[1]
+    top = 2 * _GAP + _TITLE + 6 + _LINE * len(header)
+    height = top + math.ceil(len(sheet.cells) / sheet.columns) * (cell[1] + _GAP)
     if width * height > _MOST_PIXELS:
         raise InvalidOption(
             f"the sheet would be {width:,} x {height:,} pixels large: show fewer samples, or smaller pictures"
         )
-    return Layout((width, height), cell, pictures, tallest, tuple(header), sheet.columns)
+    return Layout((width, height), top, cell, pictures, tallest, tuple(header), sheet.columns)
 
 
 def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:

@@ -42,48 +42,35 @@ class Form(Enum):
 def taken_apart(value: Any, form: Form, number: int | None = None) -> tuple[list[Fields], Fields]:
     """Return the fields of each sample of what a loader handed out, and those that belong to no sample.
 
-    Something unbatched is several samples where all of its arrays have the same first dimension, and one of them has
-    four dimensions or more.
+    Of a batch tensors, arrays, and lists and tuples of one value a sample are cut along their first dimension. A list
+    of whole samples, as some collate functions return it, is one too. Something unbatched is several samples where all
+    of its arrays have the same first dimension, and one of them has four dimensions or more.
 
     Args:
         value: of any structure.
         form: of it.
-        number: of the samples of a batch, as `samples_of` takes it.
+        number: of the samples of a batch; None: the first dimension of most of its tensors, or of its lists where it
+            has none. Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
     """
-    if form is Form.BATCH:
-        return samples_of(value, number)
     if form is Form.SAMPLES:
         return [flat(sample) for sample in value], {}
-    sample = flat(value)
-    shapes = [tuple(leaf.shape) for leaf in sample.values() if _is_array(leaf) and leaf.ndim]
-    if len({shape[0] for shape in shapes}) == 1 and max(map(len, shapes)) >= 4:
-        samples, whole = samples_of(value, shapes[0][0])
-        if not whole:
-            return samples, whole
-    return [sample], {}
-
-
-def samples_of(batch: Any, number: int | None = None) -> tuple[list[Fields], Fields]:
-    """Return the fields of each sample of a batch, and those that belong to the batch as a whole.
-
-    Tensors, arrays, and lists and tuples of one value a sample are cut along their first dimension. A list of whole
-    samples, as some collate functions return it, is one too.
-
-    Args:
-        batch: of any structure.
-        number: of its samples; None: the first dimension of most of its tensors, or of its lists where it has none.
-            Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
-    """
-    number = _number(batch) if number is None else number
+    if form is Form.UNBATCHED:
+        shapes = [tuple(leaf.shape) for leaf in flat(value).values() if _is_array(leaf) and leaf.ndim]
+        if len({shape[0] for shape in shapes}) != 1 or max(map(len, shapes)) < 4:
+            return [flat(value)], {}
+        number = shapes[0][0]
+    number = _number(value) if number is None else number
+    if not number:
+        return [], flat(value)
     columns: Fields = {}
     whole: Fields = {}
-    if not number:
-        return [], flat(batch)
-    _collect(batch, number, (), columns, whole)
+    _collect(value, number, (), columns, whole)
+    if whole and form is Form.UNBATCHED:
+        return [flat(value)], {}
     samples: list[Fields] = [{} for _ in range(number if columns else 0)]
     for path, column in columns.items():
-        for fields, value in zip(samples, column, strict=True):
-            fields |= flat(value, path)
+        for fields, one in zip(samples, column, strict=True):
+            fields |= flat(one, path)
     return samples, whole
 
 

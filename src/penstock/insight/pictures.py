@@ -44,12 +44,10 @@ class Normalisation:
 
     def undone(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
         """Return pictures before it; None: they are of other numbers than floats, or of another number of channels."""
-        sizes = {1, *(np.atleast_3d(array).shape[2] for array in arrays)}
-        if any(array.dtype.kind != "f" for array in arrays) or not {len(self.mean), len(self.std)} <= sizes:
+        given, planes = {len(self.mean), len(self.std)}, [np.atleast_3d(array) for array in arrays]
+        if any(array.dtype.kind != "f" or not given <= {1, array.shape[2]} for array in planes):
             return None
-        if len(sizes) > 2:
-            return None
-        return [np.atleast_3d(array).astype(np.float64) * self.std + self.mean for array in arrays]
+        return [array.astype(np.float64) * self.std + self.mean for array in planes]
 
     def __str__(self) -> str:
         return f"mean {', '.join(f'{one:g}' for one in self.mean)}; std {', '.join(f'{one:g}' for one in self.std)}"

@@ -60,9 +60,8 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     if dataset is None:
         gpus: list[gpu.Gpu] = []
         yield checked("GPU", lambda: gpu.check_gpus(_kept(gpus), gpu.read_installed(), torch.version.cuda))
-        for one in gpus:  # the rate before the link: an idle GPU lowers the link's speed
+        for one in gpus:
             yield checked(f"copies to GPU {one.index}", partial(gpu.measure_copies, one))
-            yield checked(f"PCIe of GPU {one.index}", partial(gpu.check_link, one))
             yield checked(f"NUMA of GPU {one.index}", partial(gpu.check_node, one))
 
 

@@ -113,24 +113,6 @@ def read_link(gpu: Gpu, devices: str = PCI_DEVICES) -> Link | None:
     return link if link.width and link.most_width else None
 
 
-def check_link(gpu: Gpu, devices: str = PCI_DEVICES) -> Check:
-    """Check that a GPU's link is as wide as it could be."""
-    name, link = f"PCIe of GPU {gpu.index}", read_link(gpu, devices)
-    if link is None:
-        return Check(name, State.UNKNOWN, f"the system does not say what the link of {gpu.address or gpu.name} is")
-    words = (
-        f"x{link.width} of x{link.most_width} at {link.speed:g} GT/s of {link.most_speed:g}: "
-        f"about {link.rate / 1e9:.1f} GB/s"
-    )
-    if link.width >= link.most_width:
-        return Check(name, State.OK, words)
-    change = (
-        "Seat the card in a slot with all lanes, and look at bifurcation and risers: copies are limited to this width. "
-        "Until then send fewer bytes: uint8 images, converted on the device (docs/device.md)."
-    )
-    return Check(name, State.BAD if link.width * 2 < link.most_width else State.LOOK, words, change)
-
-
 def measure_copies(gpu: Gpu) -> Check:
     """Measure copies from page-locked memory to a GPU, by CUDA's events. Raises RuntimeError."""
     with torch.cuda.device(gpu.index):
@@ -149,11 +131,20 @@ def measure_copies(gpu: Gpu) -> Check:
 
 
 def check_copies(gpu: Gpu, rate: float, link: Link | None) -> Check:
-    """Check the rate of copies from page-locked memory, in bytes a second."""
+    """Check the rate of copies from page-locked memory, in bytes a second, and the width of the link."""
     name, words = f"copies to GPU {gpu.index}", f"{rate / 1e9:.1f} GB/s from page-locked memory"
     if link is None:
-        return Check(name, State.OK, words)
-    words += f", {rate / link.rate:.0%} of what its link carries"
+        return Check(name, State.OK, f"{words}; the system does not say what its link carries")
+    words += (
+        f", {rate / link.rate:.0%} of what its link carries: x{link.width} of x{link.most_width} at {link.speed:g} "
+        f"GT/s of {link.most_speed:g}"
+    )
+    if link.width < link.most_width:
+        change = (
+            "Seat the card in a slot with all lanes, and look at bifurcation and risers: copies are limited to this "
+            "width. Until then send fewer bytes: uint8 images, converted on the device (docs/device.md)."
+        )
+        return Check(name, State.BAD if link.width * 2 < link.most_width else State.LOOK, words, change)
     if rate >= LINK_SHARE * link.rate:
         return Check(name, State.OK, words)
     change = "Run on the CPUs of the GPU's NUMA node; in a virtual machine look at the IOMMU and ACS settings."
