@@ -159,7 +159,7 @@ def run(name: str, seconds: float) -> dict[str, Any]:
         make, step = case.build(Path(folder))
         found = diagnose(make, step, seconds=seconds, apply=True)
         first = found.findings[0]
-        gain = found.trials[0].gain if found.trials and found.trials[0].finding == first else None
+        gain = found.measured_gain(first)
         if case.cpus is not None:
             limited = _run(make(), step, seconds).rate
             os.sched_setaffinity(0, every)

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import penstock
-from penstock.cli import main, terminal
+from penstock.cli import main
 from penstock.errors import CorruptSample
 from penstock.state.manifest import BadSample, Manifest
 
@@ -319,24 +319,6 @@ def test_retry_that_could_not_write(manifest: str, capsys: Captured, monkeypatch
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "its folder cannot be written" in fails(capsys, "quarantine", "retry", manifest)
     assert main(["quarantine", "retry", "--dry-run", manifest]) == 1
-
-
-@pytest.mark.parametrize("with_tqdm", [False, True])
-def test_progress_on_a_terminal(with_tqdm: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def bar(items: list[int], **_: Any) -> list[int]:
-        seen.append(len(items))
-        return items
-
-    monkeypatch.setattr(terminal, "tqdm", bar if with_tqdm else None)
-    assert list(terminal.progress([1, 2, 3], "reading")) == [1, 2, 3]
-    assert capsys.readouterr().err == "" and seen == []
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(terminal.progress([1, 2, 3], "reading")) == [1, 2, 3]
-    err = capsys.readouterr().err
-    assert seen == ([3] if with_tqdm else [])
-    assert err.startswith("" if with_tqdm else "\rreading: 0 of 3")
 
 
 # --- export ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.cli.progress import Bar
+from penstock.cli.terminal import Bar
 from tests.packing.packed import contents, flip_bit, write_photos, write_tensors
 
 Captured = pytest.CaptureFixture[str]
@@ -93,7 +93,7 @@ class Terminal(io.StringIO):
 
 def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("penstock.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock.cli.terminal.time.monotonic", lambda: now[0])
     with Bar("packing") as bar:
         for done in range(1, 101):
             bar.update(done, 100, done * 1000)

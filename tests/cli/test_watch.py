@@ -113,7 +113,7 @@ def test_plain_letters_where_the_encoding_has_no_others(folder: Path, monkeypatc
 
 def test_without_rich(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     list(penstock.DataLoader(rows()))
-    monkeypatch.setattr(watch, "LiveView", None)
+    monkeypatch.setattr(watch, "Live", None)
     monkeypatch.setattr(watch, "width", lambda: 80)
     assert main(["watch"]) == 2
     assert "pip install 'penstock[cli]'" in capsys.readouterr().err

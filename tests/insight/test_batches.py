@@ -14,11 +14,9 @@ from torch.utils.data import BatchSampler, ConcatDataset, Subset, TensorDataset
 
 import penstock
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.insight.batches import Options, batch_of
 from penstock.insight.fields import Form
-from penstock.insight.knowledge import classes_of, normalisation_of
 from penstock.insight.pictures import Normalisation
-from penstock.insight.view import sheet_of
+from penstock.insight.view import Options, batch_of, classes_of, normalisation_of, sheet_of
 from tests.packing.packed import write_photos
 from tests.sample_datasets import Made, Numbers, Stream, Whole, tensor_files
 

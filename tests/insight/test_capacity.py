@@ -10,50 +10,63 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.insight.capacity import Capacity, Job, Machines, capacity, measured_costs
+from penstock.cli.capacity import measured_costs
 
-JOB = Job(gpus=8, rate=1000, cpu_seconds=0.0017, stored_bytes=100e3, batch_bytes=600e3, dataset_bytes=1e12)
+JOB = [
+    "--gpus",
+    "8",
+    "--rate",
+    "1000",
+    "--cpu-ms",
+    "1.7",
+    "--stored",
+    "100KB",
+    "--batched",
+    "600KB",
+    "--dataset",
+    "1TB",
+]
 
 
-def needed(found: Capacity) -> dict[str, float]:
-    return {need.name: need.needed for need in found.needs}
+def planned(capsys: pytest.CaptureFixture[str], *machines: str) -> tuple[dict[str, Any], str]:
+    """Return what a job needs, as JSON, and the sentence of the table."""
+    main(["plan-capacity", *JOB, *machines, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    main(["plan-capacity", *JOB, *machines])
+    return found, capsys.readouterr().out.splitlines()[-1]
 
 
-def test_each_need_is_its_formula() -> None:
-    found = needed(capacity(JOB, Machines(nodes=2, cores=4, storage=1e9, network=1e9, cache=250e9)))
+def needed(found: dict[str, Any]) -> dict[str, float]:
+    return {need["name"]: need["needed"] for need in found["needs"]}
+
+
+def test_each_need_is_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    machines = ["--nodes", "2", "--cores", "4", "--storage", "1GB", "--network", "1GB", "--cache", "250GB"]
+    found = needed(planned(capsys, *machines)[0])
     assert found["CPU cores"] == pytest.approx(8 * 1000 * 0.0017 / 0.85)
     assert found["cache"] == 2e12
     assert found["storage bandwidth"] == pytest.approx(8 * 1000 * 100e3 * 0.75)
     assert found["network for fillers"] == pytest.approx(8 * 1000 * 600e3 * 0.5), "half of the cores are missing"
 
 
-def test_the_weakest_link_says_what_is_reached() -> None:
-    found = capacity(JOB, Machines(nodes=2, cores=4, storage=1e9))
-    assert found.weakest is not None
-    assert found.weakest.name == "CPU cores"
-    assert found.reached == pytest.approx(500)
-    assert "each GPU gets 500 of 1,000 samples/s. 8 cores more are needed, such as 8 fillers" in found.sentence()
-    found = capacity(JOB, Machines(nodes=2, cores=8, storage=0.1e9))
-    assert found.sentence().startswith("weakest link: storage bandwidth; each GPU gets 250 of 1,000 samples/s")
+def test_the_weakest_link_says_what_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    found, sentence = planned(capsys, "--nodes", "2", "--cores", "4", "--storage", "1GB")
+    assert found["weakest"] == "CPU cores" and found["samples_per_second_and_gpu"] == pytest.approx(500)
+    assert "each GPU gets 500 of 1,000 samples/s. 8 cores more are needed, such as 8 fillers" in sentence
+    _, sentence = planned(capsys, "--nodes", "2", "--cores", "8", "--storage", "100MB")
+    assert sentence.startswith("weakest link: storage bandwidth; each GPU gets 250 of 1,000 samples/s")
 
 
-def test_enough_of_all() -> None:
-    found = capacity(JOB, Machines(nodes=2, cores=16, storage=4e9, cache=1.0))
-    assert found.reached == 1000
-    assert found.sentence() == "enough of all; the nearest to its limit is CPU cores, of which 50% is taken"
+def test_enough_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    found, sentence = planned(capsys, "--nodes", "2", "--cores", "16", "--storage", "4GB", "--cache", "1")
+    assert found["samples_per_second_and_gpu"] == 1000
+    assert sentence == "enough of all; the nearest to its limit is CPU cores, of which 50% is taken"
 
 
-def test_nothing_is_known_of_the_machines() -> None:
-    found = capacity(JOB, Machines())
-    assert (found.weakest, found.reached) == (None, None)
-    assert "unknown" in found.sentence()
+def test_nothing_is_known_of_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    found, sentence = planned(capsys)
+    assert (found["weakest"], found["samples_per_second_and_gpu"]) == (None, None) and "unknown" in sentence
     assert needed(found)["network for fillers"] == pytest.approx(8 * 1000 * 600e3)
-
-
-@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"rate": 0.0}, {"cpu_seconds": float("nan")}, {"stored_bytes": -1.0}])
-def test_jobs_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(penstock.InvalidOption):
-        capacity(Job(**{"gpus": 1, "rate": 1.0, "cpu_seconds": 1.0, **wrong}), Machines())
 
 
 STAGES = {
@@ -96,6 +109,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([], "give --measured or --cpu-ms"),
         (["--measured", "nowhere.json"], "nowhere.json: No such file"),
         (["--cpu-ms", "-1"], "no number above 0"),
+        (["--cpu-ms", "nan"], "no number above 0"),
+        (["--cpu-ms", "1", "--gpus", "0"], "0 is too few"),
+        (["--cpu-ms", "1", "--rate", "0"], "no number above 0"),
+        (["--cpu-ms", "1", "--stored", "-1"], "a size in bytes"),
         (["--cpu-ms", "1", "--cache", "big"], "a size in bytes"),
     ],
 )

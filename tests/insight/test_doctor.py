@@ -14,8 +14,7 @@ import pytest
 import penstock
 from penstock.cli import doctor, main
 from penstock.insight.check import Check, State
-from penstock.insight.machine import files
-from penstock.insight.machine.examine import DatasetFiles
+from penstock.insight.machine import DatasetFiles, disk
 from tests.sample_datasets import noise_image, tensor_files
 
 Captured = pytest.CaptureFixture[str]
@@ -65,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "own_broken.py").write_text("raise ValueError('first line\\nsecond line')\n")
     (tmp_path / "own_exits.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "MOST", 1 << 20)
+    monkeypatch.setattr(disk, "MOST", 1 << 20)
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, TensorDataset, random_split
 
 import penstock
-from penstock.insight.lint import lint, state_rules
+from penstock.insight.lint import lint, state
 from tests.sample_datasets import in_memory, noise_image, tensor_files
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: pip install torchvision")
@@ -31,7 +31,7 @@ CLASSES = [
 @pytest.fixture(autouse=True)
 def _everything_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make any list of more than a few entries worth a remark, where it is the user's own."""
-    monkeypatch.setattr(state_rules, "COSTLY_BYTES", 2_000)
+    monkeypatch.setattr(state, "COSTLY_BYTES", 2_000)
 
 
 def steps(module: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.insight.page import page_of
+from penstock.insight.drawing import page_of
 from penstock.insight.sheet import contact_sheet, write_sheet
 
 BYTES = np.random.default_rng(3).integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)

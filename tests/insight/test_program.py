@@ -154,7 +154,7 @@ def test_a_folder_and_a_zip_file(tmp_path: Path) -> None:
         (["-m", ".pack"], "Relative module names not supported"),
         (["-m", "_struct"], "No code object available for _struct"),
         (["--after-only", "x.py"], "--after-only says how --replace is done"),
-        (["--steps", "0", "x.py"], "'0' is no number of batches"),
+        (["--steps", "0", "x.py"], "0 is too few: at least 1"),
         (["--unknown", "x.py"], "unrecognized arguments: --unknown"),
         ([], "required: SCRIPT"),
     ],

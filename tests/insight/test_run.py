@@ -190,22 +190,6 @@ def test_comparison_of_different_loops() -> None:
     ]
 
 
-def test_an_extension_adds_options_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tracing:
-        def add_options(self, parser: Any) -> None:
-            parser.add_argument("--trace", metavar="FILE")
-
-        def begin(self, arguments: Any) -> Any:
-            raise FileNotFoundError(2, "No such file or directory", arguments.trace)
-
-    monkeypatch.setattr(verb, "EXTENSIONS", (Tracing(),))
-    parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["run", "--trace", "none/x", "train.py", "--trace"])
-    assert (arguments.trace, arguments.arguments) == ("none/x", ["--trace"])
-    assert arguments.execute(arguments) == 2
-
-
 # --- the live line ------------------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,8 @@ from PIL import Image
 
 from penstock.errors import InvalidOption
 from penstock.insight import drawing
-from penstock.insight.cells import Sheet
-from penstock.insight.drawing import image_of, layout_of
+from penstock.insight.drawing import Layout, Sheet, image_of, layout_of, page_of
 from penstock.insight.fields import Form
-from penstock.insight.page import page_of
 from penstock.insight.pictures import MAGENTA, Normalisation, colour_of
 from penstock.insight.sheet import contact_sheet, write_sheet
 
@@ -268,27 +266,30 @@ def test_objects_of_the_users() -> None:
 # --- the PNG ---------------------------------------------------------------------------------------------------------
 
 
+def tile(image: Any, layout: Layout, number: int = 0) -> Any:
+    """Return the first picture of a cell."""
+    (left, top), picture = layout.corner(number), layout.pictures[number][0]
+    return np.asarray(image)[top : top + picture.height, left : left + picture.width]
+
+
 def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
     sheet = contact_sheet([torch.from_numpy(BYTES), torch.arange(4)], columns=3, title="cats")
     write_sheet(sheet, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as file:
         image = np.asarray(file)
     layout = layout_of(sheet)
-    assert image.shape == (layout.size[1], layout.size[0], 3) and layout.zoom == 8
-    for number, (box,) in enumerate(layout.boxes):
-        tile = image[box[1] : box[3], box[0] : box[2]]
-        assert np.array_equal(tile, last(BYTES)[number].repeat(8, 0).repeat(8, 1))
-    assert layout.boxes[3][0][1] > layout.boxes[2][0][3]  # a second row
+    assert image.shape == (layout.size[1], layout.size[0], 3)
+    for number in range(4):
+        assert np.array_equal(tile(image, layout, number), last(BYTES)[number].repeat(8, 0).repeat(8, 1))
+    assert layout.corner(3)[1] > layout.corner(2)[1] + 12 * 8  # a second row
 
 
 def test_large_pictures_are_reduced() -> None:
     picture = np.zeros((1, 3, 40, 80), np.uint8)
     picture[..., ::2] = 100
     sheet = contact_sheet([torch.from_numpy(picture)])
-    box = layout_of(sheet, 40).boxes[0][0]
-    assert (box[2] - box[0], box[3] - box[1]) == (80, 40)  # 40 x 20, twice as large
-    tile = np.asarray(image_of(sheet, 40))[box[1] : box[3], box[0] : box[2]]
-    assert set(tile.ravel().tolist()) == {50}
+    shown = tile(image_of(sheet, 40), layout_of(sheet, 40))
+    assert shown.shape == (40, 80, 3) and set(shown.ravel().tolist()) == {50}  # 40 x 20, twice as large
     assert "pictures with more than 40 pixels a side are reduced" in page_of(sheet, 40)
 
 

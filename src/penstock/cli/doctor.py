@@ -1,4 +1,4 @@
-"""``penstock doctor``: checks the machine, or what of it concerns a dataset, and lints the dataset."""
+"""``penstock doctor``: checks the machine, or what of it concerns a dataset; lints the dataset and measures a loop."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import contextlib
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 import penstock
-from penstock.cli.diagnosis import advice_rows, as_dict, finding_rows, part_rows
-from penstock.cli.numbers import count, positive, seconds
+from penstock.cli.arguments import add_verb, count, number, positive
 from penstock.cli.terminal import say, shown, width, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.check import Check, State
-from penstock.insight.dataset_files import dataset_files
-from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
-from penstock.insight.lint import Remark, lint
-from penstock.insight.machine.examine import DatasetFiles, examine
-from penstock.insight.targets import function, target
+from penstock.insight.check import Check, Remark, State
+from penstock.insight.diagnosis import Advice, Diagnosis, advice, diagnose, loader_maker
+from penstock.insight.lint import lint
+from penstock.insight.machine import DatasetFiles, dataset_files, examine
+from penstock.insight.targets import DATASET, function, target
+from penstock.loop_model import Cause
+from penstock.system.words import counted, size_of
+from penstock.verdict import WORTH, time_text
 
 _DESCRIPTION = (
     "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's disk, "
@@ -30,38 +33,30 @@ _DESCRIPTION = (
     "and says what holds it up and what would help. Takes some seconds, because disks and copies are measured with "
     "files and buffers of its own, which are removed. Exit code 1: something is bad."
 )
-_DATASET = (
-    "a folder of images (class/name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
-    "loader, or a function without arguments that returns one; modules are looked for in the current folder too"
-)
+_STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
+_APPLY = "make the changes that arguments of the loader make, and measure them too"
 #: Arguments that are of a measured loop.
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 #: Columns that a narrow terminal still gives to what was found.
 _LEAST = 40
+#: A row of a table: the state, a name, and paragraphs.
+_Row = tuple[State, str, list[str]]
 
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     words = "check the machine, or a dataset on it, for what slows loading down"
-    doctor = verbs.add_parser("doctor", help=words, description=_DESCRIPTION, allow_abbrev=False)
-    doctor.add_argument("dataset", metavar="DATASET", nargs="?", help=_DATASET)
+    doctor = add_verb(verbs, "doctor", _run, words, _DESCRIPTION)
+    doctor.add_argument("dataset", metavar="DATASET", nargs="?", help=DATASET)
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
-    measuring = doctor.add_argument_group("a loop over DATASET is measured in its parts")
-    measuring.add_argument(
-        "--step",
-        metavar="MODULE:FUNCTION",
-        help="what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator",
-    )
-    measuring.add_argument(
-        "--apply", action="store_true", help="make the changes that arguments of the loader make, and measure them too"
-    )
-    measuring.add_argument("--seconds", type=seconds, default=3.0, help="for each part (3)")
-    measuring.add_argument(
-        "--batch-size", type=positive, metavar="N", help="of the loader (32, or that of a given loader)"
-    )
-    measuring.add_argument("--num-workers", type=count, metavar="N", help="of the loader (as a loader chooses)")
-    measuring.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
-    doctor.set_defaults(run=_run)
+    loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")
+    loop.add_argument("--step", metavar="MODULE:FUNCTION", help=_STEP)
+    loop.add_argument("--apply", action="store_true", help=_APPLY)
+    loop.add_argument("--seconds", type=number, default=3.0, help="for each part (3)")
+    said = "of the loader (32, or that of a given loader)"
+    loop.add_argument("--batch-size", type=positive, metavar="N", help=said)
+    loop.add_argument("--num-workers", type=count, metavar="N", help="of the loader (as a loader chooses)")
+    loop.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
 
 
 @dataclass(frozen=True)
@@ -76,50 +71,44 @@ class Report:
     """The measured loop; None: none was measured."""
 
     @property
-    def bad(self) -> bool:
-        """Whether anything is bad."""
-        return State.BAD in self.states
-
-    @property
     def states(self) -> list[State]:
         """The state of each check and remark."""
-        return [check.state for check in self.checks] + [remark.state for remark in self.remarks]
+        return [*(check.state for check in self.checks), *(remark.state for remark in self.remarks)]
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.dataset is None and (given := [name for name in _MEASURING if getattr(arguments, name)]):
         raise InvalidOption(f"--{given[0].replace('_', '-')} needs a DATASET, whose loop is measured")
-    report = _machine() if arguments.dataset is None else _dataset(arguments)
+    report = Report(list(examine())) if arguments.dataset is None else _dataset(arguments)
     write_lines(_json(report) if arguments.json else _text(report, width()))
-    return 1 if report.bad else 0
-
-
-def _machine() -> Report:
-    return Report(list(examine()))
+    return 1 if State.BAD in report.states else 0
 
 
 def _dataset(arguments: argparse.Namespace) -> Report:
     """Return what was found about a dataset. Raises InvalidOption, OSError, CorruptShards."""
-    name = arguments.dataset
-    with _prints_to_stderr():
-        found = target(name)
-        step = None if arguments.step is None else function(arguments.step)
-        checks, files, remarks = [], DatasetFiles(), list[Remark]()
+    checks: list[Check] = []
+
+    @contextlib.contextmanager
+    def unknown(name: str) -> Iterator[None]:
         try:
-            files = dataset_files(found)
-        except Exception as error:  # of the dataset's own code
-            checks.append(_unknown("dataset files", error))
-        checks += examine(files)
-        try:
-            remarks = lint(found)
-        except Exception as error:
-            checks.append(_unknown("lint", error))
-        diagnosis = None
-        try:
-            diagnosis = None if arguments.no_measure else _measured(found, step, arguments)
+            yield
         except Exception as error:  # of the dataset's own code; or there are too few samples
-            checks.append(_unknown("the loop", error))
-        return Report(checks, name, remarks, diagnosis)
+            words = f"what was looked at raised {type(error).__name__}: {error}"
+            checks.append(Check(name, State.UNKNOWN, words))
+
+    # What the user's own modules print is kept out of the command's output.
+    with contextlib.nullcontext() if sys.stderr is None else contextlib.redirect_stdout(sys.stderr):
+        found = target(arguments.dataset)
+        step = None if arguments.step is None else function(arguments.step)
+        files, remarks, diagnosis = DatasetFiles(), list[Remark](), None
+        with unknown("dataset files"):
+            files = dataset_files(found)
+        checks += examine(files)
+        with unknown("lint"):
+            remarks = lint(found)
+        with unknown("the loop"):
+            diagnosis = None if arguments.no_measure else _measured(found, step, arguments)
+    return Report(checks, arguments.dataset, remarks, diagnosis)
 
 
 def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argparse.Namespace) -> Diagnosis:
@@ -135,63 +124,114 @@ def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argpa
     )
 
 
-def _unknown(name: str, error: Exception) -> Check:
-    return Check(name, State.UNKNOWN, f"what was looked at raised {type(error).__name__}: {error}")
+def _advice(found: Diagnosis) -> list[Advice]:
+    return advice(found.measured, accelerator=torch.accelerator.is_available())
 
 
-@contextlib.contextmanager
-def _prints_to_stderr() -> Any:
-    """Keep what the user's own modules print out of the command's output."""
-    if sys.stderr is None:
-        yield
-    else:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-
-
-# --- output ----------------------------------------------------------------------------------------------------------
+# --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
 def _json(report: Report) -> list[str]:
-    values: dict[str, Any] = {"penstock": penstock.__version__, "bad": report.bad, "machine": _rows(report.checks)}
+    values: dict[str, Any] = {"penstock": penstock.__version__, "bad": State.BAD in report.states}
+    values["machine"] = _plain(report.checks)
     if report.dataset is not None:
-        values |= {"dataset": report.dataset, "lint": _rows(report.remarks)}
-    if report.diagnosis is not None:
-        values["loop"] = as_dict(report.diagnosis)
+        values |= {"dataset": report.dataset, "lint": _plain(report.remarks)}
+    if (found := report.diagnosis) is not None:
+        values["loop"] = {
+            "verdict": found.verdict,
+            "loader_samples_per_second": found.alone,
+            "step_seconds": found.step,
+            "loop_samples_per_second": found.together,
+            "stages": {name: stage._asdict() for name, stage in found.stages.items()},
+            "findings": [
+                {
+                    "cause": str(finding.cause),
+                    "evidence": finding.evidence,
+                    "change": finding.change,
+                    "predicted_gain": finding.gain,
+                    "measured_gain": found.measured_gain(finding),
+                    "options": dict(finding.options),
+                }
+                for finding in found.findings
+            ],
+            "advice": [asdict(one) for one in _advice(found)],
+        }
     return json.dumps(values, indent=1).splitlines()
 
 
-def _rows(found: Iterable[Any]) -> list[dict[str, str]]:
+def _plain(found: Iterable[Any]) -> list[dict[str, str]]:
     return [{**asdict(one), "state": one.state.value} for one in found]
+
+
+# --- as text ---------------------------------------------------------------------------------------------------------
 
 
 def _text(report: Report, columns: int | None) -> list[str]:
     """Return the lines of the report. columns: of the terminal; None: there is none, and no line is broken."""
-    lines = _table([(check.state, check.name, [check.found, *_todo(check.change)]) for check in report.checks], columns)
+    lines = _table([(one.state, one.name, [one.found, *_todo(one.change)]) for one in report.checks], columns)
     if report.dataset is not None:
-        lines += ["", f"{shown(report.dataset)}: {_counted(report.remarks)} of the lint"]
+        remarks = counted(len(report.remarks), "remark") if report.remarks else "no remark"
         rows = [
-            (remark.state, remark.rule, [f"{remark.where}: {remark.what}", remark.why, *_todo(remark.change)])
-            for remark in report.remarks
+            (one.state, one.rule, [f"{one.where}: {one.what}", one.why, *_todo(one.change)]) for one in report.remarks
         ]
-        lines += _table(rows, columns)
-    if (diagnosis := report.diagnosis) is not None:
-        lines += ["", "the loop, measured", *_table(part_rows(diagnosis), columns)]
-        lines += ["", "findings, the one that would help most first", *_table([*finding_rows(diagnosis)], columns)]
-        lines += ["", "what tutorials advise, here", *_table([*advice_rows(diagnosis)], columns), "", diagnosis.verdict]
-    return [*lines, "", _summary(report)]
+        lines += ["", f"{shown(report.dataset)}: {remarks} of the lint", *_table(rows, columns)]
+    if (found := report.diagnosis) is not None:
+        lines += ["", "the loop, measured", *_table(_parts(found), columns)]
+        lines += ["", "findings, the one that would help most first", *_table(_findings(found), columns)]
+        lines += ["", "what tutorials advise, here", *_table(_advised(found), columns), "", found.verdict]
+    states = report.states
+    return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
 
 
 def _todo(change: str) -> list[str]:
     return [f"-> {change}"] if change else []
 
 
-def _table(rows: Sequence[tuple[State, str, list[str]]], columns: int | None) -> list[str]:
-    """Return aligned lines: the state, a name, and paragraphs."""
+def _parts(found: Diagnosis) -> list[_Row]:
+    """Return a row for the loader alone, the step alone, the loop, and each stage."""
+    rows: list[_Row] = [(State.OK, "loader alone", [f"{found.alone:,.0f} samples/s"])]
+    if found.step is not None:
+        rows.append((State.OK, "step alone", [f"{time_text(found.step)} a batch, the same one each time"]))
+        rows.append((State.OK, "loop", [f"{found.together:,.0f} samples/s"]))
+    for name, stage in sorted(found.stages.items(), key=lambda item: -item[1].seconds):
+        each, seconds = stage.seconds / max(1, stage.samples), max(stage.seconds, 1e-9)
+        words = f"{time_text(each)} a sample, {stage.cpu_seconds / seconds:.0%} of it on a CPU"
+        if stage.bytes:
+            words += f"; {size_of(int(stage.bytes / seconds))}/s for a worker"
+        rows.append((State.OK, f"stage {name}", [words]))
+    return rows
+
+
+def _findings(found: Diagnosis) -> list[_Row]:
+    """Return a row for each finding, the one that would help most first."""
+    rows: list[_Row] = []
+    for finding in found.findings:
+        change, gain = "", found.measured_gain(finding)
+        if finding.change:
+            measured = "" if gain is None else f"; measured: {gain:.2f}x"
+            change = f"{finding.change}: about {finding.gain:.2f}x predicted{measured}"
+        elif finding.cause is Cause.COMPUTE:
+            change = "a faster step: no loader makes this loop faster"
+        state = State.OK if finding.gain < WORTH else State.LOOK
+        rows.append((state, str(finding.cause), [finding.evidence, *_todo(change)]))
+    return rows
+
+
+def _advised(found: Diagnosis) -> list[_Row]:
+    """Return a row for each piece of advice of tutorials."""
+    rows: list[_Row] = []
+    for one in _advice(found):
+        does = "does not apply" if one.gain is None else "would not help"
+        does = f"would help, about {one.gain:.2f}x" if one.helps else does
+        rows.append((State.LOOK if one.helps else State.OK, one.name, [f"{does}: {one.why}"]))
+    return rows
+
+
+def _table(rows: Sequence[_Row], columns: int | None) -> list[str]:
+    """Return aligned lines: the state, a name, and paragraphs, broken where a terminal has so many columns."""
     states = max((len(state.value) for state, _, _ in rows), default=0)
     names = max((len(name) for _, name, _ in rows), default=0)
-    margin = states + names + 4
-    lines = []
+    margin, lines = states + names + 4, []
     for state, name, paragraphs in rows:
         body = [line for paragraph in paragraphs for line in _broken(shown(paragraph), columns, margin)]
         lines.append(f"{state.value:<{states}}  {shown(name):<{names}}  {body[0]}")
@@ -205,12 +245,3 @@ def _broken(text: str, columns: int | None, margin: int) -> list[str]:
     indent = "   " if text.startswith("-> ") else ""
     room = max(_LEAST, columns - margin)
     return textwrap.wrap(text, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _counted(remarks: list[Remark]) -> str:
-    return f"{len(remarks):,} remark{'' if len(remarks) == 1 else 's'}" if remarks else "no remark"
-
-
-def _summary(report: Report) -> str:
-    counts = [f"{report.states.count(state):,} {state.value}" for state in State if state in report.states]
-    return ", ".join(counts)

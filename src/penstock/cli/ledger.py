@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from penstock.cli.terminal import shown, write_lines
-from penstock.cli.verbs import add_verb
+from penstock.cli.arguments import add_actions, add_verb
+from penstock.cli.terminal import shown, table, write_lines
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read
 from penstock.system.words import counted
@@ -16,8 +16,9 @@ from penstock.system.words import counted
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     description = "Looks into ledgers, the files that record which samples each step of a run was given."
-    action = add_verb(verbs, "ledger", "look into the ledgers of runs", description)
-    diff = action(
+    actions = add_actions(verbs, "ledger", "look into the ledgers of runs", description)
+    diff = add_verb(
+        actions,
         "diff",
         _diff,
         "say at which step two runs parted",
@@ -27,7 +28,7 @@ def add_parser(verbs: Any) -> None:
     )
     diff.add_argument("a", metavar="A", help="the ledger of one run")
     diff.add_argument("b", metavar="B", help="the ledger of the other")
-    show = action("show", _show, "print what a ledger holds")
+    show = add_verb(actions, "show", _show, "print what a ledger holds")
     show.add_argument("file", metavar="FILE", help="the ledger")
     show.add_argument("--epoch", type=int, metavar="E", help="print each step of this epoch instead")
 
@@ -90,8 +91,7 @@ def _epoch(file: LedgerFile, epoch: int) -> list[str]:
         raise InvalidOption(f"{file.path!r} holds no step of epoch {epoch}; it holds {others}")
     rows = [("STEP", "SAMPLES", "HASH")]
     rows += [(f"{step.step:,}", f"{step.samples:,}", step.hash) for step in steps]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"{step.rjust(widths[0])}  {samples.rjust(widths[1])}  {digest}" for step, samples, digest in rows]
+    return table(rows, right=(0, 1))
 
 
 def _epochs(file: LedgerFile) -> list[int]:

@@ -11,8 +11,8 @@ import stat
 import warnings
 from typing import Any
 
-from penstock.cli.terminal import progress, raw, say, shown, width, write, write_lines
-from penstock.cli.verbs import add_verb
+from penstock.cli.arguments import add_actions, add_verb
+from penstock.cli.terminal import Bar, raw, say, shown, table, width, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
@@ -29,16 +29,17 @@ _LEAST_ERROR = 20  # columns that a narrow terminal still gives to the error
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     description = "Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
-    action = add_verb(verbs, "quarantine", "look after a manifest of bad samples", description)
-    listing = action("list", _list, "print the bad samples as a table")
-    retry = action(
+    actions = add_actions(verbs, "quarantine", "look after a manifest of bad samples", description)
+    listing = add_verb(actions, "list", _list, "print the bad samples as a table")
+    retry = add_verb(
+        actions,
         "retry",
         _retry,
         "read each sample's file again and take the good ones out",
         " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. What is good to read is tried "
         "by the next run, which judges its shape and label too. Exit code 1: some are still bad.",
     )
-    export = action("export", _export, "write the bad samples in another format")
+    export = add_verb(actions, "export", _export, "write the bad samples in another format")
     for parser in (listing, retry, export):
         parser.add_argument("manifest", metavar="MANIFEST", help="the file of bad samples")
     listing.add_argument("--json", action="store_true", help="print a JSON array instead")
@@ -83,14 +84,12 @@ def _table(entries: list[BadSample]) -> list[str]:
         rows.append(list(map(shown, (bad.id, size, bad.time, path, bad.error))))
     if all(row[3] in ("", "-") for row in rows[1:]):
         rows = [row[:3] + row[4:] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    columns, lines = width(), []
-    room = None if columns is None else max(_LEAST_ERROR, columns - sum(widths) - 2 * len(widths))
-    for row in rows:
-        cells = [cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
-        last = row[-1] if room is None or len(row[-1]) <= room else row[-1][: room - 1] + "…"
-        lines.append("  ".join([*cells, last]).rstrip())
-    return lines
+    columns = width()
+    if columns is not None:
+        before = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]) - 1))
+        room = max(_LEAST_ERROR, columns - before)
+        rows = [[*row[:-1], row[-1] if len(row[-1]) <= room else row[-1][: room - 1] + "…"] for row in rows]
+    return table(rows, right=(1,))
 
 
 def _retry(arguments: argparse.Namespace) -> int:
@@ -99,15 +98,17 @@ def _retry(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         _check_writable(manifest)
     good, still, left = [], [], []
-    for bad in progress(entries, "reading"):
-        if bad.path is None:
-            left.append((bad, "no file is known"))
-        elif bad.error.startswith("OutsideRoot:"):
-            left.append((bad, "it led out of its root folder, which only a run knows"))
-        elif (error := _try(bad.id, bad.path)) is None:
-            good.append((bad, f"was {bad.error}"))
-        else:
-            still.append((bad, BadSample.of(bad.id, bad.path, error).error))
+    with Bar("reading") as bar:
+        for number, bad in enumerate(entries, 1):
+            if bad.path is None:
+                left.append((bad, "no file is known"))
+            elif bad.error.startswith("OutsideRoot:"):
+                left.append((bad, "it led out of its root folder, which only a run knows"))
+            elif (error := _try(bad.id, bad.path)) is None:
+                good.append((bad, f"was {bad.error}"))
+            else:
+                still.append((bad, BadSample.of(bad.id, bad.path, error).error))
+            bar.update(number, len(entries))
     taken = "they stay: a dry run"
     if not arguments.dry_run:
         taken = f"{manifest.remove(bad.id for bad, _ in good):,} taken out"

@@ -10,36 +10,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import penstock
+from penstock.cli.arguments import positive
 from penstock.cli.terminal import say, say_last, shown
 from penstock.errors import PenstockError
 from penstock.insight import comparison, recording_options
 from penstock.insight.live_line import LiveLine
 from penstock.insight.loops import Loops
 from penstock.insight.program import NoSuchProgram, Program, run
-from penstock.insight.run_report import RunReport, Sentence, plain_sentence
+from penstock.insight.run_report import RunReport, plain_sentence
 from penstock.insight.running import Ended, own_command, run_child
 from penstock.system.launched import rank_here
 from penstock.system.words import size_of
 
-
-class Extension(Protocol):
-    """A module that adds options to this verb."""
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options."""
-
-    def begin(self, arguments: argparse.Namespace) -> Callable[[], Sequence[str]]:
-        """Begin what the options say, before the program; return what ends it, which returns lines to print."""
-
-
-#: The modules that add options.
-EXTENSIONS: tuple[Extension, ...] = (recording_options,)
-#: What is said of each loop.
-SENTENCE: Sentence = plain_sentence
 #: Bytes that the first of two runs reads from disks more than the second, from which on that is said.
 _COLD = 16 << 20
 
@@ -69,7 +54,7 @@ def add_parser(verbs: Any) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=_steps,
+        type=positive,
         metavar="N",
         help="end the program, as sys.exit() in its main thread does, where it goes on behind N batches of one loader",
     )
@@ -85,17 +70,10 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="with --replace: run the program once, in this process, with Penstock's loader",
     )
-    for extension in EXTENSIONS:
-        extension.add_options(parser)
+    recording_options.add_options(parser)
     parser.add_argument("script", metavar="SCRIPT", help="a file, a folder or zip file with a __main__.py, or a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="of the program")
     parser.set_defaults(execute=_execute)
-
-
-def _steps(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of batches, 1 or more")
-    return int(text)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
@@ -121,7 +99,7 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
     live = LiveLine(stream) if _shows_live(arguments, stream) else None
     loops = Loops(live, arguments.steps)
     try:
-        ends = [extension.begin(arguments) for extension in EXTENSIONS]
+        end_recording = recording_options.begin(arguments)
     except (PenstockError, OSError) as error:
         return _refuse(str(error))
     with contextlib.ExitStack() as stack:
@@ -137,13 +115,13 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         if live is not None:
             live.end()
         found = RunReport(time.perf_counter() - began, loops.records(), loops.barren())
-        lines = [line for end in ends for line in end()]
+        lines = end_recording()
         if arguments.json is not None:
             lines += _write_json(arguments.json, found)
         if rank_here() == 0:
             with contextlib.suppress(Exception):  # what the program has replaced it by
                 sys.stdout.flush()
-            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(SENTENCE), *lines]])
+            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(plain_sentence), *lines]])
 
     atexit.register(report)
     try:
@@ -186,7 +164,7 @@ def _write(path: str, text: str) -> list[str]:
 def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
         return _refuse("--replace runs a program twice, which the ranks of one job cannot do: give --after-only too")
-    options = [*(["--quiet"] if arguments.quiet else [])]
+    options = ["--quiet"] if arguments.quiet else []
     if arguments.steps is not None:
         options += ["--steps", str(arguments.steps)]
     replaced = ["--replace", "--after-only", *recording_options.words_of(arguments)]

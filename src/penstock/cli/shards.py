@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.progress import Bar
-from penstock.cli.terminal import say, shown, write_lines
+from penstock.cli.arguments import add_verb
+from penstock.cli.terminal import Bar, say, shown, write_lines
 from penstock.cluster.option import Ray
 from penstock.insight.targets import folder_dataset
 from penstock.packing.encoding import QUALITY, Measured
-from penstock.packing.engines import Packing
 from penstock.packing.foreign import index
 from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, pack
 from penstock.packing.unpack import unpack, verify
@@ -22,7 +20,7 @@ from penstock.system.words import counted, size_of
 
 def add_parsers(verbs: Any) -> None:
     """Add these verbs to the command line."""
-    packing = _verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
+    packing = add_verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
     packing.add_argument(
         "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command goes on"
@@ -39,14 +37,14 @@ def add_parsers(verbs: Any) -> None:
     )
     packing.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one of this machine)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
-    indexing = _verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
+    indexing = add_verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
     indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
     indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
     indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
-    showing = _verb(verbs, "info", _info, "print what a folder of shards holds", "")
-    checking = _verb(verbs, "verify", _verify, "compare shards with their checksums", _VERIFY)
+    showing = add_verb(verbs, "info", _info, "print what a folder of shards holds", "")
+    checking = add_verb(verbs, "verify", _verify, "compare shards with their checksums", _VERIFY)
     checking.add_argument("--decode", action="store_true", help="decode every sample too")
-    unpacking = _verb(verbs, "unpack", _unpack, "write the packed files to a folder", _UNPACK)
+    unpacking = add_verb(verbs, "unpack", _unpack, "write the packed files to a folder", _UNPACK)
     for parser in (showing, checking, unpacking):
         parser.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
     for parser in (checking, unpacking):
@@ -55,22 +53,12 @@ def add_parsers(verbs: Any) -> None:
 
 
 _PACK = (
-    " OUT then holds tar files in WebDataset's naming, an index and dataset.json, and "
-    "penstock.Shards(OUT) gives the same "
-    "samples as SOURCE."
+    " OUT then holds tar files in WebDataset's naming, an index and dataset.json, and penstock.Shards(OUT) gives the "
+    "same samples as SOURCE."
 )
 _INDEX = " The tar files are not changed; penstock.Shards reads them then."
 _VERIFY = " Exit code 1: something is damaged."
 _UNPACK = " Each file is compared with its checksum before it is written."
-
-
-def _verb(
-    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], words: str, more: str
-) -> argparse.ArgumentParser:
-    text = f"{words[0].upper()}{words[1:]}.{more}"
-    added: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=text, allow_abbrev=False)
-    added.set_defaults(run=run)
-    return added
 
 
 def _pack(arguments: argparse.Namespace) -> int:
@@ -94,15 +82,11 @@ def _pack(arguments: argparse.Namespace) -> int:
             restart=given.restart,
             engine=Ray(given.address) if given.engine or given.address else None,
             on_measured=measured,
-            on_progress=lambda now: _update(bar, now),
+            on_progress=lambda now: bar.update(now.samples, now.of, now.bytes),
         )
     kept = f" ({counted(made.kept, 'shard')} finished before)" if made.kept else ""
     write_lines([_made(made) + kept])
     return 0
-
-
-def _update(bar: Bar, now: Packing) -> None:
-    bar.update(now.samples, now.of, now.bytes)
 
 
 def _made(made: Packed) -> str:
@@ -111,9 +95,8 @@ def _made(made: Packed) -> str:
 
 
 def _index(arguments: argparse.Namespace) -> int:
-    tars = arguments.tars
-    one = tars[0] if len(tars) == 1 else tars
-    write_lines([_made(index(one, split=arguments.split, workers=arguments.workers))])
+    tars = arguments.tars[0] if len(arguments.tars) == 1 else arguments.tars
+    write_lines([_made(index(tars, split=arguments.split, workers=arguments.workers))])
     return 0
 
 

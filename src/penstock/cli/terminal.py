@@ -1,34 +1,32 @@
-"""What the verbs print with: bytes to stdout, lines to stderr, and names that cannot disturb a terminal."""
+"""What the verbs print with: bytes to stdout, lines to stderr, tables, and how far a long command is."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 from penstock.showing import shown as shown
+from penstock.system.words import size_of
 
 try:
-    from tqdm import tqdm
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 except ImportError:
-    tqdm = None
+    Console = Progress = None  # type: ignore[assignment,misc]
 
-T = TypeVar("T")
+_EVERY = 10.0  # seconds between two lines of a Bar without a terminal
 
 
 def raw(text: str) -> bytes:
     """Return text as the file system has it: bytes that are no UTF-8 as they are."""
-    if text.isascii():
-        return text.encode()
-    return b"".join(char.encode("utf-8", _handler(char)) for char in text)
-
-
-def _handler(char: str) -> str:
     # Only these surrogates stand for a byte; others are in no name of a file, but may be in a message.
-    return "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    parts = re.split("([\udc80-\udcff]+)", text)
+    return b"".join(part.encode("utf-8", ("surrogatepass", "surrogateescape")[i % 2]) for i, part in enumerate(parts))
 
 
 def write(data: bytes) -> None:
@@ -86,18 +84,58 @@ def width() -> int | None:
         return None
 
 
-def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items; where stderr is a terminal it shows how many are done: by tqdm, else as a count."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield from items
-    elif tqdm is not None:
-        yield from tqdm(items, desc=what, leave=False, dynamic_ncols=True)
-    else:
-        shown_at = 0.0
-        for done, item in enumerate(items):
-            if time.monotonic() - shown_at > 0.1:
-                shown_at = time.monotonic()
-                sys.stderr.write(f"\r{what}: {done:,} of {len(items):,}")
-                sys.stderr.flush()
-            yield item
-        sys.stderr.write("\r\x1b[K")
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return rows as lines of aligned columns, the last one as long as it is. right: columns that end at the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return lines
+
+
+class Bar:
+    """Shows on stderr how far a command is: by rich on a terminal, else by a line now and then.
+
+    Any thread may call update(), one at a time.
+
+    Args:
+        what: the act in one word: "packing".
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._begun = self._shown = time.monotonic()
+        self._first: tuple[int, int] | None = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        if Progress is not None and sys.stderr is not None and sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._what, total=None, rate="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, of: int, bytes_: int = 0) -> None:
+        """Show that so many samples of all, and so many bytes, are done."""
+        now = time.monotonic()
+        if self._first is None:  # what an earlier run had done counts for no rate
+            self._first, self._begun = (done - 1, bytes_), now
+        if now - self._shown < (0.1 if self._bar is not None else _EVERY) and done < of:
+            return
+        self._shown = now
+        seconds = max(now - self._begun, 1e-3)
+        rate = (done - self._first[0]) / seconds
+        words = f"{done:,} of {of:,}, {rate:,.0f} samples/s"
+        if bytes_:
+            words += f", {size_of(int((bytes_ - self._first[1]) / seconds))}/s"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=of, rate=words)
+        elif done < of:
+            say(f"{self._what}: {words}, about {(of - done) / max(rate, 1e-9):,.0f} s left")

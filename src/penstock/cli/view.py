@@ -8,42 +8,29 @@ import math
 import os
 from typing import Any
 
-from penstock.cli.numbers import count, positive
+from penstock.cli.arguments import add_verb, count, positive
 from penstock.cli.terminal import shown, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.batches import BATCH_SIZE, Options
 from penstock.insight.drawing import SIDE
 from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import MOST, check_suffix, write_sheet
-from penstock.insight.targets import target
-from penstock.insight.view import sheet_of
+from penstock.insight.targets import DATASET, target
+from penstock.insight.view import BATCH_SIZE, Options, sheet_of
 from penstock.system.words import counted
 
 _OUT = "penstock-view.png"
-_WORDS = "draw a batch as pictures, with IDs and labels"
 _MORE = (
     " The batch is read as the model gets it, by the dataset's and the loader's own code. What is known of a "
     "normalisation is undone; the sheet says how values became pixels."
-)
-_DATASET = (
-    "a folder of images (class/name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
-    "loader, or a function that returns one; the module may lie in the current folder"
 )
 
 
 def add_parser(verbs: Any) -> None:
     """Add the verb to the command line."""
-    description = f"{_WORDS[0].upper()}{_WORDS[1:]}.{_MORE}"
-    parser = verbs.add_parser("view", help=_WORDS, description=description, allow_abbrev=False)
-    parser.set_defaults(run=_view)
-    parser.add_argument("dataset", metavar="DATASET", help=_DATASET)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default=_OUT,
-        metavar="FILE",
-        help=f"a .png or .html file, which is written over (default: {_OUT})",
-    )
+    parser = add_verb(verbs, "view", _view, "draw a batch as pictures, with IDs and labels", _MORE)
+    parser.add_argument("dataset", metavar="DATASET", help=DATASET)
+    said = f"a .png or .html file, which is written over (default: {_OUT})"
+    parser.add_argument("-o", "--output", default=_OUT, metavar="FILE", help=said)
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
     parser.add_argument("--batch-size", type=positive, metavar="N", help=f"of a dataset (default: {BATCH_SIZE})")
     parser.add_argument("--shuffle", action="store_true", help="of a dataset: in random order")
@@ -51,9 +38,8 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--split", metavar="NAME", help="of packed shards: the split, where the folder holds several")
     parser.add_argument("--max", type=positive, default=MOST, metavar="N", help=f"samples (default: {MOST})")
     parser.add_argument("--columns", type=positive, metavar="N", help="samples in a row (default: as many as rows)")
-    parser.add_argument(
-        "--side", type=positive, default=SIDE, metavar="N", help=f"pixels of a picture's side (default: {SIDE})"
-    )
+    said = f"pixels of a picture's side (default: {SIDE})"
+    parser.add_argument("--side", type=positive, default=SIDE, metavar="N", help=said)
     parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="undo a normalisation: one mean a channel")
     parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="undo a normalisation: one deviation a channel")
     parser.add_argument("--as-is", action="store_true", help="undo no normalisation of the dataset's transform")

@@ -10,11 +10,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.cli.rich_view import LiveView
+from penstock.cli.arguments import add_verb
 from penstock.cli.terminal import say, shown, width, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.jobs import Job, jobs
-from penstock.insight.live_view import Line, job_lines, table_of
+from penstock.insight.live_view import Line, Tone, job_lines, table_of
+
+try:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+except ImportError:
+    Console = Live = Text = None  # type: ignore[assignment,misc]
+
+_STYLES = {Tone.PLAIN: "", Tone.HEADING: "bold", Tone.GOOD: "green", Tone.BAD: "red", Tone.FAINT: "dim"}
 
 #: Seconds between two pictures.
 _EVERY = 0.5
@@ -35,12 +44,9 @@ def add_parser(verbs: Any) -> None:
         "is, or a table of all. On a terminal the view goes on until the process ends or Ctrl-C; elsewhere, or with "
         "--once, it is printed once. Exit code 1: there is no such process."
     )
-    verb = verbs.add_parser(
-        "watch", help="show what the loaders of a running process do", description=description, allow_abbrev=False
-    )
+    verb = add_verb(verbs, "watch", _run, "show what the loaders of a running process do", description)
     verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the process")
     verb.add_argument("--once", action="store_true", help="print what there is now, and end")
-    verb.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -74,16 +80,19 @@ def _missing(pid: int) -> str:
 
 
 def _follow(job: Job) -> None:
-    """Show a job until it ends. Raises InvalidOption: rich is not installed."""
-    if LiveView is None:
+    """Show a job until it ends; its last lines stay. Raises InvalidOption: rich is not installed."""
+    if Live is None:
         raise InvalidOption("the live view needs rich: pip install 'penstock[cli]', or use penstock watch --once")
-    with LiveView() as view:
+    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as view:
         ended = False
         while not ended:
             now = [one for one in jobs() if one.name == job.name]
             ended = not now
             job = now[0] if now else job
-            view.show(list(_lines(job, ended=ended)))
+            text = Text(no_wrap=True, overflow="ellipsis")  # its text is taken as it is, without rich's markup
+            for line in _lines(job, ended=ended):
+                text.append(f"{line.text}\n", style=_STYLES[line.tone])
+            view.update(text, refresh=True)
             if not ended:
                 time.sleep(_EVERY)
     say(f"penstock watch: the live recording of process {job.name.pid} ({shown(job.program)}) has ended")

@@ -1,11 +1,11 @@
-"""What a look at one property of a machine, or of a dataset, found."""
+"""What a look at a machine, or at a dataset, found: a check of a property, or a remark on a place in the code."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class State(Enum):
@@ -29,10 +29,38 @@ class Check:
     """What to do; empty where nothing is to be done."""
 
 
-def checked(name: str, check: Callable[..., Check], *readings: Callable[[], Any]) -> Check:
-    """Return the check of what the readings return; one that raises an exception is unknown, with the reason."""
+def checked(name: str, check: Callable[[], Check]) -> Check:
+    """Return what a check returns; one that raises an exception is unknown, with the reason."""
     try:
-        return check(*(read() for read in readings))
+        return check()
     except Exception as error:
         words = str(error) or "no further words"
         return Check(name, State.UNKNOWN, f"the check failed: {type(error).__name__}: {words}")
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing in a dataset that costs time or memory, or makes it fail, and what to change."""
+
+    rule: str
+    """The name of the rule: "python-objects", "open-handle", "cuda", "global-random" or "opencv-threads"."""
+    state: State
+    """BAD: it fails, or gives wrong samples, in worker processes. LOOK: it costs."""
+    where: str
+    """The class or function, with file and line as far as they are known: "Photos.__getitem__ (train.py:12)"."""
+    what: str
+    why: str
+    """What it costs."""
+    change: str
+
+
+def place(name: str, file: str | None, line: int | None) -> str:
+    """Return where something is: "NAME (FILE:LINE)". The file is shown as the working folder sees it."""
+    if not file:
+        return name
+    try:
+        seen = os.path.relpath(file)
+    except (OSError, ValueError):  # the working folder is gone
+        seen = file
+    shown = file if seen.startswith(os.pardir) else seen
+    return f"{name} ({shown}{'' if line is None else f':{line}'})"

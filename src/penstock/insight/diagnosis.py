@@ -1,4 +1,4 @@
-"""A loop measured in its parts: the loader alone, the step alone, both together; and what a change really gives."""
+"""A loop measured in its parts, what a change really gives, and whether what tutorials advise would help it."""
 
 from __future__ import annotations
 
@@ -7,38 +7,24 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch.utils.data
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Measured
+from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Cause, Measured
 from penstock.observe import StageTime
 from penstock.stats import Stats
-from penstock.verdict import WORTH, Finding, findings, verdict
+from penstock.verdict import WORTH, Finding, best_workers, findings, larger_batches, time_text, verdict
 
 #: Arguments that batch_sampler= excludes, and those of worker processes alone.
 _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
 #: Changes that are tried out at the most, the best one first.
 MOST_TRIALS = 3
-
-
-class MakeLoader(Protocol):
-    """Makes the penstock.DataLoader of a diagnosis."""
-
-    def __call__(self, **changed: Any) -> Any:
-        """Return a new loader, with these arguments changed."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A change that was made, and what it gave."""
-
-    finding: Finding
-    gain: float
-    """How many times as fast the loop was with it, measured in turn with the loop as it is."""
+#: Makes a loader of a diagnosis; its arguments are those to be changed.
+MakeLoader = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,13 @@ class Diagnosis:
     measured: Measured
     stages: Mapping[str, StageTime]
     findings: tuple[Finding, ...]
-    trials: tuple[Trial, ...] = ()
+    gains: tuple[tuple[Finding, float], ...] = ()
+    """Changes that were made, and how many times as fast the loop was with each, measured in turn with the loop as it
+    was."""
+
+    def measured_gain(self, finding: Finding) -> float | None:
+        """Return how many times as fast the loop was with a change; None: it was not tried."""
+        return next((gain for tried, gain in self.gains if tried is finding), None)
 
     @property
     def verdict(self) -> str:
@@ -111,12 +103,12 @@ def diagnose(
         )
     stats: Stats = together.loader.stats()
     ranked = findings(found)
-    trials: list[Trial] = []
+    gains: list[tuple[Finding, float]] = []
     for finding in ranked if apply else ():
-        if finding.options and finding.gain >= WORTH and len(trials) < MOST_TRIALS:
+        if finding.options and finding.gain >= WORTH and len(gains) < MOST_TRIALS:
             note(finding.change)
-            trials.append(Trial(finding, _gain(make, finding, step, seconds)))
-    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(trials))
+            gains.append((finding, _gain(make, finding, step, seconds)))
+    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(gains))
 
 
 def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
@@ -204,3 +196,62 @@ def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> flo
         step(batch)
         times.append(time.perf_counter() - begin)
     return sorted(times)[len(times) // 2]
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A piece of advice, and what it would give here."""
+
+    name: str
+    gain: float | None
+    """How many times as fast the loop would be, by the model; None: it does not apply here."""
+    why: str
+
+    @property
+    def helps(self) -> bool:
+        """Whether it would make the loop faster by more than can be passed over."""
+        return self.gain is not None and self.gain >= WORTH
+
+
+def advice(found: Measured, *, accelerator: bool) -> list[Advice]:
+    """Return what each piece of advice would give here, in the order in which tutorials come to it.
+
+    Args:
+        found: of the loop.
+        accelerator: there is one that batches could go to.
+    """
+    workers = best_workers(found)
+    nowhere = "there is no accelerator"
+    copies = "device= copies so already" if found.device_idle else "batches stay on the host"
+    copies = copies if accelerator or found.device_idle else nowhere
+    return [
+        _without("a faster disk, or a RAM disk", found, Cause.READ),
+        _without("fewer transforms", found, Cause.TRANSFORM),
+        Advice(
+            "more workers",
+            found.gain(workers=workers, kind=found.advised_kind),
+            f"num_workers={workers} is the best of the model's, on {found.cpus:.3g} CPUs",
+        ),
+        Advice(
+            "a larger batch",
+            larger_batches(found),
+            f"a batch costs {time_text(found.overhead)} beside the work on its {found.batch_size:.3g} samples",
+        ),
+        Advice("pin_memory and non_blocking copies", 1.0 if found.device_idle else None, copies),
+        _without("preprocessing on the GPU", found, Cause.DECODE, Cause.TRANSFORM)
+        if accelerator
+        else Advice("preprocessing on the GPU", None, nowhere),
+    ]
+
+
+def _without(name: str, found: Measured, *causes: Cause) -> Advice:
+    """Return what it would give if some of the workers' time fell away."""
+    busy = {cause: seconds for cause, seconds in found.busy.items() if cause not in causes}
+    cpu = {cause: seconds for cause, seconds in found.cpu.items() if cause not in causes}
+    spent = found.total_busy - sum(busy.values())
+    words = " and ".join(causes)
+    why = f"{words} takes workers {time_text(spent)} of the {time_text(found.total_busy)} that they spend a step"
+    return Advice(name, found.gain(busy=busy, cpu=cpu), why)

@@ -1,33 +1,69 @@
-"""A contact sheet as one picture, drawn by Pillow."""
+"""A contact sheet as data, and drawn: as a PNG by Pillow, or as one HTML page that refers to nothing outside of it."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+import math
+import textwrap
 from dataclasses import dataclass
+from string import Template
 
 from PIL import Image, ImageDraw, ImageFont
 
 from penstock.errors import InvalidOption
-from penstock.insight.cells import Cell, Picture, Sheet
 from penstock.insight.pictures import Pixels
 
 #: The most pixels of a side of a sample's picture, where nothing else is said.
 SIDE = 256
-_SMALL = 96  # pixels up to which the pictures of a sheet are enlarged, by a whole factor
-_GAP = 8  # between pictures, cells and the edge
+_SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
+_GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
+_TITLE = 16  # pixels of the title's font; the others have 12
 _LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text alone
 _LEAST_SHEET = 480  # pixels of a sheet's width
 _LINES = 6  # of text below the pictures of a cell
 _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
-_SIZES = (16, 12)  # of the font: of the title, of all else
 _PAPER, _INK, _FAINT, _WARNING = (246, 246, 246), (20, 20, 20), (90, 90, 90), (176, 0, 32)
 
-Box = tuple[int, int, int, int]
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a sample."""
+
+    name: str
+    """Of its field: "0", "image", "target.mask"; empty where the sample is the picture."""
+    pixels: Pixels
+    """(height, width, 3) of 8 bits, in the size that the sample has."""
+    note: str
+    """What a user must know of it, such as elements that are NaN; or ""."""
 
 
-def reduced(pixels: Pixels, side: int) -> Image.Image:
+@dataclass(frozen=True)
+class Cell:
+    """A sample on a sheet."""
+
+    id: str
+    pictures: tuple[Picture, ...]
+    texts: tuple[str, ...]
+    """Its other fields, a line each, "name: value"; a label of a sample of two fields has no name."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A contact sheet of a batch. All texts are of one line, of printable characters."""
+
+    title: str
+    notes: tuple[str, ...]
+    """Lines below the title: of the batch, and of each field of pictures."""
+    cells: tuple[Cell, ...]
+    columns: int
+    """Samples in a row."""
+
+
+def reduced(picture: Picture, side: int) -> Image.Image:
     """Return a picture of at most that many pixels a side: as it is, or reduced by averaging."""
-    image = Image.fromarray(pixels)
+    image = Image.fromarray(picture.pixels)
     longest = max(image.size)
     if longest <= side:
         return image
@@ -35,61 +71,67 @@ def reduced(pixels: Pixels, side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BOX)
 
 
-def reduction(sheet: Sheet, side: int) -> tuple[str, ...]:
-    """Return the line that says that pictures are reduced; none where none is."""
+def _notes(sheet: Sheet, side: int) -> list[str]:
+    """Return the lines below the title; one says that pictures are reduced, where some are."""
     larger = any(max(one.pixels.shape[:2]) > side for cell in sheet.cells for one in cell.pictures)
-    return (f"pictures with more than {side} pixels a side are reduced",) if larger else ()
+    return [*sheet.notes, *([f"pictures with more than {side} pixels a side are reduced"] if larger else [])]
+
+
+def _captions(cell: Cell) -> list[tuple[str, bool]]:
+    """Return the lines below the pictures of a cell, but for the ID; True: it is a warning."""
+    named = len(cell.pictures) > 1
+    notes = [(f"{one.name}: {one.note}" if named else one.note, True) for one in cell.pictures if one.note]
+    return [*((text, False) for text in cell.texts), *notes]
+
+
+# --- as a PNG --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the pictures of a sheet lie in its image."""
+    """Where the cells of a sheet lie in its image: in a grid of equal cells."""
 
     size: tuple[int, int]
     """Of the image: width, height."""
-    zoom: int
-    """How many pixels of the image a pixel of a picture takes along each side; 1 for reduced pictures."""
-    boxes: tuple[tuple[Box, ...], ...]
-    """Of each cell, of each of its pictures: left, top, right, bottom."""
-    corners: tuple[tuple[int, int], ...]
-    """Of each cell: left, and the top of its text."""
-    cell_width: int
+    top: int
+    """Of the first row."""
+    cell: tuple[int, int]
+    """Width and height of a cell."""
+    pictures: tuple[tuple[Image.Image, ...], ...]
+    """Of each cell, as large as they are drawn."""
+    tallest: int
+    """Of the pictures."""
     header: tuple[str, ...]
     """The lines below the title."""
+    columns: int
+
+    def corner(self, number: int) -> tuple[int, int]:
+        """Return the left and the top of a cell."""
+        row, column = divmod(number, self.columns)
+        return _GAP + column * (self.cell[0] + _GAP), self.top + row * (self.cell[1] + _GAP)
 
 
 def layout_of(sheet: Sheet, side: int = SIDE) -> Layout:
     """Return where everything of a sheet lies. Raises InvalidOption for an image that is too large to be viewed."""
-    sizes = [[reduced_size(one, side) for one in cell.pictures] for cell in sheet.cells]
-    longest = max((max(size) for cell in sizes for size in cell), default=_SMALL)
-    zoom = max(1, _SMALL // longest)
-    sizes = [[(width * zoom, height * zoom) for width, height in cell] for cell in sizes]
-    widths = [sum(width for width, _ in cell) + _GAP * max(0, len(cell) - 1) for cell in sizes]
-    cell_width = max(_LEAST_WIDTHS[not all(sizes)], *widths)
-    whole_width = max(_LEAST_SHEET, _GAP + sheet.columns * (cell_width + _GAP))
-    notes = (*sheet.notes, *reduction(sheet, side))
-    header = tuple(line for note in notes for line in _wrapped(note, whole_width - 2 * _GAP, _font(_SIZES[1])))
-    top = _GAP + _title_height() + _line_height() * len(header) + _GAP
-    boxes: list[tuple[Box, ...]] = []
-    corners: list[tuple[int, int]] = []
-    for first in range(0, len(sheet.cells), sheet.columns):
-        row = range(first, min(first + sheet.columns, len(sheet.cells)))
-        tallest = max((height for number in row for _, height in sizes[number]), default=0)
-        for number in row:
-            left = corner = _GAP + (number - first) * (cell_width + _GAP)
-            own = []
-            for width, height in sizes[number]:
-                own.append((left, top, left + width, top + height))
-                left += width + _GAP
-            boxes.append(tuple(own))
-            corners.append((corner, top + tallest + 2))
-        top += tallest + 2 + _line_height() * max(len(_lines(sheet, sheet.cells[number])) for number in row) + _GAP
-    size = (whole_width, top)
-    if size[0] * size[1] > _MOST_PIXELS:
+    small = [[reduced(one, side) for one in cell.pictures] for cell in sheet.cells]
+    zoom = max(1, _SMALL // max((max(image.size) for images in small for image in images), default=_SMALL))
+    pictures = tuple(
+        tuple(one.resize((one.width * zoom, one.height * zoom), Image.Resampling.NEAREST) for one in images)
+        for images in small
+    )
+    widths = [sum(one.width + _GAP for one in images) - _GAP for images in pictures]
+    tallest = max((one.height for images in pictures for one in images), default=0)
+    lines = max((len(_lines(cell)) for cell in sheet.cells), default=0)
+    cell = (max(_LEAST_WIDTHS[not all(pictures)], *widths), tallest + 2 + _LINE * lines)
+    width = max(_LEAST_SHEET, _GAP + sheet.columns * (cell[0] + _GAP))
+    header = [line for note in _notes(sheet, side) for line in textwrap.wrap(note, (width - 2 * _GAP) // _LETTER)]
+    top = 2 * _GAP + _TITLE + 6 + _LINE * len(header)
+    height = top + math.ceil(len(sheet.cells) / sheet.columns) * (cell[1] + _GAP)
+    if width * height > _MOST_PIXELS:
         raise InvalidOption(
-            f"the sheet would be {size[0]:,} x {size[1]:,} pixels large: show fewer samples, or smaller pictures"
+            f"the sheet would be {width:,} x {height:,} pixels large: show fewer samples, or smaller pictures"
         )
-    return Layout(size, zoom, tuple(boxes), tuple(corners), cell_width, header)
+    return Layout((width, height), top, cell, pictures, tallest, tuple(header), sheet.columns)
 
 
 def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
@@ -99,33 +141,26 @@ def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
     """
     layout = layout_of(sheet, side)
     image = Image.new("RGB", layout.size, _PAPER)
-    for cell, boxes in zip(sheet.cells, layout.boxes, strict=True):
-        for picture, box in zip(cell.pictures, boxes, strict=True):
-            shown = reduced(picture.pixels, side)
-            image.paste(shown.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.NEAREST), box[:2])
     draw = ImageDraw.Draw(image)
     inside = layout.size[0] - 2 * _GAP
-    _write(draw, (_GAP, _GAP), sheet.title, inside, _INK, _SIZES[0])
+    _write(draw, (_GAP, _GAP), sheet.title, inside, _INK, _TITLE)
     for number, line in enumerate(layout.header):
-        _write(draw, (_GAP, _GAP + _title_height() + number * _line_height()), line, inside, _FAINT)
-    for cell, (left, top) in zip(sheet.cells, layout.corners, strict=True):
-        for number, (line, colour) in enumerate(_lines(sheet, cell)):
-            _write(draw, (left, top + number * _line_height()), line, layout.cell_width, colour, tail=number == 0)
+        _write(draw, (_GAP, _GAP + _TITLE + 6 + number * _LINE), line, inside, _FAINT)
+    for number, (cell, pictures) in enumerate(zip(sheet.cells, layout.pictures, strict=True)):
+        left, top = layout.corner(number)
+        at = left
+        for picture in pictures:
+            image.paste(picture, (at, top))
+            at += picture.width + _GAP
+        top += layout.tallest + 2
+        for place, (line, colour) in enumerate(_lines(cell)):
+            _write(draw, (left, top + place * _LINE), line, layout.cell[0], colour, tail=place == 0)
     return image
 
 
-def reduced_size(picture: Picture, side: int) -> tuple[int, int]:
-    """Return (width, height) of a picture as `reduced` returns it."""
-    height, width = picture.pixels.shape[:2]
-    longest = max(height, width)
-    if longest <= side:
-        return width, height
-    return max(1, round(width * side / longest)), max(1, round(height * side / longest))
-
-
-def _lines(sheet: Sheet, cell: Cell) -> list[tuple[str, tuple[int, int, int]]]:
+def _lines(cell: Cell) -> list[tuple[str, tuple[int, int, int]]]:
     """Return the lines of text of a cell, with their colours."""
-    lines = [(line, _WARNING if warns else _FAINT) for line, warns in sheet.captions(cell)]
+    lines = [(line, _WARNING if warns else _FAINT) for line, warns in _captions(cell)]
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], (f"and {len(lines) - _LINES + 1} more lines", _FAINT)]
     return [(cell.id, _INK), *lines]
@@ -137,63 +172,85 @@ def _write(
     text: str,
     width: int,
     colour: tuple[int, int, int],
-    size: int = _SIZES[1],
+    size: int = 12,
     *,
     tail: bool = False,
 ) -> None:
     """Write one line, as much of it as fits; tail: its end is kept, as of a path, not its beginning."""
-    font = _font(size)
-    try:
-        draw.text(at, _fitting(text, width, font, tail=tail), colour, font)
-    except UnicodeError:  # the font of a Pillow without FreeType
-        draw.text(at, _fitting(ascii(text)[1:-1], width, font, tail=tail), colour, font)
+    font = ImageFont.load_default(size)
+    kept, fitting = len(text), text
+    while font.getlength(fitting) > width:
+        kept = min(kept - 1, int(kept * width / font.getlength(fitting)))
+        fitting = f"...{text[len(text) - kept :]}" if tail else f"{text[:kept]}..."
+    draw.text(at, fitting, colour, font)
 
 
-def _wrapped(text: str, width: int, font: _Font) -> list[str]:
-    """Return a text in lines of at most that many pixels, broken between words."""
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _width(longer, font) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
+# --- as a page -------------------------------------------------------------------------------------------------------
+
+#: Texts are escaped, and the page's own policy lets a browser load nothing and run no script, whatever an ID holds.
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --ink: #1b1b1b; --faint: #5c5c5c; --paper: #f6f6f6; --card: #fff; --warn: #b00020 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ececec; --faint: #a8a8a8; --paper: #161616; --card: #222; --warn: #ff8a80 }
+}
+body { margin: 1rem; background: var(--paper); color: var(--ink); font: 13px/1.4 system-ui, sans-serif }
+h1 { font-size: 1.2rem; margin: 0 0 .3rem; overflow-wrap: anywhere }
+header p { margin: 0; color: var(--faint); overflow-wrap: anywhere }
+main { display: grid; gap: .6rem; margin-top: 1rem; grid-template-columns: repeat($columns, max-content) }
+figure { margin: 0; padding: .5rem; background: var(--card); border-radius: 4px }
+figure img { image-rendering: pixelated; margin-right: .4rem; vertical-align: top }
+figcaption { width: 0; min-width: max(100%, 12rem); overflow-wrap: anywhere }
+figcaption p { margin: 0; color: var(--faint) }
+figcaption p.id { color: var(--ink); font-weight: 600 }
+figcaption p.warning { color: var(--warn) }
+</style>
+</head>
+<body>
+<header>
+<h1>$title</h1>
+$notes
+</header>
+<main>
+$figures
+</main>
+</body>
+</html>
+""")
 
 
-def _width(text: str, font: _Font) -> float:
-    try:
-        return font.getlength(text)
-    except UnicodeError:  # the font of a Pillow without FreeType
-        return font.getlength(ascii(text))
+def page_of(sheet: Sheet, side: int = SIDE) -> str:
+    """Return a sheet as an HTML page. side: the most pixels of a side of a picture; larger pictures are reduced."""
+    return _PAGE.substitute(
+        title=html.escape(sheet.title),
+        columns=sheet.columns,
+        notes="\n".join(f"<p>{html.escape(note)}</p>" for note in _notes(sheet, side)),
+        figures="\n".join(_figure(cell, side) for cell in sheet.cells),
+    )
 
 
-def _fitting(text: str, width: int, font: _Font, *, tail: bool) -> str:
-    """Return as much of a text as fits into that many pixels."""
-    if font.getlength(text) <= width:
-        return text
-    fits, over = 0, len(text)
-    while over - fits > 1:
-        middle = (fits + over) // 2
-        part = f"...{text[-middle:]}" if tail else f"{text[:middle]}..."
-        if font.getlength(part) <= width:
-            fits = middle
-        else:
-            over = middle
-    kept = text[len(text) - fits :] if tail else text[:fits]
-    return f"...{kept}" if tail else f"{kept}..."
+def _figure(cell: Cell, side: int) -> str:
+    pictures = "".join(_image(cell, picture, side) for picture in cell.pictures)
+    lines = [f'<p class="id">{html.escape(cell.id)}</p>']
+    for text, warns in _captions(cell):
+        kind = ' class="warning"' if warns else ""
+        lines.append(f"<p{kind}>{html.escape(text)}</p>")
+    return f"<figure>{pictures}<figcaption>{''.join(lines)}</figcaption></figure>"
 
 
-def _font(size: int) -> _Font:
-    try:
-        return ImageFont.load_default(size)
-    except ImportError:  # a Pillow without FreeType has one small font
-        return ImageFont.load_default()
-
-
-def _line_height() -> int:
-    return _SIZES[1] + 4
-
-
-def _title_height() -> int:
-    return _SIZES[0] + 6
+def _image(cell: Cell, picture: Picture, side: int) -> str:
+    shown, file = reduced(picture, side), io.BytesIO()
+    shown.save(file, "PNG")
+    zoom = max(1, _SMALL // max(shown.size))
+    name = html.escape(f"{cell.id} {picture.name}".strip())
+    return (
+        f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode("ascii")}" alt="{name}" '
+        f'title="{name}" width="{shown.width * zoom}" height="{shown.height * zoom}">'
+    )

@@ -1,21 +1,31 @@
-"""A batch of any structure, taken apart: the value of each field of each sample."""
+"""A batch of any structure, taken apart: the value of each field of each sample, and what a value is as text."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import PackedSequence
+
+from penstock.insight.pictures import plain_array
+from penstock.showing import shown
 
 #: The keys that lead to a field: positions in tuples and lists, keys of mappings, names of attributes.
 Path = tuple[Any, ...]
 Fields = dict[Path, Any]
 _DEEPEST = 8  # containers within containers
+
+#: Names of fields that are labels.
+LABELS = ("label", "labels", "target", "targets", "class", "cls", "y", "category")
+_LONGEST = 200  # characters of a text
+_WHOLE = 8  # elements of an array that are shown, not summed up
+_LIKELY = 2  # classes of a mixed label
 
 
 class Form(Enum):
@@ -32,53 +42,35 @@ class Form(Enum):
 def taken_apart(value: Any, form: Form, number: int | None = None) -> tuple[list[Fields], Fields]:
     """Return the fields of each sample of what a loader handed out, and those that belong to no sample.
 
-    Something unbatched is several samples where all of its arrays have the same first dimension, and one of them has
-    four dimensions or more.
+    Of a batch tensors, arrays, and lists and tuples of one value a sample are cut along their first dimension. A list
+    of whole samples, as some collate functions return it, is one too. Something unbatched is several samples where all
+    of its arrays have the same first dimension, and one of them has four dimensions or more.
 
     Args:
         value: of any structure.
         form: of it.
-        number: of the samples of a batch, as `samples_of` takes it.
+        number: of the samples of a batch; None: the first dimension of most of its tensors, or of its lists where it
+            has none. Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
     """
-    if form is Form.BATCH:
-        return samples_of(value, number)
     if form is Form.SAMPLES:
         return [flat(sample) for sample in value], {}
-    sample = flat(value)
-    shapes = [tuple(leaf.shape) for leaf in sample.values() if _is_array(leaf) and leaf.ndim]
-    if len({shape[0] for shape in shapes}) == 1 and max(map(len, shapes)) >= 4:
-        samples, whole = samples_of(value, shapes[0][0])
-        if not whole:
-            return samples, whole
-    return [sample], {}
-
-
-def samples_of(batch: Any, number: int | None = None) -> tuple[list[Fields], Fields]:
-    """Return the fields of each sample of a batch, and those that belong to the batch as a whole.
-
-    Tensors, arrays, and lists and tuples of one value a sample are cut along their first dimension. A list of whole
-    samples, as some collate functions return it, is one too.
-
-    Args:
-        batch: of any structure.
-        number: of its samples; None: the first dimension of most of its tensors, or of its lists where it has none.
-            Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
-    """
-    if number is None:
-        number = _number(batch)
+    if form is Form.UNBATCHED:
+        shapes = [tuple(leaf.shape) for leaf in flat(value).values() if _is_array(leaf) and leaf.ndim]
+        if len({shape[0] for shape in shapes}) != 1 or max(map(len, shapes)) < 4:
+            return [flat(value)], {}
+        number = shapes[0][0]
+    number = _number(value) if number is None else number
+    if not number:
+        return [], flat(value)
     columns: Fields = {}
     whole: Fields = {}
-    if number:
-        _collect(batch, number, (), columns, whole)
-    else:
-        whole = flat(batch)
-    samples = []
-    for position in range(number or 0) if columns else ():
-        fields: Fields = {}
-        for path, column in columns.items():
-            for inner, value in flat(column[position]).items():
-                fields[path + inner] = value
-        samples.append(fields)
+    _collect(value, number, (), columns, whole)
+    if whole and form is Form.UNBATCHED:
+        return [flat(value)], {}
+    samples: list[Fields] = [{} for _ in range(number if columns else 0)]
+    for path, column in columns.items():
+        for fields, one in zip(samples, column, strict=True):
+            fields |= flat(one, path)
     return samples, whole
 
 
@@ -87,10 +79,7 @@ def flat(value: Any, path: Path = ()) -> Fields:
     parts = _parts(value) if len(path) < _DEEPEST else None
     if parts is None:
         return {path: value}
-    found: Fields = {}
-    for key, part in parts:
-        found |= flat(part, (*path, key))
-    return found
+    return {inner: leaf for key, part in parts for inner, leaf in flat(part, (*path, key)).items()}
 
 
 def name_of(path: Path) -> str:
@@ -110,51 +99,36 @@ def _collect(value: Any, number: int, path: Path, columns: Fields, whole: Fields
 
 
 def _is_column(value: Any, number: int) -> bool:
-    if _is_array(value):
-        return bool(value.ndim and value.shape[0] == number)
-    if not _is_sequence(value) or len(value) != number:
-        return False
-    # A list of columns, which may be just as many as the samples, is a structure and no column itself.
-    return not all(_is_array_of(one, number) or _is_plain_list(one, number) for one in value)
+    """Return whether a value is an array, list or tuple of one value a sample.
+
+    A list of columns, which may be just as many as the samples, is a structure and no column itself.
+    """
+
+    def of_columns(one: Any) -> bool:
+        return _is_long(one, number) and (_is_array(one) or len({type(inner) for inner in one}) == 1)
+
+    return _is_long(value, number) and (_is_array(value) or not all(map(of_columns, value)))
 
 
-def _is_array_of(value: Any, number: int) -> bool:
-    return _is_array(value) and value.ndim > 0 and value.shape[0] == number
-
-
-def _is_plain_list(value: Any, number: int) -> bool:
-    """Return whether a list or tuple holds one value a sample: values of one type."""
-    return _is_sequence(value) and len(value) == number and len({type(one) for one in value}) == 1
+def _is_long(value: Any, number: int) -> bool:
+    return bool(value.ndim and len(value) == number) if _is_array(value) else _is_list(value) and len(value) == number
 
 
 def _number(batch: Any) -> int | None:
     """Return the number of samples that a batch shows; None: nothing in it has a length."""
-    leaves = flat(batch).values()
-    lengths = Counter(int(leaf.shape[0]) for leaf in leaves if _is_array(leaf) and leaf.ndim)
+    leaves = flat(batch)
+    lengths = Counter(len(leaf) for leaf in leaves.values() if _is_array(leaf) and leaf.ndim)
     if isinstance(batch, list) and len({_structure(one) for one in batch}) == 1:
-        bare = any(not _is_array(leaf) and not isinstance(leaf, str) for leaf in leaves)
+        bare = any(not _is_array(leaf) and not isinstance(leaf, str) for leaf in leaves.values())
         if len(lengths) != 1 or bare or all(type(one) is tuple for one in batch):
             return len(batch)  # a list of samples, or of one value a sample
-    if len(lengths) == 1:
-        return next(iter(lengths))
-    if _is_sequence(batch) and all(map(_is_sequence, batch)) and len({len(one) for one in batch}) == 1:
-        return len(batch[0])  # a list a field
-    if lengths:
-        return lengths.most_common(1)[0][0]
-    return next((len(one) for one in _lists(batch) if one), None)
+    if not lengths:
+        lengths = Counter(Counter(path[:-1] for path in leaves if path and isinstance(path[-1], int)).values())
+    return lengths.most_common(1)[0][0] if lengths else None
 
 
 def _structure(sample: Any) -> Any:
     return tuple((path, type(value)) for path, value in flat(sample).items())
-
-
-def _lists(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the lists and tuples of leaves in a batch."""
-    if _is_sequence(value) and all(_parts(one) is None for one in value):
-        yield value
-    elif depth < _DEEPEST:
-        for _, part in _parts(value) or ():
-            yield from _lists(part, depth + 1)
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:
@@ -167,9 +141,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]] | None:
         return list(enumerate(value)) or None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)] or None
-    if isinstance(value, Mapping):
-        return list(value.items()) or None
-    return None
+    return list(value.items()) or None if isinstance(value, Mapping) else None
 
 
 def _is_array(value: Any) -> bool:
@@ -178,6 +150,103 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     """Return whether a value is a list or tuple, but no named tuple."""
     return isinstance(value, list | tuple) and not hasattr(value, "_fields")
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def line_of(path: Path, value: Any, fields: Sequence[Path], classes: Sequence[str]) -> str:
+    """Return a field of a sample as a line, "name: value"; a label, as the second of two fields, has no name.
+
+    Args:
+        path: of the field.
+        value: of it.
+        fields: of the sample, all of them.
+        classes: the names of the classes by label; empty: they are not known.
+    """
+    second = path == (1,) and {one[0] for one in fields if one} == {0, 1}
+    label = second or (path and str(path[-1]).lower() in LABELS)
+    text = text_of(value, classes if label else None)
+    return text if second or not path else f"{shown(name_of(path))}: {text}"
+
+
+def text_of(value: Any, classes: Sequence[str] | None = None) -> str:
+    """Return a value in one line.
+
+    Numbers and strings are as they are; arrays are their elements, or the dtype, shape and range where they have many.
+
+    Args:
+        value: of one field of one sample.
+        classes: the value is a label, the number of a class or a vector of a weight a class, of these names, which
+            may be none; None: it is no label.
+    """
+    try:
+        text = _text(value, classes)
+    except Exception:  # of a class of the user's, whose __repr__ may raise anything
+        text = type(value).__name__
+    text = shown(text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _text(value: Any, classes: Sequence[str] | None) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool) and classes is not None:
+        return _class(value, classes)
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not getattr(value, "is_nested", False):
+        return _array(value, classes)
+    return " ".join(repr(value).split())
+
+
+def _class(number: int, classes: Sequence[str]) -> str:
+    """Return a class by its number and, where it is known, its name."""
+    return f"{number} {classes[number]}" if 0 <= number < len(classes) else str(number)
+
+
+def _array(value: Any, classes: Sequence[str] | None) -> str:
+    shape = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    array = plain_array(value)
+    if array is None or array.dtype.kind not in "biufUSO":
+        return shape
+    if array.ndim == 0:
+        return _text(array.item(), classes)
+    if not array.size:
+        return f"{shape}, empty"
+    if classes is not None and (weights := _weights(array, classes)):
+        return weights
+    if array.size <= _WHOLE:
+        rounded = np.round(array.astype(np.float64), 4) if array.dtype.kind == "f" else array
+        return " ".join(str(rounded.tolist()).split())
+    return f"{shape}: {_summary(array)}" if array.dtype.kind in "biuf" else shape
+
+
+def _summary(array: NDArray[Any]) -> str:
+    finite = array[np.isfinite(array)]
+    if not finite.size:
+        return "no finite value"
+    missing = array.size - finite.size
+    odd = f"; {missing:,} of {array.size:,} NaN or infinite" if missing else ""
+    mean = float(finite.mean(dtype=np.float64))
+    return f"{float(finite.min()):.4g} .. {float(finite.max()):.4g}, mean {mean:.4g}{odd}"
+
+
+def _weights(array: NDArray[Any], classes: Sequence[str]) -> str:
+    """Return a label that is a vector of a weight a class, one-hot or mixed; empty: it is none."""
+    if array.ndim != 1 or array.size < 2 or array.dtype.kind not in "biuf" or (classes and array.size != len(classes)):
+        return ""
+    if array.dtype.kind in "iu" and len(classes) <= _LIKELY:  # a list of a few classes, perhaps
+        return ""
+    weights = array.astype(np.float64)
+    if not (weights >= 0).all() or abs(weights.sum() - 1) > 0.01:
+        return ""
+    order = np.argsort(-weights, kind="stable")[:_LIKELY].tolist()
+    if weights[order[0]] == 1:
+        return f"{_class(order[0], classes)} (one-hot)"
+    return ", ".join(f"{weights[one]:.2f} of {_class(one, classes)}" for one in order if weights[one])

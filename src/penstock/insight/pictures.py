@@ -42,12 +42,12 @@ class Normalisation:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def undone(self, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Return (height, width, channels) before it; None: it is of another number of channels."""
-        if not {len(self.mean), len(self.std)} <= {1, values.shape[2]}:
+    def undone(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
+        """Return pictures before it; None: they are of other numbers than floats, or of another number of channels."""
+        given, planes = {len(self.mean), len(self.std)}, [np.atleast_3d(array) for array in arrays]
+        if any(array.dtype.kind != "f" or not given <= {1, array.shape[2]} for array in planes):
             return None
-        before: NDArray[np.float64] = values * np.asarray(self.std) + np.asarray(self.mean)
-        return before
+        return [array.astype(np.float64) * self.std + self.mean for array in planes]
 
     def __str__(self) -> str:
         return f"mean {', '.join(f'{one:g}' for one in self.mean)}; std {', '.join(f'{one:g}' for one in self.std)}"
@@ -87,16 +87,19 @@ def raw_of(value: Any) -> Raw | None:
     width).
     """
     if isinstance(value, Image.Image):
-        return _raw_of_pil(value)
-    if not isinstance(value, torch.Tensor | np.ndarray) or not 2 <= value.ndim <= 4:
-        return None
-    array = plain_array(value)
-    if array is None or array.dtype.kind not in "biuf" or not array.size:
+        shape = (value.height, value.width)
+        if value.mode not in ("1", "L", "RGB", "RGBA", "I", "I;16", "F"):
+            value = value.convert("RGBA" if "A" in value.getbands() or "transparency" in value.info else "RGB")
+        return Raw(np.asarray(value), f"PIL {value.mode}", shape)
+    array = plain_array(value) if isinstance(value, torch.Tensor | np.ndarray) else None
+    if array is None or array.dtype.kind not in "biuf" or not array.size or not 2 <= array.ndim <= 4:
         return None
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
-    picture, frames = _first_frame(array) if array.ndim == 4 else (array, 1)
-    channels_last = None if picture is None else _channels_last(picture)
-    return None if channels_last is None else Raw(channels_last, dtype, shape, frames)
+    firsts = [(array, 1)] if array.ndim < 4 else [(array[0], array.shape[0]), (array[:, 0], array.shape[1])]
+    for first, frames in firsts:
+        if (found := _channels_last(first)) is not None:
+            return Raw(found, dtype, shape, frames)
+    return None
 
 
 def plain_array(value: Any) -> NDArray[Any] | None:
@@ -112,27 +115,10 @@ def plain_array(value: Any) -> NDArray[Any] | None:
     return array
 
 
-def _raw_of_pil(image: Image.Image) -> Raw | None:
-    shape = (image.height, image.width)
-    if image.mode not in ("1", "L", "RGB", "RGBA", "I", "I;16", "F"):
-        image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
-    return Raw(np.asarray(image), f"PIL {image.mode}", shape)
-
-
-def _first_frame(array: NDArray[Any]) -> tuple[NDArray[Any] | None, int]:
-    if _channels_last(array[0]) is not None:
-        return array[0], len(array)
-    if array.shape[0] in _CHANNELS:  # (channels, frames, height, width)
-        return array[:, 0], array.shape[1]
-    return None, 0
-
-
 def _channels_last(array: NDArray[Any]) -> NDArray[Any] | None:
     """Return (height, width, channels), or (height, width); None: it is no picture."""
     if array.ndim == 2:
         return array if min(array.shape) >= _LEAST_PLAIN_SIDE else None
-    if array.ndim != 3:
-        return None
     if array.shape[0] in _CHANNELS and min(array.shape[1:]) >= _LEAST_SIDE:
         return np.moveaxis(array, 0, 2)
     return array if array.shape[2] in _CHANNELS and min(array.shape[:2]) >= _LEAST_SIDE else None
@@ -151,80 +137,60 @@ def drawn(raws: Sequence[Raw], undo: Normalisation | None = None, *, mask: bool 
     """
     first = raws[0]
     arrays = [raw.values for raw in raws]
-    shapes = {raw.shape for raw in raws}
-    about = f"{first.dtype} {first.shape if len(shapes) == 1 else 'of several shapes'}"
+    about = f"{first.dtype} {first.shape if len({raw.shape for raw in raws}) == 1 else 'of several shapes'}"
     if first.frames > 1:
         about += f", the first of {first.frames} pictures"
     if _are_masks(arrays, mask):
         return Drawn([_coloured(array) for array in arrays], [""] * len(raws), f"{about}, a colour for each value")
-    undone = _undone(arrays, undo) if undo is not None else None
-    return _scaled(arrays if undone is None else undone, about, undo if undone is not None else None)
-
-
-def _undone(arrays: list[NDArray[Any]], undo: Normalisation) -> list[NDArray[Any]] | None:
-    if any(array.dtype.kind != "f" for array in arrays):
-        return None
-    found = [undo.undone(np.atleast_3d(array).astype(np.float64)) for array in arrays]
-    return None if any(one is None for one in found) else [one for one in found if one is not None]
-
-
-def _scaled(arrays: list[NDArray[Any]], about: str, undone: Normalisation | None) -> Drawn:
-    """Return pictures whose elements are mapped to pixels by the range of all of them."""
     if all(array.dtype in (np.uint8, np.bool_) for array in arrays):
         pixels = [_rgb(array * np.uint8(255) if array.dtype == np.bool_ else array) for array in arrays]
         return Drawn(pixels, [""] * len(arrays), about)
+    before = None if undo is None else undo.undone(arrays)
+    return _scaled(arrays, about, "") if before is None else _scaled(before, about, str(undo))
+
+
+def _scaled(arrays: list[NDArray[Any]], about: str, undone: str) -> Drawn:
+    """Return pictures whose elements are mapped to pixels by the range of all of them."""
     finite = [np.isfinite(array) for array in arrays]
-    ends = [_ends(array, ok) for array, ok in zip(arrays, finite, strict=True)]
-    lows, highs = [one[0] for one in ends if one is not None], [one[1] for one in ends if one is not None]
-    low, high = min(lows, default=0.0), max(highs, default=0.0)
-    first, last, how = _range(low, high, all(array.dtype.kind in "biu" for array in arrays), undone)
+    kept = [array[ok] for array, ok in zip(arrays, finite, strict=True)]
+    low = min((float(one.min()) for one in kept if one.size), default=0.0)
+    high = max((float(one.max()) for one in kept if one.size), default=0.0)
+    black, white, how = _range(low, high, all(array.dtype.kind in "biu" for array in arrays), undone)
     pixels, notes = [], []
-    for array, ok, own in zip(arrays, finite, ends, strict=True):
+    for array, ok, own in zip(arrays, finite, kept, strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
-            levels = np.rint((array.astype(np.float64) - first) * (255 / (last - first)))
+            levels = np.rint((array.astype(np.float64) - black) * (255 / (white - black)))
         eight_bit = _rgb(np.nan_to_num(levels).clip(0, 255).astype(np.uint8))
         eight_bit[~(ok if ok.ndim == 2 else ok.all(axis=2))] = MAGENTA
         pixels.append(eight_bit)
-        notes.append(_note(ok, own, first, last))
-    about += f", values {_short(low, high)} .. {_short(high, low)}" if lows else ", no finite value"
-    return Drawn(pixels, notes, f"{about}{how}")
+        notes.append(_note(own, array.size, black, white))
+    ends = [0.0 if abs(a) < 1e-6 * abs(b) else a for a, b in ((low, high), (high, low))]  # where rounding missed it
+    values = f"values {ends[0]:.4g} .. {ends[1]:.4g}" if any(one.size for one in kept) else "no finite value"
+    return Drawn(pixels, notes, f"{about}, {values}{how}")
 
 
-def _range(low: float, high: float, whole: bool, undone: Normalisation | None) -> tuple[float, float, str]:
+def _range(low: float, high: float, whole: bool, undone: str) -> tuple[float, float, str]:
     """Return which values are black and white, and how the field's line says it."""
+    how = f" after a normalisation was undone ({undone})" if undone else ""
     if whole and low >= 0 and high <= 255:
-        return 0.0, 255.0, ""
-    if not whole and low >= -_SLACK:
-        if high <= 1 + _SLACK:
-            return 0.0, 1.0, "" if undone is None else f" after a normalisation was undone ({undone})"
-        if _BRIGHT <= high <= 255 + 255 * _SLACK:
-            return 0.0, 255.0, "" if undone is None else f" after a normalisation was undone ({undone})"
-    if undone is not None:
-        return 0.0, 1.0, f" after a normalisation was undone ({undone}), clipped to 0 .. 1"
-    if low == high:
-        return low, low + 1.0, ", all of them black"
-    return low, high, ", from black to white"
+        return 0.0, 255.0, how
+    if not whole and low >= -_SLACK and high <= 1 + _SLACK:
+        return 0.0, 1.0, how
+    if not whole and low >= -_SLACK and _BRIGHT <= high <= 255 + 255 * _SLACK:
+        return 0.0, 255.0, how
+    if undone:
+        return 0.0, 1.0, f"{how}, clipped to 0 .. 1"
+    return (low, low + 1.0, ", all of them black") if low == high else (low, high, ", from black to white")
 
 
-def _short(value: float, other: float) -> str:
-    """Return one end of a range as text: 0 where rounding made it differ from that."""
-    return "0" if abs(value) < 1e-6 * abs(other) else f"{value:.4g}"
-
-
-def _ends(array: NDArray[Any], finite: NDArray[np.bool_]) -> tuple[float, float] | None:
-    """Return the least and the greatest finite element; None: there is none."""
-    found = array[finite]
-    return (float(found.min()), float(found.max())) if found.size else None
-
-
-def _note(finite: NDArray[np.bool_], own: tuple[float, float] | None, first: float, last: float) -> str:
+def _note(finite: NDArray[Any], size: int, black: float, white: float) -> str:
     """Return what must be said of one picture: elements that are not finite, or beyond what is shown."""
     notes = []
-    if missing := int(finite.size - np.count_nonzero(finite)):
-        notes.append(f"{missing:,} of {finite.size:,} elements NaN or infinite (magenta)")
-    slack = (last - first) * _SLACK
-    if own is not None and (own[0] < first - slack or own[1] > last + slack):
-        notes.append(f"clipped: {own[0]:.4g} .. {own[1]:.4g}")
+    if missing := size - finite.size:
+        notes.append(f"{missing:,} of {size:,} elements NaN or infinite (magenta)")
+    slack = (white - black) * _SLACK
+    if finite.size and (finite.min() < black - slack or finite.max() > white + slack):
+        notes.append(f"clipped: {float(finite.min()):.4g} .. {float(finite.max()):.4g}")
     return "; ".join(notes)
 
 
@@ -249,9 +215,7 @@ def _are_masks(arrays: list[NDArray[Any]], mask: bool) -> bool:
         return False
     if any(array.dtype == np.uint8 for array in arrays):
         return mask
-    return all(
-        (array.min() >= 0 or np.isin(array[array < 0], _UNLABELLED).all()) and array.max() < 256 for array in arrays
-    )
+    return all(array.max() < 256 and np.isin(array[array < 0], _UNLABELLED).all() for array in arrays)
 
 
 def colour_of(value: int) -> tuple[int, int, int]:

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidOption
-from penstock.insight.cells import Cell, Picture, Sheet
-from penstock.insight.drawing import SIDE, image_of
-from penstock.insight.fields import Fields, Form, Path, name_of, taken_apart
+from penstock.insight.drawing import SIDE, Cell, Picture, Sheet, image_of, page_of
+from penstock.insight.fields import Fields, Form, Path, line_of, name_of, taken_apart, text_of
 from penstock.insight.files import write_whole
-from penstock.insight.page import page_of
 from penstock.insight.pictures import Drawn, Normalisation, Raw, drawn, raw_of
-from penstock.insight.texts import Label, is_label, text_of
 from penstock.showing import shown
 from penstock.system.words import counted
 
@@ -85,8 +82,7 @@ def contact_sheet(
         if number is not None and number < 1:
             raise InvalidOption(f"{name}={number}: a sheet has at least 1")
     samples, whole = taken_apart(batch, form, None if ids is None else len(ids))
-    names = list(ids or ())
-    lines = list(notes)
+    names, lines = list(ids or ()), list(notes)
     if not samples:  # nothing in the batch has a part for each sample
         samples, whole, names = [whole], {}, ["the batch"]
     elif len(names) != len(samples):
@@ -95,21 +91,19 @@ def contact_sheet(
         lines.append(f"of samples {', '.join(ids)}")
     if len(samples) > most:
         lines.append(f"the first {most:,} of {counted(len(samples), 'sample')}")
-    cells, about = _cells(names[:most], samples[:most], Label(tuple(classes or ())), undo)
+    pictures, about = _pictures(samples[:most], undo)
     lines += about
     lines += [f"{name_of(path) or 'batch'}: {text_of(value)}" for path, value in whole.items()]
-    return Sheet(
-        shown(title) or "a batch",
-        tuple(shown(line) for line in lines),
-        cells,
-        min(len(cells), columns or math.ceil(math.sqrt(len(cells)))),
-    )
+    cells = []
+    for id_, fields, own in zip(names, samples, pictures, strict=False):
+        texts = [line_of(path, value, list(fields), classes or ()) for path, value in fields.items() if path not in own]
+        cells.append(Cell(shown(str(id_)), tuple(own.values()), tuple(texts)))
+    columns = min(len(cells), columns or math.ceil(math.sqrt(len(cells))))
+    return Sheet(shown(title) or "a batch", tuple(map(shown, lines)), tuple(cells), columns)
 
 
-def _cells(
-    ids: Sequence[str], samples: Sequence[Fields], label: Label, undo: Normalisation | None
-) -> tuple[tuple[Cell, ...], list[str]]:
-    """Return the cells of samples, and a line for each field of pictures."""
+def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[list[dict[Path, Picture]], list[str]]:
+    """Return the pictures of each sample by their paths, and a line for each field of pictures."""
     raws = [{path: raw for path, value in fields.items() if (raw := raw_of(value)) is not None} for fields in samples]
     pictures: list[dict[Path, Picture]] = [{} for _ in samples]
     about = []
@@ -119,28 +113,15 @@ def _cells(
         about.append(f"{name_of(path) or 'picture'}: {result.about}")
         for number, pixels, note in zip(having, result.pixels, result.notes, strict=True):
             pictures[number][path] = Picture(name_of(path), pixels, note)
-    cells = []
-    for id_, fields, own in zip(ids, samples, pictures, strict=True):
-        texts = [_line(path, value, fields, label) for path, value in fields.items() if path not in own]
-        cells.append(Cell(shown(str(id_)), tuple(own.values()), tuple(texts)))
-    return tuple(cells), about
+    return pictures, about
 
 
 def _drawn(path: Path, samples: Sequence[dict[Path, Raw]], undo: Normalisation | None) -> Drawn:
     """Return the pictures of a field; planes of uint8 beside another picture of their size are masks."""
 
     def beside(found: dict[Path, Raw]) -> bool:
-        size = found[path].values.shape[:2]
-        return any(
-            other != path and raw.values.ndim == 3 and raw.values.shape[:2] == size for other, raw in found.items()
-        )
+        values = found[path].values
+        others = [raw.values for other, raw in found.items() if other != path]
+        return values.ndim == 2 and any(one.ndim == 3 and one.shape[:2] == values.shape for one in others)
 
-    plane = all(found[path].values.ndim == 2 for found in samples)
-    return drawn([found[path] for found in samples], undo, mask=plane and all(map(beside, samples)))
-
-
-def _line(path: Path, value: Any, fields: Fields, label: Label) -> str:
-    if is_label(path, list(fields)):
-        text = text_of(value, label)
-        return text if path == (1,) else f"{shown(name_of(path))}: {text}"
-    return f"{shown(name_of(path))}: {text_of(value)}" if path else text_of(value)
+    return drawn([found[path] for found in samples], undo, mask=all(map(beside, samples)))

@@ -16,6 +16,11 @@ from penstock.sources.tensor_folder import TensorFolder
 from penstock.storage import description
 from penstock.storage.objects import is_url
 
+#: What DATASET may be, for --help.
+DATASET = (
+    "a folder of images (class/name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
+    "loader, or a function without arguments that returns one; modules are looked for in the current folder too"
+)
 _TENSORS = (".pt", ".pth", ".npy")
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -46,7 +51,7 @@ def target(text: str, split: str | None = None) -> Any:
     module, name = text.split(":")
     if module.endswith(".py"):
         raise InvalidOption(f"{text}: an object is named by its module, as in {module.removesuffix('.py')}:{name}")
-    return _object(module, name)
+    return _object(text)
 
 
 def _packed_or_folder(path: str, split: str | None) -> Any:
@@ -80,21 +85,21 @@ def folder_dataset(path: str) -> Any:
     return ImageFolder(path)
 
 
-def _object(module: str, name: str) -> Any:
+def _object(text: str) -> Any:
     """Return the dataset or loader that an object is, or that it returns."""
-    found = _attribute(module, name)
+    found = _named(text)
     if callable(found) and (isinstance(found, type) or not _gives_samples(found)):
         try:
             found = found()
         except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
             raise InvalidOption(
-                f"{module}:{name} cannot be called without arguments: {_what(error)}. Name an object, or a function "
-                "without arguments that returns it"
+                f"{text} cannot be called without arguments: {_what(error)}. Name an object, or a function without "
+                "arguments that returns it"
             ) from error
     if not _gives_samples(found):
         raise InvalidOption(
-            f"{module}:{name} is neither a dataset nor a loader, or a function without arguments that returns one: it "
-            f"gives an object of type {type(found).__name__}"
+            f"{text} is neither a dataset nor a loader, or a function without arguments that returns one: it gives an "
+            f"object of type {type(found).__name__}"
         )
     return found
 
@@ -103,32 +108,27 @@ def function(text: str) -> Callable[..., Any]:
     """Return the function that `module:function` names. Raises InvalidOption."""
     if not _OBJECT.fullmatch(text):
         raise InvalidOption(f"{text}: a function is named by its module, as in train:step")
-    found = _attribute(*text.split(":"))
-    if not callable(found):
-        raise InvalidOption(f"{text} cannot be called: it is an object of type {type(found).__name__}")
-    called: Callable[..., Any] = found
+    called: Callable[..., Any] = _named(text)
+    if not callable(called):
+        raise InvalidOption(f"{text} cannot be called: it is an object of type {type(called).__name__}")
     return called
 
 
-def _attribute(module: str, name: str) -> Any:
-    """Return what a module has under a name, which may have parts. Raises InvalidOption."""
-    found: Any = _imported(module)
+def _named(text: str) -> Any:
+    """Return what a module, which may lie in the current folder, has under a name with parts. Raises InvalidOption."""
+    module, name = text.split(":")
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
+        raise InvalidOption(f"the module {module} cannot be imported: {_what(error)}") from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise InvalidOption(f"{module}:{name}: {module} has no {part!r}") from None
+            raise InvalidOption(f"{text}: {module} has no {part!r}") from None
     return found
-
-
-def _imported(module: str) -> Any:
-    """Return a module, which may lie in the current folder. Raises InvalidOption."""
-    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
-        raise InvalidOption(f"the module {module} cannot be imported: {_what(error)}") from error
 
 
 def _gives_samples(value: Any) -> bool:

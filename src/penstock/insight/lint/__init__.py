@@ -6,14 +6,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.insight.check import State
-from penstock.insight.lint.functions import methods, reached, sample_functions
-from penstock.insight.lint.name_rules import cuda_calls, global_random, opencv_threads
-from penstock.insight.lint.objects import held_objects
-from penstock.insight.lint.ownership import Ownership
-from penstock.insight.lint.remark import Remark
-from penstock.insight.lint.source_rules import open_images, reads_all
-from penstock.insight.lint.state_rules import open_handles, python_objects
+from penstock.insight.check import Remark, State
+from penstock.insight.lint.code import cuda_calls, global_random, opencv_threads, sample_functions
+from penstock.insight.lint.state import Ownership, held_objects, open_handles, python_objects
 
 __all__ = ["Remark", "lint"]
 
@@ -30,16 +25,12 @@ def lint(dataset: Any) -> list[Remark]:
     root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
     own = Ownership(root)
     held = list(held_objects(root, own))
-    sampled = sample_functions(held, own)
-    first = [function for one in held for function in methods(one.value, "__init__", own)]
+    sampled = sample_functions([one.value for one in held], own)
     remarks = [
-        *open_handles(held, own),
+        *open_handles(held),
         *cuda_calls(sampled),
         *python_objects(held, own),
         *global_random(sampled),
         *opencv_threads(sampled),
-        *open_images(sampled),
-        *reads_all(reached(first, own)),
     ]
-    unique = list(dict.fromkeys(remarks))
-    return sorted(unique, key=lambda remark: remark.state is not State.BAD)
+    return sorted(dict.fromkeys(remarks), key=lambda remark: remark.state is not State.BAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.insight.check import Check, State
-from penstock.system.mounts import TABLE, Mount, mount_of
 from penstock.system.words import size_of
 
-BLOCK_DEVICES = "/sys/dev/block"
-
+#: The kernel's table of mounts; file systems in memory, and those whose bytes come over a network.
+TABLE = "/proc/self/mountinfo"
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "wekafs")
 #: The most bytes of the file that is written and read, and the share of the free space that it may take.
 MOST, SHARE = 64 << 20, 0.1
 #: Seconds that writing, reading in sequence and reading small parts may take, each.
@@ -24,6 +26,49 @@ SECONDS = 1.0
 WRITTEN, IN_SEQUENCE, PART = 4 << 20, 1 << 20, 64 << 10
 #: A disk below this rate in bytes a second, or above this latency in seconds, holds up most training loops.
 SLOW, LATE = 100 << 20, 0.005
+
+
+def mount_of(path: str, table: str = TABLE) -> tuple[str, str]:
+    """Return (the file system's kind, the folder that it is mounted at) of a path: proc_pid_mountinfo(5).
+
+    Both are empty where the system does not say.
+    """
+    try:
+        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return "", ""
+    resolved, kind, point = os.path.realpath(path), "", ""
+    for words in lines:
+        if "-" not in words[6:] or len(words) < 10:
+            continue
+        mounted = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])  # spaces are octal numbers
+        below = resolved == mounted or resolved.startswith(mounted.rstrip("/") + "/")
+        if below and len(mounted) >= len(point):  # a later mount covers an earlier one at the same point
+            kind, point = words[words.index("-", 6) + 1], mounted
+    return kind, point
+
+
+def check_file_system(folder: str, table: str = TABLE) -> Check:
+    """Check the kind of a folder's file system."""
+    name, (kind, point) = "file system", mount_of(folder, table)
+    if not kind:
+        return Check(name, State.UNKNOWN, f"{folder}: /proc/self/mountinfo does not say what it lies on")
+    words = f"{folder} lies on {kind}, mounted at {point}"
+    if kind in REMOTE:
+        change = (
+            "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
+            "them: each file costs round trips over the network."
+        )
+        return Check(name, State.LOOK, f"{words}: over a network", change)
+    if kind.startswith("fuse") or kind in ("9p", "virtiofs", "vboxsf"):
+        change = "Copy the files to a disk of this machine: each call passes through another program."
+        return Check(name, State.LOOK, f"{words}: through a program in user space or a host", change)
+    more = ": in memory" if kind in IN_MEMORY else ": a container's own layers" if kind == "overlay" else ""
+    return Check(name, State.OK, words + more)
+
+
+# --- cold reads ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,54 +85,24 @@ class ReadRate:
     """Size of the file."""
 
 
-def read_mount(folder: str, table: str = TABLE, devices: str = BLOCK_DEVICES) -> tuple[Mount | None, bool | None]:
-    """Return (the mount of a folder, whether its disk rotates); None for what the system does not say."""
-    mount = mount_of(folder, table)
-    return mount, None if mount is None else _rotates(mount.device, devices)
-
-
-def _rotates(device: str, devices: str) -> bool | None:
-    for path in ("queue/rotational", "../queue/rotational"):  # of a disk, or of a partition of one
-        try:
-            with open(os.path.join(os.path.realpath(os.path.join(devices, device)), path), encoding="ascii") as file:
-                return file.read().strip() == "1"
-        except OSError:
-            continue
-    return None
-
-
-def check_file_system(folder: str, mount: Mount | None, rotates: bool | None) -> Check:
-    """Check the kind of a folder's file system."""
-    name = "file system"
-    if mount is None:
-        return Check(name, State.UNKNOWN, f"{folder}: /proc/self/mountinfo does not say what it lies on")
-    words = f"{folder} lies on {mount.kind}, mounted at {mount.point}"
-    if mount.in_memory:
-        return Check(name, State.OK, f"{words}: in memory")
-    if mount.remote:
-        change = (
-            "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
-            "them: each file costs round trips over the network."
-        )
-        return Check(name, State.LOOK, f"{words}: over a network", change)
-    if mount.kind.startswith("fuse") or mount.kind in ("9p", "virtiofs", "vboxsf"):
-        change = "Copy the files to a disk of this machine: each call passes through another program."
-        return Check(name, State.LOOK, f"{words}: through a program in user space or a host", change)
-    if mount.kind == "overlay":
-        words += ": a container's own layers"
-    return Check(
-        name, State.OK, f"{words}; the disk says that it rotates, as virtual ones do too" if rotates else words
-    )
-
-
-def check_read_rate(folder: str, mount: Mount | None, rate: ReadRate | None) -> Check:
-    """Check how fast a folder's file system gives bytes that are not in memory. rate: None: it was not measured."""
-    name = "cold reads"
-    if mount is not None and mount.in_memory:
-        return Check(name, State.OK, f"{folder} lies in memory ({mount.kind}): there is no disk to read")
+def check_cold_reads(folder: str, table: str = TABLE) -> Check:
+    """Measure how fast a folder's file system gives bytes that are not in memory."""
+    name, (kind, _) = "cold reads", mount_of(folder, table)
+    if kind in IN_MEMORY:
+        return Check(name, State.OK, f"{folder} lies in memory ({kind}): there is no disk to read")
+    try:
+        rate = read_rate(folder, MOST)
+    except OSError as error:
+        return Check(name, State.UNKNOWN, f"no file to measure with could be written to {folder}: {error}")
     if rate is None:
         words = f"{folder} has no space for a file of {size_of(PART * 16)} to measure with"
         return Check(name, State.UNKNOWN, words, "Free some space.")
+    return check_rate(folder, rate)
+
+
+def check_rate(folder: str, rate: ReadRate) -> Check:
+    """Check the rate of cold reads in a folder."""
+    name = "cold reads"
     words = (
         f"{size_of(int(rate.sequence))}/s in sequence, {rate.latency * 1e3:.2g} ms for 64 KiB, one reader, a new file "
         f"of {size_of(rate.file_bytes)} in {folder}"
@@ -174,10 +189,9 @@ def _in_parts(descriptor: int, begin: int, end: int, clock: Callable[[], float])
     os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_RANDOM)
     parts, step, buffer = (end - begin) // PART, 7, bytearray(PART)
     begun, read = clock(), 0
-    for first in range(min(step, parts)):
-        for part in range(first, parts, step):
-            if read and clock() - begun >= SECONDS:
-                return (clock() - begun) / read
-            os.preadv(descriptor, [buffer], begin + part * PART)
-            read += 1
+    for part in (part for first in range(step) for part in range(first, parts, step)):
+        if read and clock() - begun >= SECONDS:
+            break
+        os.preadv(descriptor, [buffer], begin + part * PART)
+        read += 1
     return (clock() - begun) / max(read, 1)

@@ -32,35 +32,17 @@ class Gpu:
     name: str
     memory: int
     """In bytes."""
-    address: str | None = None
-    """On the PCI bus: "0000:3b:00.0"; None: torch does not say."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A PCIe link of a device, now and at most."""
-
-    width: int
-    most_width: int
-    speed: float
-    """In GT/s. An idle GPU lowers it."""
-    most_speed: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second that the link carries at its present width and highest speed."""
-        return self.width * _LANE.get(self.most_speed, self.most_speed * 0.98) * 1e9 / 8
+    address: str = ""
+    """On the PCI bus: "0000:3b:00.0"; empty: torch does not say."""
 
 
 def read_gpus() -> list[Gpu]:
     """Return the GPUs that torch can use. The first call sets CUDA up."""
-    if not torch.cuda.is_available():
-        return []
     found = []
-    for index in range(torch.cuda.device_count()):
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         device = torch.cuda.get_device_properties(index)
         numbers: list[Any] = [getattr(device, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-        address = None if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+        address = "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
         found.append(Gpu(index, device.name, device.total_memory, address))
     return found
 
@@ -101,39 +83,38 @@ def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Che
     return Check("GPU", State.BAD, words, change)
 
 
-def read_link(address: str, devices: str = PCI_DEVICES) -> Link | None:
-    """Return the PCIe link of a device; None: the system does not say."""
-    folder = Path(devices, address)
+# --- the link --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """A PCIe link of a device, now and at most."""
+
+    width: int
+    most_width: int
+    speed: float
+    """In GT/s. An idle GPU lowers it."""
+    most_speed: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that the link carries at its present width and highest speed."""
+        return self.width * _LANE.get(self.most_speed, self.most_speed * 0.98) * 1e9 / 8
+
+
+def read_link(gpu: Gpu, devices: str = PCI_DEVICES) -> Link | None:
+    """Return the PCIe link of a GPU; None: the system does not say."""
+    names = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
     try:
-        width, most_width = (int(Path(folder, f"{name}_link_width").read_text("ascii")) for name in ("current", "max"))
-        speed, most_speed = (
-            float(Path(folder, f"{name}_link_speed").read_text("ascii").split()[0]) for name in ("current", "max")
-        )
+        texts = [Path(devices, gpu.address, name).read_text("ascii").split()[0] for name in names]
+        link = Link(int(texts[0]), int(texts[1]), float(texts[2]), float(texts[3]))
     except (OSError, ValueError, IndexError):  # "Unknown" stands in some of these files
         return None
-    return Link(width, most_width, speed, most_speed) if width and most_width else None
+    return link if link.width and link.most_width else None
 
 
-def check_link(gpu: Gpu, link: Link | None) -> Check:
-    """Check that a GPU's link is as wide as it could be."""
-    name = f"PCIe of GPU {gpu.index}"
-    if link is None:
-        return Check(name, State.UNKNOWN, f"the system does not say what the link of {gpu.address or gpu.name} is")
-    words = (
-        f"x{link.width} of x{link.most_width} at {link.speed:g} GT/s of {link.most_speed:g}: "
-        f"about {link.rate / 1e9:.1f} GB/s"
-    )
-    if link.width >= link.most_width:
-        return Check(name, State.OK, words)
-    change = (
-        "Seat the card in a slot with all lanes, and look at bifurcation and risers: copies are limited to this width. "
-        "Until then send fewer bytes: uint8 images, converted on the device (docs/device.md)."
-    )
-    return Check(name, State.BAD if link.width * 2 < link.most_width else State.LOOK, words, change)
-
-
-def measure_pinned(gpu: Gpu) -> float:
-    """Return the bytes a second of copies from page-locked memory to a GPU, by CUDA's events. Raises RuntimeError."""
+def measure_copies(gpu: Gpu) -> Check:
+    """Measure copies from page-locked memory to a GPU, by CUDA's events. Raises RuntimeError."""
     with torch.cuda.device(gpu.index):
         size = min(COPIED, gpu.memory // 16)
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -146,59 +127,60 @@ def measure_pinned(gpu: Gpu) -> float:
             device.copy_(host, non_blocking=True)
         ended.record()
         ended.synchronize()
-        return float(size * COPIES / (begun.elapsed_time(ended) / 1e3))
+        return check_copies(gpu, size * COPIES / (begun.elapsed_time(ended) / 1e3), read_link(gpu))
 
 
-def check_pinned(gpu: Gpu, rate: float, link: Link | None) -> Check:
-    """Check the rate of copies from page-locked memory, in bytes a second."""
+def check_copies(gpu: Gpu, rate: float, link: Link | None) -> Check:
+    """Check the rate of copies from page-locked memory, in bytes a second, and the width of the link."""
     name, words = f"copies to GPU {gpu.index}", f"{rate / 1e9:.1f} GB/s from page-locked memory"
     if link is None:
-        return Check(name, State.OK, words)
-    words += f", {rate / link.rate:.0%} of what its link carries"
+        return Check(name, State.OK, f"{words}; the system does not say what its link carries")
+    words += (
+        f", {rate / link.rate:.0%} of what its link carries: x{link.width} of x{link.most_width} at {link.speed:g} "
+        f"GT/s of {link.most_speed:g}"
+    )
+    if link.width < link.most_width:
+        change = (
+            "Seat the card in a slot with all lanes, and look at bifurcation and risers: copies are limited to this "
+            "width. Until then send fewer bytes: uint8 images, converted on the device (docs/device.md)."
+        )
+        return Check(name, State.BAD if link.width * 2 < link.most_width else State.LOOK, words, change)
     if rate >= LINK_SHARE * link.rate:
         return Check(name, State.OK, words)
     change = "Run on the CPUs of the GPU's NUMA node; in a virtual machine look at the IOMMU and ACS settings."
     return Check(name, State.LOOK, words, change)
 
 
-def read_node(address: str, devices: str = PCI_DEVICES, nodes: str = NODES) -> tuple[int, frozenset[int]] | None:
-    """Return (the NUMA node of a device, the CPUs of that node); None: the machine has one node, or does not say."""
+# --- the node --------------------------------------------------------------------------------------------------------
+
+
+def read_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES) -> tuple[int, set[int]] | None:
+    """Return (the NUMA node of a GPU, the CPUs of that node); None: the machine has one node, or does not say."""
     try:
-        node = int(Path(devices, address, "numa_node").read_text("ascii"))
+        node = int(Path(devices, gpu.address, "numa_node").read_text("ascii"))
         if node < 0 or len(list(Path(nodes).glob("node[0-9]*"))) < 2:
             return None
-        return node, cpu_list(Path(nodes, f"node{node}", "cpulist").read_text("ascii"))
+        cpus: set[int] = set()
+        for part in Path(nodes, f"node{node}", "cpulist").read_text("ascii").strip().split(","):  # "0-3,8"
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
     except (OSError, ValueError):
         return None
+    return node, cpus
 
 
-def cpu_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list of CPUs as the kernel writes it: "0-3,8". Raises ValueError."""
-    found: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
-
-
-def read_affinity() -> frozenset[int]:
-    """Return the CPUs that this process may run on."""
-    return frozenset(os.sched_getaffinity(0))
-
-
-def check_node(gpu: Gpu, node: tuple[int, frozenset[int]] | None, affinity: frozenset[int]) -> Check:
-    """Check that this process may run on CPUs of a GPU's NUMA node."""
-    name = f"NUMA of GPU {gpu.index}"
-    if node is None:
+def check_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES, affinity: set[int] | None = None) -> Check:
+    """Check that this process may run on CPUs of a GPU's NUMA node. affinity: its CPUs; None: as the system says."""
+    name, found = f"NUMA of GPU {gpu.index}", read_node(gpu, devices, nodes)
+    if found is None:
         return Check(name, State.OK, "the machine has one NUMA node, or does not say which the GPU is at")
-    number, cpus = node
+    node, cpus = found
+    affinity = os.sched_getaffinity(0) if affinity is None else affinity
     near = len(cpus & affinity)
-    words = f"the GPU is at node {number}; {near:,} of the {counted(len(affinity), 'CPU')} of this process are there"
+    words = f"the GPU is at node {node}; {near:,} of the {counted(len(affinity), 'CPU')} of this process are there"
     if near:
         return Check(name, State.OK, words)
     change = (
-        f"numactl --cpunodebind={number} --preferred={number} before the job: each copy crosses from another node's "
-        "memory."
+        f"numactl --cpunodebind={node} --preferred={node} before the job: each copy crosses from another node's memory."
     )
     return Check(name, State.LOOK, words, change)

@@ -1,0 +1,308 @@
+"""What a dataset holds: a walk over its objects, and the rules about open files and many Python objects among them.
+
+No code of an object's class runs: attributes are read as they lie, and elements as built-in types give them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from penstock.insight.check import Remark, State, place
+from penstock.recipe.reach import attributes, parts
+from penstock.system.words import size_of
+
+#: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
+COSTLY_BYTES = 16 << 20
+#: How many objects are visited, and how deep in one another.
+_OBJECTS, _DEPTH = 4_000, 8
+#: How many elements of a container stand for all when it is weighed, and how deep they are looked into.
+_SAMPLED, _WEIGHED_DEPTH = 500, 4
+_PAGE = 4096
+#: What Python keeps before each object that its garbage collector knows.
+_GC_BYTES = 16
+
+_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_SMALL = (str, int, float, bool, type(None))
+_PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex)
+_CLOSED = (*_PLAIN, type(None), torch.Tensor, np.ndarray, type, types.ModuleType)
+
+# --- whose code it is ------------------------------------------------------------------------------------------------
+
+#: Libraries by the names of their packages, wherever they are installed.
+# fmt: off
+_LIBRARIES = sys.stdlib_module_names | {
+    "PIL", "albumentations", "cv2", "datasets", "ffcv", "h5py", "kornia", "lightning", "litdata", "lmdb", "monai",
+    "numpy", "pandas", "penstock", "pytorch_lightning", "scipy", "skimage", "sklearn", "streaming", "timm", "torch",
+    "torchaudio", "torchdata", "torchtext", "torchvision", "transformers", "webdataset",
+}
+# fmt: on
+_INSTALLED = tuple(
+    os.path.join(os.path.realpath(sysconfig.get_path(name)), "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+class Ownership:
+    """Tells the user's own code from that of libraries: only what a user can change is worth a remark.
+
+    Args:
+        root: an object of the user's. A package that its class is in counts as the user's, also where it is installed.
+    """
+
+    def __init__(self, root: object) -> None:
+        package = type(root).__module__.partition(".")[0]
+        self._packages = {"__main__", package} - _LIBRARIES
+
+    def of(self, thing: type | types.FunctionType) -> bool:
+        """Return whether a class or function is the user's own."""
+        module = str(thing.__module__ or "__main__")  # None: of one made by hand
+        package = module.partition(".")[0]
+        if package in self._packages or package in _LIBRARIES:
+            return package in self._packages
+        file = thing.__code__.co_filename if isinstance(thing, types.FunctionType) else _file_of(module)
+        if file is None:
+            return True
+        path = os.path.realpath(file)
+        return not path.startswith(_INSTALLED) and {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+
+
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """An object that a dataset holds."""
+
+    path: str
+    """The expression that leads to it: "dataset.dataset.samples"."""
+    value: Any
+    owner: Any = None
+    """The object of the user's own whose attribute it is, or lies in; None: a library's."""
+    attribute: str = ""
+    """That attribute of the owner."""
+    direct: bool = False
+    """It is that attribute itself, and not in it."""
+
+    @property
+    def where(self) -> str:
+        """The owner's class, and where it is written."""
+        kind = type(self.owner)
+        try:
+            line: int | None = inspect.getsourcelines(kind)[1]
+        except (OSError, TypeError):
+            line = None
+        return place(kind.__name__, _file_of(kind.__module__), line)
+
+
+def held_objects(root: object, own: Ownership) -> Iterator[Held]:
+    """Yield what a dataset holds, itself first, the nearest objects before those in them."""
+    seen: set[int] = set()
+    waiting: deque[tuple[Held, int]] = deque([(Held("dataset", root), 0)])
+    while waiting and len(seen) < _OBJECTS:
+        held, depth = waiting.popleft()
+        if id(held.value) in seen or type(held.value) in _SMALL:
+            continue
+        seen.add(id(held.value))
+        yield held
+        if depth < _DEPTH and not issubclass(type(held.value), _CLOSED):
+            waiting.extend((one, depth + 1) for one in _inside(held, own))
+
+
+def _inside(held: Held, own: Ownership) -> Iterator[Held]:
+    """Yield what an object holds."""
+    value, kind = held.value, type(held.value)
+    plain = issubclass(kind, (list, tuple, dict)) or kind in (types.FunctionType, types.MethodType)
+    if not plain and own.of(kind):
+        for name, part in own_attributes(value, own).items():
+            yield Held(f"{held.path}.{name}", part, value, name, direct=True)
+        return
+    owner, attribute = (held.owner, held.attribute) if plain or kind in (set, frozenset, deque) else (None, "")
+    for name, part in parts(value):
+        yield Held(held.path + name, part, owner, attribute)
+    if kind in (set, frozenset, deque):
+        for number, part in enumerate(islice(value, 32)):
+            yield Held(f"{held.path}<{number}>", part, owner, attribute)
+
+
+def own_attributes(value: Any, own: Ownership) -> dict[str, Any]:
+    """Return the attributes of an object of the user's: those of its classes that are data, and its own."""
+    found: dict[str, Any] = {}
+    for kind in filter(own.of, reversed(type(value).__mro__)):
+        held = vars(kind).items()
+        found |= {name: part for name, part in held if name[:2] != "__" and not hasattr(type(part), "__get__")}
+    return found | attributes(value)
+
+
+# --- many Python objects ---------------------------------------------------------------------------------------------
+
+
+def python_objects(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
+    """Yield remarks on attributes that hold many Python objects, which worker processes copy page by page.
+
+    Those are containers, arrays and tables of objects, and datasets of libraries.
+    """
+    for one in held:
+        if one.direct and _may_be_costly(one.value, own):
+            objects, bytes_ = weight(one.value)
+            if bytes_ >= COSTLY_BYTES:
+                kind = type(one.value).__name__
+                yield Remark(
+                    "python-objects",
+                    State.LOOK,
+                    one.where,
+                    f"{one.path}, {'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}, holds about "
+                    f"{float(f'{objects:.2g}'):,.0f} Python objects, {size_of(int(bytes_))}",
+                    "A forked worker shares them at first; reading an object counts references in it, so that each "
+                    "worker copies their pages, up to all of them. A spawned worker gets a copy at once.",
+                    "Keep numbers in one NumPy array or tensor and texts in one bytes buffer with offsets "
+                    "(np.array(paths, dtype=np.bytes_) does for paths); penstock.TensorFolder, ImageFolder and Shards "
+                    "hold their names so.",
+                )
+
+
+def _may_be_costly(value: Any, own: Ownership) -> bool:
+    kind = type(value)
+    if issubclass(kind, Dataset):
+        return not own.of(kind)
+    return issubclass(kind, (np.ndarray, dict, *_CONTAINERS)) or _object_columns(value) is not None
+
+
+def weight(value: Any) -> tuple[float, float]:
+    """Return about how many Python objects a value consists of, and the bytes of their pages that reading them copies.
+
+    Of long containers some elements stand for all. Nothing of an object's class runs.
+    """
+    return _weigh(value, set(), _WEIGHED_DEPTH)
+
+
+def _weigh(value: Any, seen: set[int], depth: int) -> tuple[float, float]:
+    kind = type(value)
+    if id(value) in seen or value is None or kind is bool or (kind is int and -5 <= value <= 256):
+        return 0.0, 0.0
+    seen.add(id(value))
+    if kind in _PLAIN:
+        return 1.0, float(min(sys.getsizeof(value), _PAGE))
+    bare_size: Callable[[Any], int] = object.__sizeof__  # that of its class is not called
+    objects, bytes_ = 1.0, float(bare_size(value) + _GC_BYTES)
+    length, elements = _contents(value)
+    if depth and length:
+        sampled = [_weigh(one, seen, depth - 1) for one in islice(elements, 0, None, max(1, length // _SAMPLED))]
+        scale = length / max(1, len(sampled))
+        objects += scale * sum(one for one, _ in sampled)
+        bytes_ += scale * sum(size for _, size in sampled)
+    return objects, bytes_
+
+
+def _contents(value: Any) -> tuple[int, Iterable[Any]]:
+    """Return how many Python objects a value holds itself, and these; none of a tensor, a class or a module."""
+    kind = type(value)
+    if issubclass(kind, np.ndarray):
+        return (value.size, value.flat) if value.dtype == object else (0, ())
+    if issubclass(kind, dict):
+        return 2 * dict.__len__(value), chain(dict.keys(value), dict.values(value))
+    for container in _CONTAINERS:
+        if issubclass(kind, container):
+            return container.__len__(value), container.__iter__(value)
+    if issubclass(kind, torch.Tensor | type | types.ModuleType | types.FunctionType):
+        return 0, ()
+    columns = _object_columns(value)
+    if columns is not None:
+        return sum(column.size for column in columns), chain.from_iterable(column.flat for column in columns)
+    held = attributes(value)
+    return len(held), held.values()
+
+
+def _object_columns(value: Any) -> list[Any] | None:
+    """Return the columns of a table of pandas that are arrays of Python objects; None: it is no such table."""
+    pandas: Any = sys.modules.get("pandas")
+    if pandas is None or type(value) not in (pandas.DataFrame, pandas.Series):
+        return None
+    columns = [value] if type(value) is pandas.Series else [value.iloc[:, i] for i in range(value.shape[1])]
+    return [column.to_numpy() for column in columns if column.dtype == object]
+
+
+# --- open files and connections -----------------------------------------------------------------------------------
+
+#: Classes whose objects are bound to the process that opened them, of modules that the program has imported: what such
+#: an object is, and whether it is closed.
+_HANDLES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "h5py:File": ("an open HDF5 file", lambda file: not file),
+    "h5py:Group": ("a group of an open HDF5 file", lambda group: not group),
+    "h5py:Dataset": ("a dataset of an open HDF5 file", lambda dataset: not dataset),
+    "lmdb:Environment": ("an open LMDB environment", lambda _: False),
+    "lmdb:Transaction": ("a transaction of LMDB", lambda _: False),
+    "sqlite3:Connection": ("a connection to an SQLite database", lambda _: False),
+    "sqlite3:Cursor": ("a cursor of an SQLite database", lambda _: False),
+    "socket:socket": ("an open socket", lambda one: one.fileno() < 0),
+    "zipfile:ZipFile": ("an open ZIP file", lambda file: file.fp is None),
+    "tarfile:TarFile": ("an open tar file", lambda file: file.closed),
+    "requests:Session": ("a session of requests", lambda _: False),
+    "psycopg2.extensions:connection": ("a connection to PostgreSQL", lambda one: one.closed),
+    "psycopg:Connection": ("a connection to PostgreSQL", lambda one: one.closed),
+    "pymysql.connections:Connection": ("a connection to MySQL", lambda _: False),
+    "redis:Redis": ("a client of Redis", lambda _: False),
+    "cv2:VideoCapture": ("an open video", lambda video: not video.isOpened()),
+    "decord:VideoReader": ("an open video", lambda _: False),
+    "av.container:InputContainer": ("an open video", lambda _: False),
+    "PIL.ImageFile:ImageFile": (
+        "an image that Pillow has not read yet, with its open file",
+        lambda image: attributes(image).get("fp") is None,
+    ),
+}
+_FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+
+
+def open_handles(held: Iterable[Held]) -> Iterator[Remark]:
+    """Yield remarks on open files and connections that a dataset of the user's own holds; one for an attribute."""
+    seen: set[tuple[int, str]] = set()
+    for one in held:
+        if one.owner is None or (id(one.owner), one.attribute) in seen:
+            continue
+        what = _handle(one.value)
+        if what is None:
+            continue
+        seen.add((id(one.owner), one.attribute))
+        yield Remark(
+            "open-handle",
+            State.BAD,
+            one.where,
+            f"{one.path} is {what}",
+            "Forked workers share it with each other, with its position and its locks: they read each other's bytes, "
+            "wait for ever, or crash. It cannot be pickled for a spawned one.",
+            f"Set self.{one.attribute} = None in __init__, and open it in __getitem__ where it is None: each worker "
+            "then has its own.",
+        )
+
+
+def _handle(value: Any) -> str | None:
+    """Return what kind of open handle a value is; None: none."""
+    if type(value) in _FILES:
+        in_memory = type(value) is io.TextIOWrapper and type(getattr(value, "buffer", None)) is io.BytesIO
+        return None if value.closed or in_memory else f"an open file ({getattr(value, 'name', 'without a name')!r})"
+    for name, (what, closed) in _HANDLES.items():
+        module, _, attribute = name.partition(":")
+        kind = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+        if isinstance(kind, type) and issubclass(type(value), kind):
+            try:
+                return None if closed(value) else what
+            except Exception:  # of the library, for a handle that is half open
+                return what
+    return None

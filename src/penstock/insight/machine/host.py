@@ -1,0 +1,222 @@
+"""Checks of CPUs and of the threads that compete for them, of memory, and of limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from threadpoolctl import threadpool_info
+
+from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
+from penstock.insight.check import Check, State
+from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory, throttled_share
+from penstock.system.words import counted, size_of
+
+#: Less memory than this is too little for torch, workers and batches.
+LEAST, FEW = 512 << 20, 2 << 30
+#: A process whose machine has swapped out this share of its memory waits for pages.
+SWAPPED = 0.1
+#: The share of the available memory that files may fill before pages of the dataset push each other out.
+FILLED = 0.8
+#: A batch of a usual job: 64 images of 3 x 224 x 224 float32.
+USUAL_BATCH = 64 * 3 * 224 * 224 * 4
+#: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
+ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
+
+
+# --- CPUs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Processors:
+    """CPUs of the machine, and what of them this process may use."""
+
+    online: int
+    affinity: int
+    quota: float | None = None
+    """CPUs of the cgroup's quota; None: there is none."""
+    throttled: float | None = None
+    """The share of periods in which that quota stopped the process's group, 0 to 1."""
+
+    @property
+    def usable(self) -> float:
+        """CPUs that may really be used at a time."""
+        return self.affinity if self.quota is None else min(self.affinity, self.quota)
+
+
+def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
+    """Return the CPUs of this process."""
+    quota, throttled = exact_quota(membership, mount), throttled_share(membership, mount)
+    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota, throttled)
+
+
+def check_processors(found: Processors) -> Check:
+    """Check that the process may use the machine's CPUs."""
+    quota = "no quota" if found.quota is None else f"a cgroup quota of {_cpus(found.quota)}"
+    if found.quota is not None and found.throttled is not None:
+        quota += f", which stopped the process in {found.throttled:.0%} of its periods"
+    words = (
+        f"{_cpus(found.usable)} usable: the machine has {found.online:,}, the affinity mask allows "
+        f"{found.affinity:,}, {quota}"
+    )
+    if found.quota is not None and found.quota < found.affinity:
+        change = (
+            "Raise the quota (docker run --cpus=, resources.limits.cpu of Kubernetes), and start no more workers than "
+            f"it has CPUs ({max(1, int(found.quota))}): threads beyond it are stopped for the rest of each period."
+        )
+        return Check("CPUs", State.BAD if found.quota < 1 else State.LOOK, words, change)
+    if found.affinity < found.online:
+        change = (
+            "Widen the affinity mask, if that was not wanted: taskset, docker run --cpuset-cpus=, --cpus-per-task= of "
+            "Slurm."
+        )
+        return Check("CPUs", State.LOOK, words, change)
+    if found.affinity == 1:
+        return Check("CPUs", State.LOOK, words, "Give the job more CPUs: loading and training share this one.")
+    return Check("CPUs", State.OK, words)
+
+
+def _cpus(number: float) -> str:
+    return f"{number:,.3g} CPU{'' if number <= 1 else 's'}"
+
+
+def read_pools() -> list[tuple[str, int]]:
+    """Return the OpenMP and BLAS pools that libraries have loaded into this process, and their threads."""
+    return [(str(one.get("internal_api") or one.get("user_api")), int(one["num_threads"])) for one in threadpool_info()]
+
+
+def check_openmp(pools: list[tuple[str, int]], usable: float) -> Check:
+    """Check that no pool has more threads than there are usable CPUs."""
+    shown = ", ".join(f"{library} {threads:,}" for library, threads in pools) or "no pool is loaded"
+    words = f"threads: {shown}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
+    limit = max(1, round(usable))
+    if any(threads > limit for _, threads in pools):
+        change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other."
+        return Check("OpenMP threads", State.LOOK, words, change)
+    return Check("OpenMP threads", State.OK, words)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Memory of the machine and of this process's cgroup, in bytes."""
+
+    total: int
+    available: int
+    """What programs may still take: free memory, and caches that give way. At most the cgroup's limit."""
+    swap: int = 0
+    swapped: int = 0
+    limit: int | None = None
+    """Of the cgroup; None: there is none."""
+    oom_kills: int = 0
+    """Processes that the kernel has ended in the cgroup for want of memory."""
+
+
+def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mount: str = MOUNT) -> HostMemory:
+    """Return the memory of the machine. Raises OSError, KeyError."""
+    with open(meminfo, encoding="ascii") as lines:
+        rows = (line.split() for line in lines)
+        values = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
+    group = memory(membership, mount)
+    available = values["MemAvailable"] if group.limit is None else min(values["MemAvailable"], group.limit)
+    swap = values.get("SwapTotal", 0)
+    swapped = swap - values.get("SwapFree", 0)
+    return HostMemory(values["MemTotal"], available, swap, swapped, group.limit, group.oom_kills or 0)
+
+
+def check_memory(found: HostMemory) -> Check:
+    """Check that there is memory for workers and batches."""
+    limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
+    words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
+    if found.oom_kills:
+        words += f"; the kernel has ended {counted(found.oom_kills, 'process', 'processes')} of the group so far"
+    if found.available < LEAST:
+        change = "End what else takes memory, or raise the limit: workers are killed where memory runs out."
+        return Check("memory", State.BAD, words, change)
+    if found.oom_kills:
+        change = "Raise the limit, or lower num_workers=, prefetch_factor= or batch_size=."
+        return Check("memory", State.LOOK, words, change)
+    if found.available < FEW:
+        return Check("memory", State.LOOK, words, "Start few workers, and keep batches small.")
+    return Check("memory", State.OK, words)
+
+
+def check_swap(found: HostMemory) -> Check:
+    """Check that memory is not swapped out."""
+    if not found.swap:
+        return Check("swap", State.OK, "none")
+    words = f"{size_of(found.swapped)} of {size_of(found.swap)} in use"
+    if found.swapped > SWAPPED * found.total:
+        change = "Use less memory (fewer workers, smaller caches): a page that was swapped out is read from the disk."
+        return Check("swap", State.LOOK, words, change)
+    return Check("swap", State.OK, words)
+
+
+def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
+    """Check that the dataset's files stay in memory from one epoch to the next.
+
+    Args:
+        found: the machine's memory.
+        dataset: bytes of all files.
+        exact: all files were looked at; else some of them.
+    """
+    about = "" if exact else "about "
+    words = f"the dataset's {about}{size_of(dataset)} and {size_of(found.available)} that the page cache may take"
+    if dataset <= found.available * FILLED:
+        return Check("page cache", State.OK, f"{words}: it fits, and only the first epoch reads the disk")
+    change = (
+        "Every epoch reads the disk. Fewer bytes (penstock pack --max-side=), more memory, or cache=FOLDER on a fast "
+        "local disk help, where the disk is what holds the loop up."
+    )
+    return Check("page cache", State.LOOK, f"{words}: it does not fit", change)
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def read_space(folder: str = FOLDER) -> tuple[int, int] | None:
+    """Return (all bytes, free bytes) of /dev/shm; None: there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except FileNotFoundError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_factor: int) -> Check:
+    """Check that batches of worker processes, of a usual job's size, fit into /dev/shm, where they come torch's way."""
+    if space is None:
+        words = f"there is no {FOLDER}: worker processes cannot hand torch's tensors over"
+        return Check(FOLDER, State.BAD, words, f"Mount a tmpfs at {FOLDER}, or read with worker_method='thread'.")
+    size, free = space
+    planned = (workers * prefetch_factor + HELD) * USUAL_BATCH
+    words = (
+        f"{size_of(free)} free of {size_of(size)}; a usual job of "
+        f"{counted(workers, 'worker process', 'worker processes')} with prefetch_factor={prefetch_factor} and batches "
+        f"of {size_of(USUAL_BATCH)} may have {size_of(planned)} there"
+    )
+    return Check(FOLDER, State.OK, words) if planned <= free else Check(FOLDER, State.LOOK, words, REMEDY)
+
+
+def read_open_files() -> tuple[float, float]:
+    """Return the (soft, hard) limit of open files; infinite for none."""
+    soft, hard = (
+        float("inf") if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, hard
+
+
+def check_open_files(soft: float, hard: float) -> Check:
+    """Check `ulimit -n`: each tensor that a worker process hands over takes a file descriptor."""
+    words = f"ulimit -n is {soft:,}, and may be raised to {hard:,}".replace("inf", "any number")
+    if soft >= ENOUGH_FILES:
+        return Check("open files", State.OK, words)
+    change = f"ulimit -n {min(hard, MANY_FILES)} before the job" if hard > soft else ""
+    if hard < ENOUGH_FILES:
+        change += f"{', and have' if change else 'Have'} the hard limit raised (limits.conf)"
+    change += ": a tensor of a worker process takes a file each, and 'Too many open files' ends the pass."
+    return Check("open files", State.BAD if soft < FEW_FILES else State.LOOK, words, change)
