@@ -20,7 +20,7 @@ from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.measure import Measurement, Trial, draws_of, try_both
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo, as_worker
+from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, as_worker
 from penstock.hooks.calls import natively_in_this_process
 from penstock.observe import ProcessTimes, StageTime
 from penstock.recipe.drawing import HOOKS
