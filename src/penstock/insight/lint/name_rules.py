@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from penstock.executors.method import and_join
 from penstock.insight.check import State
 from penstock.insight.lint.functions import Function, Mention
 from penstock.insight.lint.remark import Remark, place
 from penstock.recipe.reach import attributes
+from penstock.system.words import and_join
 
 #: What draws from random's global generator.
 # fmt: off
