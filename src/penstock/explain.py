@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
-from penstock.executors.method import WORTH_A_CHANGE, and_join, one_thread
 from penstock.executors.rows import gathers_rows
 from penstock.executors.selection import Executors, can_pin, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
+from penstock.observe import ProcessTimes, StageTime
 from penstock.order.batch_order import BatchOrder
 from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
@@ -26,12 +26,18 @@ from penstock.showing import shown_lines
 from penstock.sources.cached import describe_decoded, describe_indexes
 from penstock.sources.tree import source_of
 from penstock.stats import Stats
-from penstock.system.words import counted
+from penstock.system.words import and_join, counted
 
 #: How many datasets of a ConcatDataset, and elements of a list, are looked at: they are alike as a rule.
 _ALIKE = 8
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
+#: What threads spend on a batch beside fetching and collating its samples, in seconds: twice what was measured.
+THREAD_BATCH_SECONDS = 1e-4
+#: Batches of worker processes from which on passes are judged: fewer show little but the start of the workers.
+FEWEST_BATCHES = 50
+#: How many times as fast threads must be at least, so that they are advised.
+WORTH_A_CHANGE = 1.2
 
 
 @dataclass(frozen=True)
@@ -253,6 +259,34 @@ def _steps(plan: PythonPlan) -> Iterator[Step]:
                 yield step if step.who == "native" else Step("label   target_transform, on each label", step.who)
     elif plan.assisted is not None:
         yield from plan.assisted.steps
+
+
+@dataclass(frozen=True)
+class OneThread:
+    """What passes in worker processes took, and what one thread would need for the same."""
+
+    processes: float
+    """Seconds that the passes took, the loop's own work between the batches included."""
+    alone: float
+    """Seconds that one thread would need for the same samples, if it and the loop worked in turn."""
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast threads would be at least: one of them works where more of them do not help."""
+        return self.processes / self.alone
+
+
+def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> OneThread | None:
+    """Return what is known of threads from passes in worker processes; None: too little.
+
+    Args:
+        times, stages: of the loader so far.
+        samples: that it handed out so far, by worker processes or in another way.
+    """
+    if times.batches < FEWEST_BATCHES or times.samples != samples:
+        return None
+    fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
+    return OneThread(times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS)
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:

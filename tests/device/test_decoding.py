@@ -28,11 +28,11 @@ import penstock._native as _native
 from penstock import observe
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
-from penstock.device.bottleneck import Meter, judge
 from penstock.device.decoders import decoder_for, read_header
 from penstock.device.decoding import DecodingPass, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
+from penstock.device.target import Meter, judge
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.iterator import PassInput, PassResources
@@ -480,7 +480,7 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
         return "late"
 
     monkeypatch.setattr(reading.Readers, "_encoded", slow)
-    monkeypatch.setattr("penstock.executors.workers.leaving.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.executors.workers.thread_lifetime.JOIN_SECONDS", 0.1)
     batches, raised = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]]), []
 
     def take():

@@ -24,10 +24,10 @@ from torchvision.datasets import ImageFolder
 
 import penstock
 from penstock.device import feeding as feeding_module
-from penstock.device.bottleneck import Meter, Verdict
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
+from penstock.device.target import Meter, Verdict
 from penstock.errors import InvalidOption
 from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu

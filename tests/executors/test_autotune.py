@@ -18,10 +18,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.executors.autotune import Autotune, TuningObserver
 from penstock.executors.buffers import Buffers, Field
 from penstock.executors.iterator import IN_FLIGHT
-from penstock.executors.tuning import Controller, State
+from penstock.executors.tuning import Autotune, Controller, State, TuningObserver
 from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.pace import Pace
 from penstock.stats import Tuning, TuningStep
@@ -37,7 +36,7 @@ ROWS = TensorDataset(torch.arange(600.0).reshape(200, 3), torch.arange(200))
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have as many CPUs wherever the tests run."""
-    for module in ("selection", "autotune"):
+    for module in ("selection", "tuning"):
         monkeypatch.setattr(f"penstock.executors.{module}.usable_cpus", lambda: CPUS)
     monkeypatch.setattr("penstock.executors.rows.SMALL_BATCH", 0)  # threads fill the smallest batch too
 
@@ -57,7 +56,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
         chosen.append(self.setting)
 
     monkeypatch.setattr(Controller, "look", look)
-    monkeypatch.setattr("penstock.executors.autotune.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.executors.tuning.LOOK_SECONDS", 0.0)
     return chosen
 
 
@@ -296,7 +295,7 @@ def test_the_controller_is_asked_now_and_then(files: Path, monkeypatch: pytest.M
 
 def test_readings_of_the_real_clocks(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller whose windows are short goes through its states with the times of real passes."""
-    monkeypatch.setattr("penstock.executors.autotune.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.executors.tuning.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("penstock.executors.tuning.WINDOWS", dict.fromkeys(State, (0.0, 2)))
     loader = penstock.DataLoader(penstock.TensorFolder(str(files)), 2)
     whole = list(penstock.DataLoader(penstock.TensorFolder(str(files)), 2, num_workers=0))

@@ -35,7 +35,7 @@ FILES = tuple(
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
         "executors/batch.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
         "device/gathering.py", "state/progress.py", "executors/workers/processes.py", "executors/torch_pass.py",
-        "executors/workers/results.py",
+        "executors/workers/queues.py",
     )
 )  # fmt: skip
 

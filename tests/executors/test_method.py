@@ -16,8 +16,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.fetch import Fetch
-from penstock.executors.measure import Measurement, Speed, Trial, try_both
-from penstock.executors.method import LIMIT_SECONDS, Choice, choose
+from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Speed, Trial, choose, try_both
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same

@@ -9,7 +9,7 @@ import pytest
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.method import FEWEST_BATCHES, THREAD_BATCH_SECONDS, one_thread
+from penstock.explain import FEWEST_BATCHES, THREAD_BATCH_SECONDS, one_thread
 from penstock.observe import ProcessTimes, StageTime
 
 STAGES = {"getitem": StageTime(1.0, 1000), "collate": StageTime(0.5, 1000), "iterate": StageTime(9.0, 1000)}

@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, Copier, NotCopied
+from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, NotCopied, copied
 from penstock.executors.method import Choice
 from penstock.settings import Method
 from tests.same import assert_same
@@ -586,9 +586,9 @@ class Thing:
         self.__dict__.update(parts)
 
 
-def copied(**parts: Any) -> tuple[Any, Any]:
+def copied_thing(**parts: Any) -> tuple[Any, Any]:
     thing: Any = Thing(**parts)
-    return Copier().copy(thing, "Thing"), thing
+    return copied(thing, "Thing"), thing
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ def copied(**parts: Any) -> tuple[Any, Any]:
     ids=lambda data: type(data).__name__,
 )
 def test_data_is_shared(data: Any) -> None:
-    own, thing = copied(data=data)
+    own, thing = copied_thing(data=data)
     assert own is not thing
     assert own.data is data
 
@@ -624,7 +624,7 @@ def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path)
     np.save(tmp_path / "a.npy", np.zeros(3))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     arrays = [np.zeros(3), torch.zeros(3)]
-    own, _ = copied(mapped=mapped, part=mapped[1:], arrays=arrays)
+    own, _ = copied_thing(mapped=mapped, part=mapped[1:], arrays=arrays)
     assert own.mapped is mapped
     assert own.part.base is not None and np.shares_memory(own.part, mapped)
     assert own.arrays is not arrays and own.arrays[0] is arrays[0] and own.arrays[1] is arrays[1]
@@ -634,7 +634,7 @@ def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path)
 def test_small_memory_keeps_its_views(order: Any) -> None:
     room = np.zeros((4, 6), order=order)
     tensor = torch.zeros(4, 6)
-    own, thing = copied(
+    own, thing = copied_thing(
         room=room,
         part=room[1:3, ::2],
         seen=torch.from_numpy(room),
@@ -670,7 +670,7 @@ def test_containers_and_objects_are_copied_with_what_they_share() -> None:
         "images": v2.Compose([v2.Lambda(counter)]),
     }
     parts["stream"].seek(1)
-    own, thing = copied(**parts)
+    own, thing = copied_thing(**parts)
     assert own.inner is own.nested["a"][0] is own.nested["a"][1][0] is own.nested["b"]["c"] is own.nested["d"][0]
     assert own.inner is own.objects[0] is not inner and own.nested["d"].maxlen == 3
     own.append(5)
@@ -687,14 +687,14 @@ def test_containers_and_objects_are_copied_with_what_they_share() -> None:
 
 def test_containers_of_many_records_are_copied_without_them() -> None:
     records = [Record("a", [1.0]) for _ in range(MANY)]
-    own, _ = copied(records=records, names=["a"] * 10)
+    own, _ = copied_thing(records=records, names=["a"] * 10)
     assert own.records is not records and own.records[-1] is records[-1]
     large = list(map(str, range(LARGE)))
-    assert Copier(iterable=True).copy(large, "list") is not large  # its __iter__ may shuffle it
+    assert copied(large, "list", iterable=True) is not large  # its __iter__ may shuffle it
     few = [Record("a", [1.0])]
-    assert Copier().copy(few, "list")[0] is not few[0]
+    assert copied(few, "list")[0] is not few[0]
     with pytest.raises(NotCopied):
-        Copier().copy([threading.Lock() for _ in range(MANY)], "list")
+        copied([threading.Lock() for _ in range(MANY)], "list")
 
 
 def test_objects_that_copy_themselves_do() -> None:
@@ -708,7 +708,7 @@ def test_objects_that_copy_themselves_do() -> None:
         def __init__(self) -> None:
             self.value = [1]
 
-    own, thing = copied(own=Own(), slotted=Slotted(), kind=Slotted)
+    own, thing = copied_thing(own=Own(), slotted=Slotted(), kind=Slotted)
     assert own.own == "its own copy" and own.kind is Slotted
     assert own.slotted.value == [1] and own.slotted.value is not thing.slotted.value
 

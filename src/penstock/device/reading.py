@@ -22,8 +22,8 @@ from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidID, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.iterator import PassInput
-from penstock.executors.workers.leaving import end_crew
 from penstock.executors.workers.readers import MeteredReaders
+from penstock.executors.workers.thread_lifetime import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing

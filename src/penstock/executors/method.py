@@ -1,4 +1,10 @@
-"""worker_method=: who calls a dataset that only Python can read, and why "auto" took whom."""
+"""worker_method=: who calls a dataset that only Python can read, and why "auto" took whom.
+
+"auto" has both executors fetch a few batches of the loader's own, in turn, and compares their times. They are the real
+ones: torch's worker processes with a Fetch in them, and the crew of threads. What a pass pays for each batch they pay
+here, the way from a process to this one included; how long their start takes is seen by the first batch. The batches
+are the loader's, or smaller where those would take longer than there is time.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,33 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+import torch.utils.data
 from torch.utils.data import IterableDataset
 
+from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.measure import Measurement, Trial, draws_of, try_both
-from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo, as_worker
+from penstock.executors.iterator import IN_FLIGHT, PassInput, PassResources
+from penstock.executors.threads import ThreadPass
+from penstock.executors.workers.own_fetch import Init, OwnFetches
+from penstock.executors.workers.processes import ProcessPass
+from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, as_worker
 from penstock.hooks.calls import natively_in_this_process
-from penstock.observe import ProcessTimes, StageTime
+from penstock.order.batches import with_sample_numbers
 from penstock.recipe.drawing import HOOKS
 from penstock.recipe.exchange import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task
+from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept
+from penstock.system.words import and_join
 
 T = TypeVar("T")
 
@@ -37,12 +51,56 @@ LIMIT_EACH_SECONDS = 0.02
 #: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
 #: trial.
 WORTH_THREADS = 1.3
-#: What threads spend on a batch beside fetching and collating its samples, in seconds: twice what was measured.
-THREAD_BATCH_SECONDS = 1e-4
-#: Batches of worker processes from which on passes are judged: fewer show little but the start of the workers.
-FEWEST_BATCHES = 50
-#: How many times as fast threads must be at least, so that they are advised.
-WORTH_A_CHANGE = 1.2
+#: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
+BUDGET_SECONDS = 0.2
+#: Rounds, each of processes and of threads; of each the fastest counts, for what else runs can only slow it down.
+ROUNDS = 3
+#: A trial's batch is made smaller where it would take one worker longer, in seconds.
+BATCH_SECONDS = 0.01
+#: Samples that take longer, in seconds, are not tried: beside them neither start nor transfer counts.
+SLOW_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried: what a loader fetches with, and its arguments."""
+
+    fetch: Fetch
+    batch_size: int
+    workers: int
+    init: Init | None = None
+    in_flight: int | None = None
+    """Batches in flight in threads; None: as the pass chooses."""
+    prefetch_factor: int | None = None
+    """Batches in flight for each process."""
+    shared: bool = False
+    """All threads use one dataset."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How an executor did."""
+
+    start: float
+    """Seconds till its first batch, less what such a batch takes one worker."""
+    sample: float
+    """Seconds a sample, in the fastest round."""
+
+    def epoch(self, samples: int) -> float:
+        """Return the seconds of an epoch."""
+        return self.start + samples * self.sample
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a trial has found so far."""
+
+    draws: tuple[str, ...]
+    """Global generators that the dataset draws from."""
+    sample_seconds: float = 0.0
+    """Of a single sample."""
+    processes: Speed | None = None
+    threads: Speed | None = None
 
 
 @dataclass(frozen=True)
@@ -51,34 +109,6 @@ class Choice:
 
     method: Method
     why: str
-
-
-@dataclass(frozen=True)
-class OneThread:
-    """What passes in worker processes took, and what one thread would need for the same."""
-
-    processes: float
-    """Seconds that the passes took, the loop's own work between the batches included."""
-    alone: float
-    """Seconds that one thread would need for the same samples, if it and the loop worked in turn."""
-
-    @property
-    def factor(self) -> float:
-        """How many times as fast threads would be at least: one of them works where more of them do not help."""
-        return self.processes / self.alone
-
-
-def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> OneThread | None:
-    """Return what is known of threads from passes in worker processes; None: too little.
-
-    Args:
-        times, stages: of the loader so far.
-        samples: that it handed out so far, by worker processes or in another way.
-    """
-    if times.batches < FEWEST_BATCHES or times.samples != samples:
-        return None
-    fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
-    return OneThread(times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS)
 
 
 def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
@@ -233,6 +263,169 @@ def _draws_as_thread(fetch: Fetch) -> tuple[str, ...]:
         return draws_of(fetch, Task(None, 0, 0), 0)
 
 
-def and_join(names: tuple[str, ...]) -> str:
-    """Return names as in a sentence."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+# --- the trial --------------------------------------------------------------------------------------------------------
+
+
+def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
+    """Return which global generators one sample, or its collate_fn, draws from; they are given back as they were."""
+    with generators_kept():
+        before = generator_states()
+        sample = fetch.sample(task, index)
+        if fetch.batched and not fetch.stacks:
+            with contextlib.suppress(Exception):  # what ails it is raised at its batch
+                fetch.collate(replace(task, given=[index, index]), [sample, sample])
+        return generators_drawn_from(before)
+
+
+def try_both(trial: Trial) -> Iterator[Measurement]:
+    """Yield what is found, more and more of it. Raises what the dataset raises, NotCopied where threads are refused.
+
+    The process that calls it must be one that ends then: workers are forked, samples are fetched.
+    """
+    own = OwnFetches(trial.fetch, trial.init, shared=trial.shared)
+    indices = cycle(some_indices(len(trial.fetch.dataset)))
+    task = Task(None, 0, 0)
+    draws = draws_of(trial.fetch, task, next(indices))  # the first one also opens and imports what later ones need not
+    began = time.perf_counter()
+    with generators_kept():
+        trial.fetch.sample(task, next(indices))
+    seconds = time.perf_counter() - began
+    yield Measurement(draws, seconds)
+    if seconds > SLOW_SECONDS:
+        return
+    with generators_kept():
+        own.try_copy(lambda fetch: fetch.sample(task, next(indices)))
+    count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
+    batches = _Batches(indices, count if trial.fetch.batched else None, least=trial.workers)
+    runs = _in_processes(trial, batches), _in_threads(trial, own, batches)  # processes first: no thread is forked then
+    try:
+        firsts = [run.first() for run in runs]
+        spent = 0.0
+        for _ in range(ROUNDS):
+            for run in runs:
+                spent += run.round(BUDGET_SECONDS / ROUNDS / len(runs))
+            speeds = [
+                Speed(max(0.0, first - batches.count * seconds), run.best)
+                for run, first in zip(runs, firsts, strict=True)
+            ]
+            yield Measurement(draws, seconds, *speeds)
+            if spent > BUDGET_SECONDS:
+                break  # samples so slow that a round tells enough
+    finally:
+        for run in runs:
+            run.end()
+
+
+class _Batches:
+    """A sampler whose passes end after some time, or at once after one batch for each worker."""
+
+    def __init__(self, indices: Iterator[Any], count: int | None, least: int) -> None:
+        self._indices = indices
+        self._batched = count is not None
+        self._least = least
+        self.count = count or 1
+        self.until = 0.0
+        self.given = 0
+        """Batches of the pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.given = 0
+        while self.given < self._least or time.perf_counter() < self.until:
+            self.given += 1
+            yield [next(self._indices) for _ in range(self.count)] if self._batched else next(self._indices)
+
+    def __len__(self) -> int:
+        raise TypeError("it is not known before")
+
+
+class _Run:
+    """One executor, pass after pass with the same workers.
+
+    Args:
+        batches: of each pass.
+        begin: returns the iterator of a pass, given that of the pass before, or None.
+    """
+
+    def __init__(self, batches: _Batches, begin: Callable[[Any], Any]) -> None:
+        self.batches = batches
+        self.best = float("inf")
+        """Seconds a sample in the fastest round."""
+        self._begin = begin
+        self._iterator: Any = None
+
+    def first(self) -> float:
+        """Start the workers, have them fetch a batch each, and return the seconds till the first one."""
+        began = time.perf_counter()
+        self.batches.until = 0.0
+        self._iterator = self._begin(None)
+        next(self._iterator)
+        seconds = time.perf_counter() - began
+        for _ in self._iterator:
+            pass
+        return seconds
+
+    def round(self, seconds: float) -> float:
+        """Fetch for about so long, and return how long it took."""
+        began = time.perf_counter()
+        self.batches.until = began + seconds
+        self._iterator = self._begin(self._iterator)
+        for _ in self._iterator:
+            pass
+        spent = time.perf_counter() - began
+        self.best = min(self.best, spent / (self.batches.given * self.batches.count))
+        return spent
+
+    def end(self) -> None:
+        """End the workers."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+
+
+def _in_threads(trial: Trial, own: OwnFetches, batches: _Batches) -> _Run:
+    resources = PassResources(
+        workers=trial.workers,
+        in_flight=trial.in_flight,
+        buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
+        persistent=True,
+    )
+
+    def begin(before: ThreadPass | None) -> ThreadPass:
+        pass_input = PassInput(with_sample_numbers(iter(batches), 0, batched=trial.fetch.batched), None, 0, 0)
+        if before is None:
+            return ThreadPass(trial.fetch, pass_input, resources, init=trial.init, own=own)
+        before.begin(trial.fetch, pass_input)
+        return before
+
+    return _Run(batches, begin)
+
+
+def _in_processes(trial: Trial, batches: _Batches) -> _Run:
+    sampler: Any = batches
+    init: Any = trial.init
+    loader = _Loader(
+        trial.fetch.dataset,
+        **({"batch_sampler": sampler} if trial.fetch.batched else {"batch_size": None, "sampler": sampler}),
+        num_workers=trial.workers,
+        collate_fn=trial.fetch.collate_fn,
+        worker_init_fn=init,
+        prefetch_factor=trial.prefetch_factor,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    loader.fetch = trial.fetch
+    return _Run(batches, lambda before: iter(loader))
+
+
+class _Loader(torch.utils.data.DataLoader[Any]):
+    """torch's loader, with our worker processes."""
+
+    fetch: Fetch
+
+    def _get_iterator(self) -> Any:
+        return ProcessPass(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
+
+
+def some_indices(size: int, count: int = 256) -> list[int]:
+    """Return indices that are spread over a dataset of a size."""
+    chosen: list[int] = np.unique(np.linspace(0, size - 1, min(size, count)).astype(np.int64)).tolist()
+    return chosen

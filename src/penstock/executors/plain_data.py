@@ -3,80 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import datetime
-import decimal
-import fractions
 import mmap
 import operator
 import re
 import sys
 import threading
 import types
-import uuid
-from collections.abc import Iterable
 from contextvars import ContextVar
 from enum import Enum
-from itertools import chain, islice
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
-_NOTHING = object()
-#: So many entries of a large container are looked at.
-LOOKED_AT = 1000
-#: Containers in containers are looked into so far.
-_DEEP = 6
-
 DATA: set[type] = {
     *(type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range, slice, memoryview),
-    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
-    *(decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern, re.Match),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.UntypedStorage),
+    *(re.Pattern, re.Match, torch.dtype, torch.device, torch.Size, torch.UntypedStorage),
     *(types.ModuleType, types.CodeType, property, threading.local, ContextVar),
 }
 DATA_KINDS = (type, Enum, PurePath, np.generic, np.dtype, torch.TypedStorage)
 
 
-def are_data(values: Iterable[Any], depth: int = 0, *, records: bool = False) -> bool:
-    """Return whether all values are immutable, or arrays and tensors; tuples are looked into.
-
-    records: plain containers and objects are looked into, too.
-    """
-    if depth == _DEEP:
-        return False
-    values = values if isinstance(values, (list, tuple)) else list(values)
-    for kind in set(map(type, values)) - DATA:
-        if issubclass(kind, (*DATA_KINDS, torch.Tensor)):
-            continue
-        alike: list[Any] = [value for value in values if type(value) is kind]
-        if kind is np.ndarray:
-            if any(value.dtype.hasobject for value in alike):
-                return False
-            continue
-        if kind is tuple or (records and issubclass(kind, (tuple, list, set, frozenset))):
-            inner: Iterable[Any] = chain.from_iterable(alike)
-        elif records and issubclass(kind, dict):
-            inner = chain.from_iterable((*value.keys(), *value.values()) for value in alike)
-        elif records and kind.__new__ is object.__new__:
-            inner = chain.from_iterable(getattr(value, "__dict__", {"": _NOTHING}).values() for value in alike)
-        else:
-            return False
-        if not are_data(inner, depth + 1, records=records):
-            return False
-    return True
-
-
-def some_records(container: Any) -> list[Any] | None:
-    """Return entries of a container, spread over it, of a dict the keys too; None where some are not records."""
-    step = max(1, len(container) // LOOKED_AT)
-    if isinstance(container, list):
-        found = container[::step]
-    else:
-        parts = [container, container.values()] if isinstance(container, dict) else [container]
-        found = [entry for part in parts for entry in islice(part, 0, None, step)]
-    return found if are_data(found, records=True) else None
+def are_data(values: list[Any]) -> bool:
+    """Return whether all values are immutable; tuples are looked into."""
+    kinds = set(map(type, values)) - DATA
+    within = [*chain.from_iterable(value for value in values if type(value) is tuple)] if tuple in kinds else []
+    return all(issubclass(kind, DATA_KINDS) for kind in kinds - {tuple}) and (not within or are_data(within))
 
 
 def as_shared(value: Any, shared: list[Any]) -> Any:
@@ -143,7 +97,11 @@ def is_named(function: types.FunctionType) -> bool:
     return found is function
 
 
-def is_frame(value: Any) -> bool:
-    """Return whether this is one of pandas's frames and series."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one piece of the processor's memory: sparse, nested and opaque ones are not."""
+    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    """Return whether other processes have a tensor's memory, too."""
+    return has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]

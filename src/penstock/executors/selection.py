@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset
 
 from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
-from penstock.executors.autotune import Autotune
 from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
@@ -22,12 +21,12 @@ from penstock.executors.fillers import FillerExecutor
 from penstock.executors.inline import InlineExecutor
 from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
 from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.measure import Trial
-from penstock.executors.method import Choice, draws_in_threads, not_copied, try_out
+from penstock.executors.method import Choice, Trial, draws_in_threads, not_copied, try_out
 from penstock.executors.native import NativeExecutor, NativePass
 from penstock.executors.processes import ProcessExecutor
 from penstock.executors.rows import RowsExecutor, is_small
 from penstock.executors.threads import ThreadExecutor, ThreadPass
+from penstock.executors.tuning import Autotune
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured

@@ -19,7 +19,7 @@ from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.readers import ThreadReaders, readers_of
-from penstock.executors.workers.worker_info import WORKER_INFO
+from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.order.leftover import Arrivals
 from penstock.plan import NativePlan, PythonPlan

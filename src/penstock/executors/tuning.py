@@ -1,24 +1,30 @@
-"""How many threads fill batches and how many batches are in flight, found by what the clocks of the loop say.
+"""num_workers=None: how many threads fill batches and how many batches are in flight, found by the loop's clocks.
 
 A `Controller` is numbers only: it reads no clock of its own and touches no thread. In windows of the loop's time it
 compares the setting in use with another one, in turns, and keeps the better one. Where the loop hardly waits and the
 CPUs have time to spare there is nothing to gain, and nothing is tried. What has settled is frozen, until the loop's
-times are much different.
+times are much different. `Autotune` gives it the loop's times, and its setting to the pass, as an observer of what the
+loop gets: all of it is done by the thread that calls next().
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.executors.tuning_trial import AS_FAST, FASTER, Candidate, Setting, Span, Trial, span_between
 from penstock.loop_times import LoopTimes
-from penstock.stats import Tuning, TuningStep
+from penstock.observe import Delivery, Harmless, Observer, Observers
+from penstock.stats import Counters, Tuning, TuningStep
+from penstock.system.cpus import usable_cpus
+from penstock.system.host_memory import available_bytes
 from penstock.system.words import counted
 
 #: A loop that waits for this share of its time, or more, lacks batches.
@@ -42,6 +48,10 @@ MOST_STEPS = 32
 LONG_WINDOW = 2.0
 #: Batches that belong to the setting before, when another one begins.
 PASSED_OVER = 2
+#: The controller is asked no more often than once in so many seconds.
+LOOK_SECONDS = 0.1
+#: The stage in which readers work, which fill no batches.
+_READERS = "read_ahead"
 
 
 class State(Enum):
@@ -317,3 +327,77 @@ def _compared(factor: float) -> str:
     if abs(factor - 1) < 0.005:
         return "as many batches a second as"
     return f"{abs(factor - 1):.0%} {'more' if factor > 1 else 'fewer'} batches a second than"
+
+
+class Autotune:
+    """Tunes the passes of one loader, the one that began last where there are several. It holds none of them.
+
+    Args:
+        counters: of the loader.
+        clock: returns seconds.
+    """
+
+    def __init__(self, counters: Counters, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._counters = counters
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._controller: Controller | None = None
+        self._latest: TuningObserver | None = None
+
+    def begin(self, made: Any, *, chosen: bool) -> Observers:
+        """Return the observers that tune a pass which begins. chosen: num_workers= was not given."""
+        knobs = made.knobs() if hasattr(made, "knobs") else None  # torch's own iterator has none
+        if not chosen or knobs is None:
+            self._latest = None
+            return ()
+        controller = self._controller
+        if controller is None or controller.tuning().of != knobs.threads:
+            controller = Controller(knobs.threads, usable_cpus(), available_bytes, self._clock)
+            self._controller = controller
+        made.tune(controller.setting)
+        self._latest = TuningObserver(self, made, self._clock)
+        return (Harmless(self._latest),)
+
+    def look(self, observer: TuningObserver, made: Any) -> None:
+        """Let the controller see the loop's times; it is not asked where another thread has it do so just now."""
+        controller, knobs = self._controller, made.knobs()
+        if observer is not self._latest or controller is None or knobs is None:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            before = controller.setting
+            controller.look(self._counters.loop.times(), self._work, knobs)
+            if controller.setting != before:
+                made.tune(controller.setting)
+        finally:
+            self._lock.release()
+
+    def tuning(self) -> Tuning | None:
+        """Return what was done so far; None: no pass was tuned."""
+        controller = self._controller
+        return None if controller is None else controller.tuning()
+
+    def _work(self) -> Work:
+        stages = self._counters.meter.stages()
+        busy = sum(spent.seconds for name, spent in stages.items() if name != _READERS)
+        return Work(self._clock(), busy, time.process_time())
+
+
+class TuningObserver(Observer):
+    """Has a pass tuned now and then, as its batches are delivered."""
+
+    def __init__(self, autotune: Autotune, made: Any, clock: Callable[[], float]) -> None:
+        self._autotune = autotune
+        self._made = weakref.ref(made)  # which holds its observers
+        self._clock = clock
+        self._next = 0.0
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Look at the loop's times where some time has gone by."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + LOOK_SECONDS
+        if (made := self._made()) is not None:
+            self._autotune.look(self, made)

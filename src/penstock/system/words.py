@@ -10,6 +10,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def and_join(names: tuple[str, ...]) -> str:
+    """Return names as in a sentence."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def size_of(size: int) -> str:
     """Return a number of bytes with a unit: "1.5 GiB", "64 MiB", "3.2 MiB", "12 KiB"."""
     if size >= 1 << 30:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.executors.copies import Copier
+from penstock.executors.copies import copied
 from penstock.system.randomness import States, generator_states, generators_drawn_from, seed_globals
 from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import without_advice
@@ -109,10 +109,8 @@ class Maker:
 
     def copied(self) -> tuple[Any, dict[str, Any]]:
         """Return the dataset and the options, copied as for a worker thread, where that is possible."""
-        copier = Copier(iterable=self.iterable)
         try:
-            dataset = copier.copy(self._given[0], type(self._given[0]).__qualname__)
-            return dataset, {name: copier.copy(value, name) for name, value in self._given[1].items()}
+            return copied(self._given, type(self._given[0]).__qualname__, iterable=self.iterable)  # type: ignore[no-any-return]
         except Exception:  # of open files and locks, and code of the user's
             return self._given[0], dict(self._given[1])
 

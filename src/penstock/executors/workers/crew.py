@@ -18,15 +18,18 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.iterating import IterableReader
-from penstock.executors.workers.leaving import end_crew
-from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
+from penstock.executors.workers.loading import Activity, FetchedBatch, IterableReader, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
 from penstock.executors.workers.readers import ThreadReaders
-from penstock.executors.workers.surroundings import one_core_each, ready_for_threads, surroundings
-from penstock.executors.workers.worker_info import ThreadWorkerInfo, as_worker, generators_here, set_for_this_thread
-from penstock.executors.workers.worker_thread import WorkerThread
+from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each, ready_for_threads
+from penstock.executors.workers.worker_thread import (
+    ThreadWorkerInfo,
+    WorkerThread,
+    as_worker,
+    generators_here,
+    set_for_this_thread,
+)
 from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
 from penstock.recipe.compose_hook import working
@@ -86,7 +89,7 @@ class ThreadCrew:
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
         self._states: list[Any] | None = None
-        self._surroundings = surroundings()  # of the pass; a new pass has new ones
+        self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
         self.ended = threading.Event()
         self._busy, self._caller_works = 0, False  # threads with a part of a batch; the caller works in their place
@@ -95,7 +98,7 @@ class ThreadCrew:
         self._meter = meter
         self.readers = readers
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
-        self._workers = [WorkerThread(info, self._surroundings, own, self._run) for info in infos]
+        self._workers = [WorkerThread(info, self._context, own, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
@@ -188,14 +191,14 @@ class ThreadCrew:
                 self._workers[0].fetch = None  # the thread makes another one
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
-        """Begin a pass, in the caller's surroundings.
+        """Begin a pass, in the caller's context.
 
         Batches in flight are forgotten; an iterable dataset begins anew, or where its states say.
         """
         self._own.begin()
-        around = surroundings()
+        context = context_here()
         with self._lock:
-            self._fetch, self._states, self._surroundings = fetch, states, around
+            self._fetch, self._states, self._context = fetch, states, context
             self._open.clear()
             self._work.notify_all()
             self.parked.notify_all()
@@ -230,11 +233,11 @@ class ThreadCrew:
         work = self._work_on(worker)
         with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
             while not self._closed:
-                worker.surroundings = self._surroundings
-                worker.surroundings(next, work, None)
+                worker.context = self._context
+                worker.context(next, work, None)
 
     def _work_on(self, worker: WorkerThread) -> Iterator[None]:
-        """Work until the crew is closed. Yields where another pass has begun, to be called on in its surroundings."""
+        """Work until the crew is closed. Yields where another pass has begun, to be called on in its context."""
         set_for_this_thread(worker.info)
         failed: BaseException | None = None
         fetch = self._fetch
@@ -248,7 +251,7 @@ class ThreadCrew:
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
         reader: IterableReader | None = None
-        reader_surroundings: Any = None
+        reader_context: Any = None
         begun, settled = time.monotonic(), False
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
@@ -259,8 +262,8 @@ class ThreadCrew:
                 failed = None
                 self._finish(batch, end - begin, fetch)
             elif self._iterable:
-                if reader_surroundings is not worker.surroundings:  # each pass goes through the dataset anew
-                    reader, reader_surroundings = None, worker.surroundings
+                if reader_context is not worker.context:  # each pass goes through the dataset anew
+                    reader, reader_context = None, worker.context
                 reader = self._read_iterable(batch, worker, fetch, reader)
                 self._finish(batch, 1, fetch)
             else:
@@ -272,7 +275,7 @@ class ThreadCrew:
             self._rest()
 
     def _taken(self, worker: WorkerThread) -> Generator[None, None, tuple[FetchedBatch, int, int] | None]:
-        """Return the next work of a thread, in the surroundings of its pass. None: the crew is closed."""
+        """Return the next work of a thread, in the context of its pass. None: the crew is closed."""
         while (work := self._take(worker)) is None and not self._closed:
             yield
         return work
@@ -280,7 +283,7 @@ class ThreadCrew:
     def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
         """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
-            while not self._closed and worker.surroundings is self._surroundings:
+            while not self._closed and worker.context is self._context:
                 if (worker.number >= self.pace.active or self._caller_works) and not self._iterable:
                     self.parked.wait()
                     continue

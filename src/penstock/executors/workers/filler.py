@@ -41,7 +41,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.iterator import Pass, PassInput, PassResources
 from penstock.executors.native import NativePass
 from penstock.executors.threads import ThreadPass
-from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
+from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.observe import Delivery, Meter, Observer
 from penstock.order.permutations import Positions
 from penstock.plan import NativePlan, plan

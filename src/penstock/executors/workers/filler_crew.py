@@ -22,7 +22,7 @@ from penstock.executors.buffers import Buffers, Field
 from penstock.executors.workers.filler import Filled, Filler, Request
 from penstock.executors.workers.filler_link import FillerBatch, FillerTraceback, Link, hang_up_on_lost
 from penstock.executors.workers.filler_report import FillerReport
-from penstock.executors.workers.leaving import end_crew
+from penstock.executors.workers.thread_lifetime import end_crew
 from penstock.observe import Meter
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted

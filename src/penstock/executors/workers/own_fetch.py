@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.executors.copies import Copier, NotCopied, in_shared_memory
+from penstock.executors.copies import NotCopied, Snapshot
 from penstock.executors.fetch import Fetch
-from penstock.executors.plain_data import is_refused_write
+from penstock.executors.plain_data import in_shared_memory, is_refused_write
 
 Init = Callable[[int], object]
 #: Of the tensors that threads share so many are looked at with each batch.
@@ -28,9 +28,9 @@ _KNOWN = ("builtins", "typing", "torch", "torchvision", "numpy", "PIL")
 class OwnFetches:
     """What each thread of a crew fetches with.
 
-    When this is made, in the thread that begins the pass, one copy is made and kept: what the loop does to its dataset
-    later reaches no thread. Each thread then copies that copy, for itself; one at a time. Raises NotCopied, also where
-    a class of what is copied holds an open file or connection, which all its objects share.
+    A snapshot is made with this, in the thread that begins the pass: what the loop does to its dataset later reaches no
+    thread. Each thread has a copy of it, made by itself, one at a time. Raises NotCopied, also where a class of what is
+    copied holds an open file or connection, which all its objects share.
 
     Arrays that the copies share are read-only; whether tensors were written to is seen by their versions.
 
@@ -48,18 +48,15 @@ class OwnFetches:
         self._lock = threading.Lock()
         self.shared = shared
         self.prepares = init is not None
-        self._data: list[Any] = []  # that the copies share
         self._looked_at = 0
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
-        self._classes: set[type] = set()
         self._unseen: set[type] = set()
         started = time.perf_counter()
-        self._kept = (fetch, init)
-        if not shared:
-            copier = Copier(iterable=isinstance(fetch.dataset, IterableDataset), shared=self._data)
-            self._kept = _copied(copier, *self._kept)
-            self._classes = copier.kinds
-            _refuse_handles(self._classes)
+        self._given = (fetch, init)
+        self._snapshot = Snapshot() if shared else _snapshot(fetch, init)
+        self._data = self._snapshot.shared
+        self._classes = self._snapshot.kinds
+        _refuse_handles(self._classes)
         self.seconds = time.perf_counter() - started
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
@@ -67,9 +64,9 @@ class OwnFetches:
     def take(self) -> tuple[Fetch, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
         if self.shared:
-            return self._kept
+            return self._given
         with self._lock:
-            return _copied(_copier(self._kept[0]), *self._kept)
+            return _copied(self._snapshot.copies(), *self._given)
 
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
@@ -106,12 +103,14 @@ class OwnFetches:
         return made
 
 
-def _copier(fetch: Fetch) -> Copier:
-    return Copier(iterable=isinstance(fetch.dataset, IterableDataset))
+def _snapshot(fetch: Fetch, init: Init | None) -> Snapshot:
+    snapshot = Snapshot(iterable=isinstance(fetch.dataset, IterableDataset), read_only=True)
+    _copied(snapshot.add, fetch, init)
+    return snapshot
 
 
-def _copied(copier: Copier, fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
-    return fetch.with_own(copier.copy), copier.copy(init, "worker_init_fn")
+def _copied(copies: Callable[[Any, str], Any], fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
+    return fetch.with_own(copies), copies(init, "worker_init_fn")
 
 
 def _refuse_handles(kinds: Iterable[type]) -> None:
@@ -123,7 +122,7 @@ def _refuse_handles(kinds: Iterable[type]) -> None:
             if name.startswith("__") or hasattr(type(value), "__get__"):
                 continue
             try:
-                Copier().copy(value, f"{owner.__qualname__}.{name}")
+                Snapshot().add(value, f"{owner.__qualname__}.{name}")
             except NotCopied as error:
                 if error.closes:
                     raise
@@ -142,7 +141,7 @@ def _warn_of_no_array() -> None:
 def can_be_copied(fetch: Fetch) -> bool:
     """Return whether a thread's own fetch could be copied again: it then holds nothing that is bound to its thread."""
     try:
-        _copied(_copier(fetch), fetch, None)
+        _snapshot(fetch, None)
     except NotCopied:
         return False
     return True

@@ -30,16 +30,14 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.staging import BatchShards
 from penstock.executors.torch_pass import LoaderView, TorchPass
-from penstock.executors.workers.autopsy import Identify, clear_away, end
 from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
 from penstock.executors.workers.lease_states import Event
+from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.queues import FailingQueue, close_unread, is_ending
-from penstock.executors.workers.results import QueueContext
+from penstock.executors.workers.queues import FailingQueue, QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import ShmSpace, note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, is_built_in_place
-from penstock.executors.workers.watching import WorkerWatch
 from penstock.observe import Delivery, Meter
 from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task

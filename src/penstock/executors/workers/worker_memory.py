@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from penstock.executors.buffers import Buffers, Field, Rows, tensor_on
-from penstock.executors.copies import has_storage
+from penstock.executors.plain_data import has_storage
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
     BlockName,

@@ -1,4 +1,8 @@
-"""A Python worker thread: what it fetches with, and what it is doing."""
+"""A Python worker thread: what it fetches with, what it is doing, and what get_worker_info() answers in it.
+
+torch keeps the answer in one variable of the process. In a thread of a loader of ours the function answers with what
+that thread has set here, while a lease on WORKER_INFO is open; everywhere else it answers as before.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity
 from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
-from penstock.executors.workers.surroundings import Surroundings
-from penstock.executors.workers.worker_info import ThreadWorkerInfo
+from penstock.executors.workers.thread_lifetime import Context
+from penstock.recipe.exchange import Exchange
+from penstock.system.randomness import Generators
 
 #: A thread's fetch is copied once more, to see whether it is unbound, where the first copy took less time, in seconds.
 COPY_SECONDS = 2e-3
@@ -22,7 +32,7 @@ class WorkerThread:
     """A thread of a crew, which starts it.
 
     Attributes:
-        surroundings: those of the pass that the thread works for.
+        context: that of the pass which the thread works for.
         fetch: what the thread fetches with; None: it has not begun.
         info: what get_worker_info() returns in the thread, and in the caller that works in its place.
     """
@@ -30,13 +40,13 @@ class WorkerThread:
     def __init__(
         self,
         info: ThreadWorkerInfo,
-        surroundings: Surroundings,
+        context: Context,
         own: OwnFetches,
         run: Callable[[WorkerThread], None],
     ) -> None:
         self.info = info
         self.number = info.id
-        self.surroundings = surroundings
+        self.context = context
         self.fetch: Fetch | None = None
         self._own = own
         self._bound: Fetch | None = None  # one that holds a connection or a file, which only this thread may use
@@ -72,3 +82,65 @@ class WorkerThread:
             return ""
         seconds, stack = time.monotonic() - self.activity.since, "".join(traceback.format_stack(frame))
         return f"thread {self.number} is in {self.activity} since {seconds:.1f} s:\n{stack}"
+
+
+class ThreadWorkerInfo:
+    """What get_worker_info() returns in a worker thread: torch's WorkerInfo, with generators of the thread's own."""
+
+    def __init__(self, id: int, num_workers: int, seed: int, dataset: Any, worker_method: str = "thread") -> None:
+        self.worker_method = worker_method
+        self.id = id
+        self.num_workers = num_workers
+        self.seed = seed
+        self.dataset = dataset
+        self.rng = Generators()
+
+    def __repr__(self) -> str:
+        return f"ThreadWorkerInfo(id={self.id}, num_workers={self.num_workers}, seed={self.seed})"
+
+
+_of_thread = threading.local()
+
+
+def set_for_this_thread(info: ThreadWorkerInfo | None) -> None:
+    """Make get_worker_info() answer with this in the calling thread; None: as torch does."""
+    _of_thread.info = info
+
+
+@contextmanager
+def as_worker(info: ThreadWorkerInfo) -> Iterator[None]:
+    """Make get_worker_info() answer with this in the calling thread, which is none of the workers, for a while."""
+    set_for_this_thread(info)
+    try:
+        yield
+    finally:
+        set_for_this_thread(None)
+
+
+def generators_here() -> Generators | None:
+    """Return the generators of the calling thread, where it is a worker by `set_for_this_thread`."""
+    info = getattr(_of_thread, "info", None)
+    return None if info is None else info.rng
+
+
+def _answering(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Return get_worker_info() as it looks at the thread first."""
+
+    def get_worker_info() -> Any:
+        info = getattr(_of_thread, "info", None)
+        # default_collate asks whether it must build batches in shared memory, for another process: a thread must not.
+        # It is behind this function and the one with the exchanged code.
+        if info is None or sys._getframe(2).f_globals.get("__name__") == torch_collate.__name__:
+            return original()
+        return info
+
+    return get_worker_info
+
+
+def _find(exchange: Exchange) -> None:
+    function: Any = torch_worker.get_worker_info
+    if function not in exchange:
+        exchange.add(function, _answering)
+
+
+WORKER_INFO = Exchange(_find)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from penstock.executors.method import and_join
 from penstock.insight.check import Remark, State, place
 from penstock.insight.lint.state import Ownership, own_attributes
 from penstock.recipe.reach import attributes
+from penstock.system.words import and_join
 
 #: The methods that are called for samples, by loaders, by transforms and by torch's modules.
 _ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")

@@ -1,4 +1,4 @@
-"""How a worker process has ended or why it is stuck, in words; and what its end leaves to be cleared away.
+"""The deaths of worker processes, noticed without a signal handler; what they did then, and what they leave behind.
 
 Processes: all of it runs in the parent.
 """
@@ -9,14 +9,16 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
+from penstock.executors.workers.queues import Results
 from penstock.executors.workers.shm_space import FOLDER, REMEDY
 from penstock.system.cgroup import memory
 from penstock.system.words import size_of
@@ -108,51 +110,6 @@ def _remove_unused(path: str) -> None:
             os.close(file)
 
 
-def why_died(
-    deaths: dict[int, Death], board: Board, identify: Identify, kills_before: int | None, start_method: str | None
-) -> str:
-    """Return the message for workers that have died: what torch says, where they were, memory, stacks, what to do."""
-    now = memory()
-    first = next(iter(deaths.values()))
-    killed = None if now.oom_kills is None or kills_before is None else now.oom_kills - kills_before
-    lines = [first.as_torch_says()]
-    for worker, death in deaths.items():
-        code = death.code
-        how = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
-        peak = "" if death.peak is None else f", with at most {size_of(death.peak)} of memory in use,"
-        lines.append(
-            f"Worker {worker} (pid {death.pid}) ended {how}{peak} {_doing(board.progress(worker), identify)} ago."
-        )
-        lines += _stack_lines(board.stacks(worker))
-    if now.in_use is not None:
-        limit = "no limit" if now.limit is None else f"a limit of {size_of(now.limit)}"
-        counted = (
-            ""
-            if killed is None
-            else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
-        )
-        lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{counted}.")
-    starting = board.progress(next(iter(deaths))).stage == WorkerStage.STARTING
-    if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
-        lines.append(_guard(start_method))
-    else:
-        lines.append(_advice(first, killed))
-    return "\n".join(lines)
-
-
-def why_stuck(timeout: float, owing: dict[int, int], board: Board, identify: Identify) -> str:
-    """Return the message for a batch that did not come in time from workers, given with their pids."""
-    lines = [f"DataLoader timed out after {timeout} seconds."]
-    for number, (worker, pid) in enumerate(owing.items()):
-        held = _resident(pid)
-        size = "" if held is None else f", {size_of(held)} of memory in use"
-        lines.append(f"Worker {worker} (pid {pid}{size}) is {_doing(board.progress(worker), identify)} ago.")
-        if number < _STACKS_TOLD:
-            lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
-    lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
-    return "\n".join(lines)
-
-
 _STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes after is the way to the user's code.
@@ -165,6 +122,112 @@ _MACHINERY = (
 )
 # Threads of every worker, in which nothing of the user's runs.
 _HELPERS = ("in _feed\n", "in _serve\n")
+
+
+class WorkerWatch:
+    """Watches the worker processes of an iterator; the iterator's thread uses it.
+
+    Args:
+        board: where workers say what they do.
+        identify: returns (ID, path) of a sample's index; for messages only.
+
+    Attributes:
+        deaths: of workers that ended before their time, by their number.
+    """
+
+    def __init__(self, board: Board, identify: Identify) -> None:
+        self.deaths: dict[int, Death] = {}
+        self._board, self._identify = board, identify
+        self._processes: Sequence[Any] = ()
+        self._results: Results | None = None
+        self._sentinels = select.poll()
+        self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
+        self._kills_before = memory().oom_kills
+
+    def begin(self, processes: Sequence[Any], results: Results, *, pinned: bool) -> None:
+        """Watch these processes, and let a wait for their results end with them, unless torch's thread pins those."""
+        self._processes, self._results = processes, results
+        self._worker_of = {process.sentinel: worker for worker, process in enumerate(processes)}
+        for sentinel in self._worker_of:
+            self._sentinels.register(sentinel, select.POLLIN)
+        results.watch([] if pinned else self._worker_of)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process IDs, by worker."""
+        return [process.pid or 0 for process in self._processes]
+
+    @property
+    def watched(self) -> set[int]:
+        """The workers that are to stay."""
+        return set(self._worker_of.values())
+
+    def release(self, worker: int) -> None:
+        """Watch a worker no more, which is to end."""
+        self._unwatch(self._processes[worker].sentinel)
+
+    def notice(self, seconds: float = 0.0, *, by_pid: bool = False) -> dict[int, Death]:
+        """Return the deaths, after waiting for one up to so many seconds.
+
+        by_pid: look at the processes too. A dead worker's children may hold its sentinel open.
+        """
+        ended = [sentinel for sentinel, _ in self._sentinels.poll(seconds * 1000)]
+        if by_pid and not ended:
+            ended = [fd for fd, worker in self._worker_of.items() if not self._processes[worker].is_alive()]
+        for sentinel in ended:
+            worker = self._worker_of[sentinel]
+            self._unwatch(sentinel)
+            death = reap(self._processes[worker])
+            if death is not None:
+                self.deaths[worker] = death
+        return self.deaths
+
+    def _unwatch(self, sentinel: int) -> None:
+        if self._worker_of.pop(sentinel, None) is not None and self._results is not None:
+            self._sentinels.unregister(sentinel)
+            self._results.unwatch(sentinel)
+
+    def why_died(self, start_method: str | None) -> str:
+        """Return the message for the deaths: what torch says, where workers were, memory, stacks, what to do."""
+        board, identify, now = self._board, self._identify, memory()
+        first = next(iter(self.deaths.values()))
+        killed = None if now.oom_kills is None or self._kills_before is None else now.oom_kills - self._kills_before
+        lines = [first.as_torch_says()]
+        for worker, death in self.deaths.items():
+            code = death.code
+            how = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
+            peak = "" if death.peak is None else f", with at most {size_of(death.peak)} of memory in use,"
+            lines.append(
+                f"Worker {worker} (pid {death.pid}) ended {how}{peak} {_doing(board.progress(worker), identify)} ago."
+            )
+            lines += _stack_lines(board.stacks(worker))
+        if now.in_use is not None:
+            limit = "no limit" if now.limit is None else f"a limit of {size_of(now.limit)}"
+            counted = (
+                ""
+                if killed is None
+                else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
+            )
+            lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{counted}.")
+        starting = board.progress(next(iter(self.deaths))).stage == WorkerStage.STARTING
+        if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
+            lines.append(_guard(start_method))
+        else:
+            lines.append(_advice(first, killed))
+        return "\n".join(lines)
+
+    def why_stuck(self, timeout: float, workers: set[int]) -> str:
+        """Return the message for a batch that did not come in time from one of these workers."""
+        board, identify, pids = self._board, self._identify, self.pids
+        lines = [f"DataLoader timed out after {timeout} seconds."]
+        for number, worker in enumerate(sorted(workers)):
+            held, pid = _resident(pids[worker]), pids[worker]
+            size = "" if held is None else f", {size_of(held)} of memory in use"
+            lines.append(f"Worker {worker} (pid {pid}{size}) is {_doing(board.progress(worker), identify)} ago.")
+            if number < _STACKS_TOLD:
+                lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
+        lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
+        return "\n".join(lines)
 
 
 def _doing(progress: WorkerProgress, identify: Identify) -> str:
