@@ -25,7 +25,7 @@ from penstock.hooks.calls import ANSWERED
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.recipe.compose_hook import this_thread
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method
 from penstock.state.progress import Progress

@@ -24,7 +24,7 @@ from penstock.executors.workers.worker_info import WORKER_INFO, ThreadWorkerInfo
 from penstock.hooks.calls import natively_in_this_process
 from penstock.observe import ProcessTimes, StageTime
 from penstock.recipe.drawing import HOOKS
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task
 

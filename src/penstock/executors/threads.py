@@ -26,7 +26,7 @@ from penstock.executors.workers.worker_info import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.order.ahead import Arrivals
 from penstock.plan import NativePlan, PythonPlan
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sources.premises import collates_as_torch
 from penstock.sources.remote_leaves import RemoteLeaves, remote_leaves
 from penstock.state.delivery import Task

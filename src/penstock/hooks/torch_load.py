@@ -19,18 +19,8 @@ from torch.utils import _config_module
 from torch.utils.serialization import config
 
 from penstock import _native
-from penstock.hooks.behind import Functions, content_of
-from penstock.hooks.refused import Refused
+from penstock.hooks.answers import Refused, content_of
 
-#: What torch.load comes to, by module: a program that replaces one of these functions means it.
-_BEHIND = {
-    "torch.serialization": (
-        "_load _open_file_like _is_path _is_zipfile _open_zipfile_reader _get_restore_location _cpu_deserialize "
-        "_default_to_weights_only default_restore_location"
-    ),
-    "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
-    "torch._weights_only_unpickler": "Unpickler load _get_user_allowed_globals _read_global_instruction",
-}
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _by_default = bool(torch.serialization._default_to_weights_only(None))  # type: ignore[no-untyped-call]
@@ -116,7 +106,7 @@ def _unusual(mmap: bool | None) -> str | None:
             return "torch.serialization.set_default_load_endianness was called"
         if mmap is None and config.load.mmap:
             return "torch.utils.serialization.config.load.mmap is on"
-    return _behind.replaced()
+    return None
 
 
 def _settings_changed() -> bool:
@@ -162,4 +152,3 @@ _loader = _native.TorchLoader(
     Refused,
 )
 _settings = _watched()
-_behind = Functions(_BEHIND)

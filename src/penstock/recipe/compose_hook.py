@@ -6,8 +6,8 @@ transforms that follow each other are run together by the native core, on the me
 between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
 them needs, in a Compose or called by themselves. All other transforms are called as ever.
 
-While a pass is open the code of the methods of torchvision's classes is exchanged, for code that looks whether the
-calling thread works for a loader; in any other thread they do what they did.
+While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
+does not work for a loader they do what they did.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from penstock import call_counts
 from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.encoded_image import is_encoded
-from penstock.recipe.exchange import Exchange
-from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, parts_of
+from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
 from penstock.recipe.originals import hooked, replaced_in_class
+from penstock.recipe.patches import Patches
 from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
@@ -41,6 +41,11 @@ class _ThreadState(threading.local):
 
 
 this_thread = _ThreadState()
+
+
+def works_here() -> bool:
+    """Return whether the calling thread works for a loader."""
+    return this_thread.native
 
 
 @contextmanager
@@ -79,14 +84,15 @@ _METHODS = (
 _met: set[tuple[str, str]] = set()
 
 
-def find(exchange: Exchange) -> None:
+def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
+    Passes.begun += 1
     for module, name, method, lists in _METHODS:
         if (module, name) in _met or module not in sys.modules:
             continue
         kind = next(iter(classes(name, module)), None)
         if kind is not None and replaced_in_class(kind) is None:  # else a program's method stays, for now perhaps
-            exchange.add(vars(kind)[method], partial(_call_of_list, module == V2) if lists else _call_of_one)
+            patches.add(kind, method, partial(_call_of_list, module == V2) if lists else _call_of_one, works_here)
             _met.add((module, name))
 
 
@@ -97,13 +103,13 @@ def _call_of_list(joint: bool, original: Any) -> Any:
     """
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
+        if len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
             found = _known_and_parts(self, parts_of)
             if found is not None:
                 known, parts = found
                 return known.run(parts, inputs[0])
             call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
-        elif this_thread.native and joint and inputs and not named and _is_sample(inputs):
+        elif joint and inputs and not named and _is_sample(inputs):
             several, found = len(inputs) > 1, _known_and_parts(self, parts_of)
             if found is not None and (found[0].takes_several or not several):
                 return found[0].run(found[1], inputs if several else inputs[0], several)
@@ -124,7 +130,7 @@ def _call_of_one(original: Any) -> Any:
     """Return the method of a transform that has the native core decode what the transform needs of an encoded image."""
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if this_thread.native and len(inputs) == 1 and not named and is_encoded(inputs[0]):
+        if len(inputs) == 1 and not named and is_encoded(inputs[0]):
             found = _known_and_parts(self, _only)
             if found is not None:
                 known, parts = found

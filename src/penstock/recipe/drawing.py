@@ -9,9 +9,8 @@ transforms are what they were.
 Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
 seed that is the sample's for that operation: torchvision's code draws from it as it is.
 
-While a lease is open the hooks are in the code of torchvision's own functions, whose objects stay: a program that holds
-one, wraps it, scripts it or puts another in its place goes on as before. A function that is not torchvision's own is
-left alone.
+While a lease is open the hooks stand in the place of methods of torchvision's classes. A function that is not
+torchvision's own is left alone.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import penstock._native as _native
-from penstock.recipe.exchange import Exchange, Lease
 from penstock.recipe.originals import is_original
-from penstock.recipe.torchvision import AUTOMATIC, V1, V2
+from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.torchvision import AUTOMATIC, V1, V2, classes
 from penstock.system.process_lock import ProcessLock
 from penstock.system.randomness import generator_states, restore_generators
 
@@ -190,13 +189,13 @@ def is_own(function: object) -> bool:
     return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
 
 
-def _find(exchange: Exchange) -> None:
+def _find(patches: Patches) -> None:
     for module in _HOOKS:
         if module not in _complete and module in sys.modules:
-            _find_in(exchange, module)
+            _find_in(patches, module)
 
 
-def _find_in(exchange: Exchange, module: str) -> None:
+def _find_in(patches: Patches, module: str) -> None:
     done = True
     for name, method, instead in _HOOKS[module]:
         kind = _class(module, name)
@@ -204,15 +203,22 @@ def _find_in(exchange: Exchange, module: str) -> None:
             continue
         function: Any = vars(kind).get(method)
         function = function.__func__ if isinstance(function, staticmethod) else function
-        own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
+        own = is_own(function) and function.__qualname__ == f"{name}.{method}"
         done = done and own  # else it is a program's, for now perhaps
-        if own and function not in exchange:
-            exchange.add(function, partial(_Bound, instead))
+        if own and (kind, method) not in patches:
+            patches.add(kind, method, partial(_hook_before, instead), is_keyed)
+            for other in _with_the_same(function, name, method):
+                patches.add(other, method, partial(_hook_before, instead), is_keyed)
     if done:
         _complete.add(module)
 
 
-HOOKS = Exchange(_find)
+HOOKS = Patches(_find)
+
+
+def _with_the_same(function: Any, name: str, method: str) -> list[type]:
+    """Return the classes of the second generation that have taken a static method over from the first."""
+    return [kind for kind in classes(name, V2) if getattr(vars(kind).get(method), "__func__", None) is function]
 
 
 def _class(module: str, name: str) -> Any:
@@ -222,17 +228,9 @@ def _class(module: str, name: str) -> Any:
     return vars(sys.modules[module]).get(name)
 
 
-class _Bound:
-    """A hook with the original that it stands before."""
-
-    def __init__(self, instead: Callable[..., Any], original: Callable[..., Any]) -> None:
-        self._instead, self._original = instead, original
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        draws = _this_thread.draws
-        if draws is None:
-            return self._original(*args, **named)
-        return self._instead(draws, self._original, *args, **named)
+def _hook_before(instead: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that knows the original that it stands before."""
+    return lambda *args, **named: instead(_this_thread.draws, original, *args, **named)
 
 
 def _resized_crop_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:

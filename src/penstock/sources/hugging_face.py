@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import own_class, replaced_in_arrow
+from penstock.recipe.originals import own_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered
 from penstock.sources.arrow_column import Column, NotNumbers, column_of
@@ -47,7 +47,7 @@ class HuggingFaceSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        refusal = replaced_in_arrow() or _refuse_format(dataset) or _refuse_tables(dataset)
+        refusal = _refuse_format(dataset) or _refuse_tables(dataset)
         if refusal is not None:
             return refusal
         table = dataset._data.table
@@ -220,7 +220,6 @@ def _same_dataset(dataset: Any) -> Holds:
             and info.features is features
             and dataset._format_kwargs == options
             and dataset._format_columns == chosen
-            and replaced_in_arrow() is None
             and _refuse_format(dataset) is None
         )
 
