@@ -20,7 +20,7 @@ from penstock.hooks import image_folder, numpy_load, pillow, torch_load
 from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
 from penstock.recipe.compose_hook import working, works_here
-from penstock.recipe.originals import is_original
+from penstock.recipe.originals import add_methods, is_original
 from penstock.recipe.patches import Lease, Patches, standing_in, stood_for
 
 
@@ -62,22 +62,24 @@ def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callabl
     return load
 
 
-def _standing_in(original: Any, answer: Callable[..., Any], function: str, name: str) -> Any:
+def _standing_in(original: Any, home: str, answer: Callable[..., Any], function: str, name: str) -> Any:
+    """Return what answers for a function; None where a program has put another there before this was imported."""
+    if not is_original(original, home, "load"):
+        return None
     return standing_in(original, _asking(answer, function, original), works_here, (__name__, name))
 
 
-load_of_torch = _standing_in(torch.load, torch_load.load, "torch.load", "load_of_torch")
-load_of_numpy = _standing_in(np.load, numpy_load.load, "numpy.load", "load_of_numpy")
+load_of_torch = _standing_in(torch.load, "torch.serialization", torch_load.load, "torch.load", "load_of_torch")
+load_of_numpy = _standing_in(np.load, "numpy", numpy_load.load, "numpy.load", "load_of_numpy")
 
 
 def _find(patches: Patches) -> None:
+    torch_load.look_at_settings()
     compose_hook.find(patches)
-    pillow.find(patches)
-    image_folder.find(patches)
-    for ours, module, home in ((load_of_torch, torch, "torch.serialization"), (load_of_numpy, np, "numpy")):
-        original = stood_for(ours)
-        if is_original(original, home, "load"):
-            patches.add_function(original, ours, module)
+    add_methods(patches, (*pillow.METHODS, *image_folder.METHODS), works_here)
+    for ours, module in ((load_of_torch, torch), (load_of_numpy, np)):
+        if ours is not None:
+            patches.add_function(stood_for(ours), ours, module)
 
 
 #: All functions that are answered. Threads that work while a lease on them is open say so by `working`.

@@ -70,7 +70,7 @@ def _assigns_shapes() -> bool:
     file = io.BytesIO()
     np.save(file, np.zeros((1, 2)))
     file.seek(0)
-    return np.load(file).base is None
+    return np.lib.format.read_array(file).base is None
 
 
 _assigns = _assigns_shapes()

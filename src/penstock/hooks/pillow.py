@@ -10,29 +10,16 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
-from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock import call_counts
 from penstock.hooks.answers import example_of
-from penstock.recipe.compose_hook import works_here
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
-from penstock.recipe.originals import replaced_in_class
-from penstock.recipe.patches import Patches
 
 _CONVERT = "PIL.Image.convert"
-
-
-def find(patches: Patches) -> None:
-    """Add two methods of Pillow's images. One that a program has put in the place of Pillow's stays."""
-    for kind, name, wrap in ((Image.Image, "convert", _converting), (ImageFile.ImageFile, "load", _loading)):
-        original = vars(kind).get(name)
-        known = (kind, name) in patches or not isinstance(original, FunctionType)
-        if not known and replaced_in_class(kind, name) is None:
-            patches.add(kind, name, wrap, works_here)
 
 
 def _converting(original: Any) -> Any:
@@ -61,6 +48,10 @@ def _loading(original: Any) -> Any:
         return original(self)
 
     return load
+
+
+#: What is answered of Pillow's images.
+METHODS = (("PIL.Image", "Image", "convert", _converting), ("PIL.ImageFile", "ImageFile", "load", _loading))
 
 
 def _wants_rgb(image: Any, mode: Any) -> bool:

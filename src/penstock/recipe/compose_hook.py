@@ -12,7 +12,6 @@ does not work for a loader they do what they did.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
-from penstock.recipe.originals import hooked, replaced_in_class
+from penstock.recipe.originals import Row, add_methods, hooked
 from penstock.recipe.patches import Patches
 from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
 from penstock.recipe.sample_run import find_picture
@@ -71,29 +70,6 @@ def work_in_this_process() -> None:
 
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
-#: By module: a class, its method, and whether its objects are a list of transforms or one transform.
-_METHODS = (
-    (V1, "Compose", "__call__", True),
-    (V2, "Compose", "forward", True),
-    (V1, "RandomResizedCrop", "forward", False),
-    (V1, "Resize", "forward", False),
-    (V1, "ToTensor", "__call__", False),
-    (V2, "Transform", "forward", False),
-    *((PRESETS, name, "forward", False) for name in KNOWN_PRESETS),
-)
-_met: set[tuple[str, str]] = set()
-
-
-def find(patches: Patches) -> None:
-    """Add the methods of what is imported of torchvision."""
-    Passes.begun += 1
-    for module, name, method, lists in _METHODS:
-        if (module, name) in _met or module not in sys.modules:
-            continue
-        kind = next(iter(classes(name, module)), None)
-        if kind is not None and replaced_in_class(kind) is None:  # else a program's method stays, for now perhaps
-            patches.add(kind, method, partial(_call_of_list, module == V2) if lists else _call_of_one, works_here)
-            _met.add((module, name))
 
 
 def _call_of_list(joint: bool, original: Any) -> Any:
@@ -141,6 +117,23 @@ def _call_of_one(original: Any) -> Any:
         return original(self, *inputs, **named)
 
     return call
+
+
+_METHODS: tuple[Row, ...] = (
+    (V1, "Compose", "__call__", partial(_call_of_list, False)),
+    (V2, "Compose", "forward", partial(_call_of_list, True)),
+    (V1, "RandomResizedCrop", "forward", _call_of_one),
+    (V1, "Resize", "forward", _call_of_one),
+    (V1, "ToTensor", "__call__", _call_of_one),
+    (V2, "Transform", "forward", _call_of_one),
+    *((PRESETS, name, "forward", _call_of_one) for name in KNOWN_PRESETS),
+)
+
+
+def find(patches: Patches) -> None:
+    """Add the methods of what is imported of torchvision."""
+    Passes.begun += 1
+    add_methods(patches, _METHODS, works_here)
 
 
 def run_whole(compose: Any, image: Image.Image) -> Any:

@@ -19,7 +19,6 @@ import itertools
 import math
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,9 +28,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import penstock._native as _native
-from penstock.recipe.originals import is_original
+from penstock.recipe.originals import add_methods
 from penstock.recipe.patches import Lease, Patches
-from penstock.recipe.torchvision import AUTOMATIC, V1, V2, classes
+from penstock.recipe.torchvision import AUTOMATIC, V1, V2
 from penstock.system.process_lock import ProcessLock
 from penstock.system.randomness import generator_states, restore_generators
 
@@ -172,60 +171,24 @@ def of_next_operation() -> Iterator[None]:
 
 _seeding = ProcessLock()
 """Held while torch's global generator is an operation's."""
-_complete: set[str] = set()
-"""The modules in which all functions are hooked."""
+_met: set[str] = set()
+"""The modules that were imported when the hooks were put there last."""
 
 
 def hook() -> None:
     """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
-    for module in _HOOKS:
-        if module not in _complete and module in sys.modules:
-            HOOKS.meet()
-
-
-def is_own(function: object) -> bool:
-    """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
-    home = getattr(function, "__module__", None) or ""
-    return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
+    if any(module in sys.modules for module in _HOOKS.keys() - _met):
+        HOOKS.meet()
 
 
 def _find(patches: Patches) -> None:
-    for module in _HOOKS:
-        if module not in _complete and module in sys.modules:
-            _find_in(patches, module)
-
-
-def _find_in(patches: Patches, module: str) -> None:
-    done = True
-    for name, method, instead in _HOOKS[module]:
-        kind = _class(module, name)
-        if kind is None:  # of another release
-            continue
-        function: Any = vars(kind).get(method)
-        function = function.__func__ if isinstance(function, staticmethod) else function
-        own = is_own(function) and function.__qualname__ == f"{name}.{method}"
-        done = done and own  # else it is a program's, for now perhaps
-        if own and (kind, method) not in patches:
-            patches.add(kind, method, partial(_hook_before, instead), is_keyed)
-            for other in _with_the_same(function, name, method):
-                patches.add(other, method, partial(_hook_before, instead), is_keyed)
-    if done:
-        _complete.add(module)
+    _met.update(_HOOKS.keys() & sys.modules.keys())
+    for module, rows in _HOOKS.items():
+        made = ((module, name, method, partial(_hook_before, instead)) for name, method, instead in rows)
+        add_methods(patches, made, is_keyed)
 
 
 HOOKS = Patches(_find)
-
-
-def _with_the_same(function: Any, name: str, method: str) -> list[type]:
-    """Return the classes of the second generation that have taken a static method over from the first."""
-    return [kind for kind in classes(name, V2) if getattr(vars(kind).get(method), "__func__", None) is function]
-
-
-def _class(module: str, name: str) -> Any:
-    if name == "_RandomApplyTransform":  # not among what the package shows
-        flip = vars(sys.modules[module]).get("RandomHorizontalFlip")
-        return next((kind for kind in getattr(flip, "__mro__", ()) if kind.__name__ == name), None)
-    return vars(sys.modules[module]).get(name)
 
 
 def _hook_before(instead: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,11 +313,13 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any]], ...]] = {
     ),
     AUTOMATIC: tuple((name, "forward", _of_operation) for name in _AUTOMATIC),
     V2: (
+        ("RandomResizedCrop", "get_params", _resized_crop_v1),
+        ("RandomCrop", "get_params", _crop_v1),
         ("RandomResizedCrop", "make_params", _resized_crop_v2),
         ("RandomCrop", "make_params", _crop_v2),
         ("RandomChoice", "forward", _choice),
-        ("_RandomApplyTransform", "forward", _flip_v2),
         *((name, "make_params", _of_operation) for name in _WITH_PARAMETERS),
         *((name, "forward", _of_operation) for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")),
     ),
+    f"{V2}._transform": (("_RandomApplyTransform", "forward", _flip_v2),),
 }

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
-from penstock.recipe.patches import stood_for
+from penstock.recipe.patches import Patches, stood_for
 from penstock.recipe.steps import Refusal
 
 #: The methods of a dataset that its samples come from, and those that its other parts are found with.
@@ -76,6 +76,20 @@ def own_class(module: str, name: str) -> Any:
 def is_original(value: object, module: str, name: str = "") -> bool:
     """Return whether a function is defined by a module, under this name if one is given."""
     return not _is_foreign(value, module, "", name)
+
+
+#: A class by its module and name, one of its methods, and what makes another of the original.
+Row = tuple[str, str, str, Callable[[Any], Callable[..., Any]]]
+
+
+def add_methods(patches: Patches, rows: Iterable[Row], active: Callable[[], bool]) -> None:
+    """Add methods of imported classes to patches. One that a program has put in the place of another stays."""
+    for module, name, method, make in rows:
+        kind = own_class(module, name)
+        if kind is None or (kind, method) in patches or method not in vars(kind):
+            continue
+        if replaced_in_class(kind, method) is None:
+            patches.add(kind, method, make, active)
 
 
 def _replaced(key: Any, find: Any, names: str) -> Refusal | None:

@@ -80,8 +80,8 @@ class Patches:
         self._find = find
         self._lock = ProcessLock()
         self._leases: set[int] = set()
-        self._applied = False
-        """True: the attributes are ours; False: some may be."""
+        self._applied: bool | None = False
+        """Whether the attributes are ours; None: some may be."""
         self._added: set[tuple[Any, str]] = set()
         self._owners: list[Any] = []
         self._names: list[str] = []
@@ -132,7 +132,7 @@ class Patches:
             self._names.append(name)
             self._theirs.append(theirs)
             self._ours.append(ours)
-            self._applied = False
+            self._applied = None
 
     def _search(self) -> None:
         """Add what modules of programs call the functions."""
@@ -144,9 +144,9 @@ class Patches:
             imported |= sys.modules.keys() - self._searched
             self._searched |= imported
         for module in imported:
-            held = getattr(sys.modules.get(module), "__dict__", None)
-            if held is None or module.partition(".")[0] in _NOT_SEARCHED:
+            if module.partition(".")[0] in _NOT_SEARCHED or not isinstance(sys.modules.get(module), ModuleType):
                 continue
+            held = vars(sys.modules[module])
             if not self._functions.keys().isdisjoint(map(id, list(held.values()))):
                 for name, value in list(held.items()):
                     if id(value) in self._functions:
@@ -171,17 +171,17 @@ class Patches:
 
     def _settle(self, *, wait: bool) -> None:
         """Have the attributes as the leases want them, in this thread or the one that is doing that."""
-        while self._applied != bool(self._leases):
+        while self._applied is not bool(self._leases):
             if not self._lock.acquire(wait=wait):
                 return  # who holds the lock looks again
             try:
+                self._applied = None
                 if self._leases:
                     self._set(self._theirs, self._ours)
                     self._applied = True
-                else:
+                else:  # a lease that begins from here on waits for the lock
+                    self._set(self._ours, self._theirs)
                     self._applied = False
-                    if not self._leases:  # a lease that begins from here on waits for the lock
-                        self._set(self._ours, self._theirs)
             finally:
                 self._lock.release()
 
