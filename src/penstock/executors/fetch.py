@@ -28,7 +28,7 @@ from penstock.recipe import drawing
 from penstock.recipe.collate_fn import with_answer
 from penstock.recipe.compose_hook import working
 from penstock.recipe.patches import Lease, Patches
-from penstock.recipe.reach import reseed, seedable
+from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task

@@ -37,7 +37,7 @@ from penstock.order.epochs import Epochs
 from penstock.order.keyed import draw_seed
 from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import SeedWarnings
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.insight.lint.objects import Held, own_attributes
 from penstock.insight.lint.ownership import Ownership
-from penstock.recipe.reach import attributes
+from penstock.recipe.unseeded_generators import attributes
 
 #: The methods that are called for samples, by loaders, by transforms and by torch's modules.
 _ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")

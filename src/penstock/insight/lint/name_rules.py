@@ -13,7 +13,7 @@ from penstock.executors.method import and_join
 from penstock.insight.check import State
 from penstock.insight.lint.functions import Function, Mention
 from penstock.insight.lint.remark import Remark, place
-from penstock.recipe.reach import attributes
+from penstock.recipe.unseeded_generators import attributes
 
 #: What draws from random's global generator.
 # fmt: off

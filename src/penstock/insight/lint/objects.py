@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from penstock.insight.lint.ownership import Ownership
-from penstock.recipe.reach import attributes, parts
+from penstock.recipe.unseeded_generators import attributes, parts
 
 #: How many objects are visited, and how deep in one another.
 _OBJECTS, _DEPTH = 4_000, 8

@@ -20,7 +20,7 @@ from penstock.insight.check import State
 from penstock.insight.lint.objects import Held
 from penstock.insight.lint.ownership import Ownership
 from penstock.insight.lint.remark import Remark, place
-from penstock.recipe.reach import attributes
+from penstock.recipe.unseeded_generators import attributes
 from penstock.system.words import size_of
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
