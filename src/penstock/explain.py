@@ -18,9 +18,9 @@ from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
 from penstock.order.leftover import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import missed
 from penstock.recipe.steps import Step
 from penstock.recipe.torchvision import classes
+from penstock.recipe.unseeded_generators import missed
 from penstock.settings import Method, Settings
 from penstock.showing import shown_lines
 from penstock.sources.cached import describe_decoded, describe_indexes

@@ -30,7 +30,7 @@ from penstock.order.mix import Mix
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
-from penstock.recipe.reach import SeedWarnings
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings, Snapshot, method_of, refuse_for_fillers, shares
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange

@@ -20,7 +20,7 @@ import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.blurring import foresee
-from penstock.recipe.handing_on import hands_on
+from penstock.recipe.collate_fn import only_collates
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from penstock.sources.cached import cached, indexed
@@ -300,7 +300,7 @@ def fills_batches(collate_fn: object) -> bool:
     """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
     if replaced_in_collating() is not None or not collates_as_torch():
         return False
-    return collate_fn is None or collate_fn is default_collate or hands_on(collate_fn)
+    return collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
 
 
 def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:

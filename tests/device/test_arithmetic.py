@@ -27,9 +27,9 @@ from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
-from penstock.recipe.reach import SeedWarnings
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
+from penstock.recipe.unseeded_generators import SeedWarnings
 from tests.sample_datasets import in_memory, noise_image, smooth_photos
 
 pytestmark = pytest.mark.native

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from penstock.hooks.refused import Refused
+from penstock.hooks.answers import Refused
 from penstock.hooks.torch_load import load
 
 DTYPES = [

@@ -187,3 +187,17 @@ def test_the_functions_look_as_they_did() -> None:
     assert pickle.loads(pickle.dumps(torch.load)) is torch.load
     assert torch.load.__name__ == np.load.__name__ == "load" and torch.load.__module__ == "torch.serialization"
     assert list(inspect.signature(torch.load).parameters)[:3] == ["f", "map_location", "pickle_module"]
+
+
+def test_functions_that_were_replaced_before(folder: Path) -> None:
+    code = (
+        "import functools, sys, numpy, torch\n"
+        "torch.load = functools.partial(torch.load, weights_only=False)\n"
+        "numpy.load = lambda path: 7\n"
+        "import penstock\n"
+        "class Files(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): return torch.load(f'{sys.argv[1]}/{index}.pt'), numpy.load('')\n"
+        "for values, sevens in penstock.DataLoader(Files(), 2): assert sevens.tolist() == [7, 7]\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=100)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.hooks.refused import Refused
+from penstock.hooks.answers import Refused
 from penstock.hooks.torch_load import load
 from tests.corrupt import archive_of, saved
 from tests.hooks.loaded import assert_equal, corpus, filled, refused

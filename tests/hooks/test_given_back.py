@@ -1,4 +1,4 @@
-"""Functions of other packages that are exchanged while a pass is open, and given back at the end of the last one.
+"""Attributes of other packages that are set while a pass is open, and given back at the end of the last one.
 
 What is there before the first pass is seen in a fresh process alone, so that each test runs a script in one.
 """
@@ -26,6 +26,8 @@ from torch.utils.data import default_collate, get_worker_info
 from torchvision.transforms import v2
 from penstock import DataLoader
 
+from torch.utils.data._utils.collate import default_collate_fn_map
+
 PACKAGES = ("torchvision.", "PIL.", "numpy", "torch.serialization", "torch.utils.")
 stored = io.BytesIO()
 Image.new("RGB", (24, 20), (1, 2, 3)).save(stored, "JPEG")
@@ -44,14 +46,27 @@ class Photos(tud.Dataset):
         with Image.open(io.BytesIO(stored.getvalue())) as image:
             return self.transform(image.convert("RGB")), torch.load(sys.argv[1]), get_worker_info() is None
 
+def attributes():
+    # Return what each attribute of these packages' modules and classes is.
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(PACKAGES)]
+    kinds = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
+    mine = [sys.modules["__main__"], torch, default_collate_fn_map]
+    held = {id(one): one if isinstance(one, dict) else vars(one) for one in [*modules, *kinds, *mine]}
+    return {number: dict(one) for number, one in held.items()}
+
 def content(function):
-    return function.__code__, function.__defaults__, function.__kwdefaults__, dict(vars(function))
+    return function.__code__, function.__defaults__, function.__kwdefaults__, function.__module__, dict(vars(function))
 
 def differences():
-    names = [name for module, before in NAMES.items() for name in vars(module).keys() - before]
-    return [one.__qualname__ for one, before in BEFORE.items() if content(one) != before] + [
-        name for name in names if not name.startswith("_penstock_")
-    ]
+    # Return the functions that are not where they were, or not what they were.
+    now = attributes()
+    return [name for number, before in ATTRIBUTES.items() for name, value in before.items()
+            if callable(getattr(value, "__func__", value)) and now[number].get(name) is not value] + [
+        one for one, before in BEFORE.items() if content(one) != before]
+
+def changed_inside():
+    # Return the functions that have other code, defaults or attributes.
+    return [one for one, before in BEFORE.items() if content(one)[:3] != before[:3] or vars(one) != before[4]]
 
 EDGES = v2.Compose([v2.Resize(8), v2.CenterCrop(6), v2.Normalize([0.5] * 3, [0.5] * 3)])
 FLOATS = torch.rand(3, 12, 10, generator=torch.Generator().manual_seed(0))
@@ -61,9 +76,7 @@ def compiles():
     return torch.equal(torch.compile(EDGES, fullgraph=True, backend="eager")(FLOATS), EDGES(FLOATS))
 
 list(tud.DataLoader(Photos(), 4))  # what torch's loader imports and makes is there
-NAMES = {sys.modules[name]: set(vars(sys.modules[name])) for name in
-         ("torchvision.transforms.transforms", "torchvision.transforms.v2._geometry", "torch.utils.data._utils.worker",
-          "torch.utils.data._utils.collate", "torch.serialization")}
+ATTRIBUTES = attributes()
 gc.unfreeze()  # of the process that this one was forked from
 BEFORE = {one: content(one) for one in gc.get_objects() if type(one) is types.FunctionType
           and (one.__module__ or "").startswith(PACKAGES)}
@@ -96,7 +109,7 @@ def nested(**options):
     outer = iter(DataLoader(Photos(), 4, **options))
     next(outer)
     list(DataLoader(Photos(), 4, num_workers=0))
-    assert differences()
+    assert differences() and not changed_inside()
     assert len(list(outer)) == 2
     del outer
 
@@ -118,7 +131,7 @@ for name, options in WAYS.items():
         if work is nested and name == "processes":
             continue
         work(**options)
-        assert not differences(), (name, differences())
+        assert not differences() and not changed_inside(), (name, differences())
         """,
         tmp_path,
     )
@@ -188,6 +201,43 @@ for dataset, light in ((Photos(), False), (range(2000), True)):
             if number == 1:
                 assert bool(differences()) == (not (light and earlier))
     assert not differences()
+        """,
+        tmp_path,
+    )
+
+
+def test_a_programs_own_calls_show_nothing_of_a_pass(tmp_path: Path) -> None:
+    run(
+        """
+import inspect, pickle, traceback
+import torch.jit
+from torchvision import transforms as v1
+
+held = torch.load, np.load, get_worker_info
+COMPOSE = v1.Compose([v1.Resize(8)])
+
+def shown():
+    texts = []
+    for call in (lambda: COMPOSE(None), lambda: np.load(sys.argv[1]), lambda: torch.load("none"),
+                 lambda: Image.Image.convert(None)):
+        try:
+            call()
+        except Exception:
+            texts.append(traceback.format_exc())
+    now = (v1.Compose.__call__, v1.Resize.forward, v2.RandomCrop.make_params, Image.Image.convert, np.load, torch.load)
+    return "".join(texts), [(inspect.getsource(one), inspect.getsourcefile(one), inspect.signature(one), one.__name__,
+                             one.__code__.co_filename) for one in now]
+
+before, looks = shown()
+for options in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread", "seed": 3}):
+    for _ in DataLoader(Photos(), 4, **options):
+        assert differences()
+        during, now = shown()
+        assert now == looks
+        assert "penstock" not in during and during.count("Traceback") == before.count("Traceback")
+        assert pickle.loads(pickle.dumps(held)) == held
+        assert pickle.loads(pickle.dumps((torch.load, np.load))) == (torch.load, np.load)
+        assert torch.jit.script(v1.RandomCrop(4))(torch.zeros(3, 8, 8)).shape[0] == 3
         """,
         tmp_path,
     )

@@ -18,10 +18,11 @@ import torch.utils.data as tud
 from PIL import Image
 
 import penstock
+from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
 from penstock.executors.workers.call_slots import SLOTS, TABLE, SlotCalls, read_slots
-from penstock.hooks import tally
+from penstock.hooks.answers import example_of
 from penstock.hooks.calls import natively
 from tests.executors_under_test import options
 
@@ -230,7 +231,7 @@ def test_names_of_owners_and_many_reasons() -> None:
     with natively(loader._executors.counters.meter.calls):
         for number in range(6):
             for _ in range(number + 1):
-                tally.refused("PIL.Image.open", f"reason {number}", "" if number else "x" * 100)
+                call_counts.refused("PIL.Image.open", f"reason {number}", "" if number else "x" * 100)
     assert lines_of(loader) == [
         "calls    PIL.Image.open: 0 answered natively; 6 Pillow's own (reason 5); 5 Pillow's own (reason 4); "
         "4 Pillow's own (reason 3); 3 Pillow's own (reason 2); 3 more Pillow's own"
@@ -240,10 +241,10 @@ def test_names_of_owners_and_many_reasons() -> None:
 
 def test_examples_are_paths(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    assert tally.example_of("a/b") == "a/b" and tally.example_of(Path("a/b")) == "a/b"
-    assert tally.example_of(3) == ""
+    assert example_of("a/b") == "a/b" and example_of(Path("a/b")) == "a/b"
+    assert example_of(3) == ""
     with (tmp_path / "a").open("rb") as file:
-        assert tally.example_of(file) == str(tmp_path / "a")
+        assert example_of(file) == str(tmp_path / "a")
 
 
 def test_a_meter_keeps_so_many_reasons() -> None:

@@ -598,10 +598,7 @@ def test_what_a_program_puts_in_place_is_called(root: Path) -> None:
     assert torch.equal(batch[0][0], image)
     dataset = Single(folder(root, v1.RandomCrop(24), v1.PILToTensor()))
     with mock.patch.object(v1.RandomCrop, "get_params", staticmethod(lambda img, output_size: (1, 2, 24, 24))):
-        assert not drawing.is_own(vars(v1.RandomCrop)["get_params"].__func__)
         assert torch.equal(next(iter(PL(dataset, seed=1, num_workers=0)))[0][0], image)
-    assert drawing.is_own(vars(v1.RandomCrop)["get_params"].__func__)
-    assert drawing.is_own(v1.Resize.forward) and not drawing.is_own(OwnFlip.forward) and not drawing.is_own(len)
     assert not torch.equal(next(iter(PL(dataset, seed=1, num_workers=0)))[0][0], image)
 
 

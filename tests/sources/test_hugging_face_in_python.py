@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,36 +84,6 @@ def test_lists_whose_lengths_come_right_in_sum() -> None:
     for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
         with pytest.raises(RuntimeError, match=r"equal size|shape \(1,\)"):
             list(loader(even, batch_size=3))
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "datasets.arrow_dataset.query_table",
-        "datasets.formatting.torch_formatter.TorchFormatter._tensorize",
-        "datasets.arrow_dataset.Dataset._getitem",
-        "datasets.table.IndexedTableMixin.fast_gather",
-        "torch.tensor",
-    ],
-)
-def test_functions_that_a_program_replaced_are_called(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, _, name = what.rpartition(".")
-    holder = pkgutil.resolve_name(module)
-    original, called = getattr(holder, name), []
-
-    def own_one(*args: Any, **options: Any) -> Any:
-        called.append(1)
-        return original(*args, **options)
-
-    dataset = simple()
-    loader = penstock.DataLoader(dataset, BATCH)
-    assert "gather" in loader.explain()
-    with monkeypatch.context() as patch:
-        patch.setattr(holder, name, own_one)
-        assert "it was replaced by" in loader.explain()
-        assert len(list(loader)) == 5
-        assert called
-    assert "gather" in loader.explain()
 
 
 def test_tensors_that_come_otherwise_than_expected() -> None:

@@ -24,10 +24,11 @@ from penstock.executors.filling import FilledBatch, Filling
 from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.hooks.calls import ANSWERED
-from penstock.recipe import drawing, handing_on
+from penstock.recipe import drawing
+from penstock.recipe.collate_fn import with_answer
 from penstock.recipe.compose_hook import working
-from penstock.recipe.exchange import Exchange, Lease
-from penstock.recipe.reach import reseed, seedable
+from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task
@@ -121,14 +122,14 @@ class Fetch:
         return self.collate_fn is default_collate
 
     @property
-    def hands_on(self) -> bool:
+    def only_collates(self) -> bool:
         """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
         return self._filling is not None and self._filling.unseen
 
     @property
     def keeps_rows(self) -> bool:
         """Whether the batch is expected to lie where the samples are filled, though a collate_fn makes it."""
-        return self.hands_on or self._stacking.answered
+        return self.only_collates or self._stacking.answered
 
     @property
     def one_by_one(self) -> bool:
@@ -163,11 +164,9 @@ class Fetch:
         if self.stacks:
             self._note_collating(task, len(task.given))
             return collated(lambda _: filled.batch(), task.given, None)
-        if not self.hands_on:
+        if not self.only_collates:
             return self._stacking.collated(partial(self.collate, task), filled)
-        samples = filled.samples(unseen=True)
-        with handing_on.answered(samples, filled.batch):
-            return self.collate(task, samples)
+        return self.collate(task, with_answer(filled.samples(unseen=True), filled.batch))
 
     def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
         """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""
@@ -180,13 +179,12 @@ class Fetch:
             (samples,) = self._as_torch(given) if self.plain else one_by_one(partial(self.sample, task), given)
         return (collate or self.collate)(task, samples)
 
-    def lease(self, *more: Exchange) -> Lease:
+    def lease(self, *more: Patches) -> Lease:
         """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
         return Lease(
             *more,
             *([ANSWERED] if self.composes else ()),
             *([drawing.HOOKS] if self._seeded or self._keyed else ()),
-            *([handing_on.COLLATING] if self.hands_on else ()),
         )
 
     @contextmanager

@@ -27,7 +27,7 @@ from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.keyed import draw_seed
 from penstock.recipe.compose_hook import this_thread
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method
 from penstock.state.progress import Progress

@@ -26,7 +26,7 @@ from penstock.executors.workers.native import ThreadWorker
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Indices, Positions
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sources.tree import Unresolved
 from penstock.system.warn_user import warn_user
 

@@ -14,7 +14,7 @@ from penstock.observe import Meter
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import Epochs
 from penstock.plan import NativePlan, Plan, PythonPlan
-from penstock.recipe.reach import SeedWarnings
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress

@@ -36,7 +36,7 @@ from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerIn
 from penstock.hooks.calls import natively_in_this_process
 from penstock.order.batches import with_sample_numbers
 from penstock.recipe.drawing import HOOKS
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task
 from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept

@@ -36,7 +36,7 @@ from penstock.order.batches import settled_at_start
 from penstock.order.keyed import Epochs, draw_seed
 from penstock.order.permutations import Indices, Positions
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.reach import SeedWarnings
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.progress import Progress
 from penstock.state.substitutes import Register, Substitutes, population

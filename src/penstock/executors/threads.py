@@ -23,7 +23,7 @@ from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.order.leftover import Arrivals
 from penstock.plan import NativePlan, PythonPlan
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task

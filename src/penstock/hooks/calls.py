@@ -1,50 +1,27 @@
 """torch.load and numpy.load, answered natively where a dataset's own code calls them in one of our workers.
 
-While a pass is open the code of the functions is exchanged, for code that asks whether the calling thread is a worker
-at work, so that a function that a program holds is answered too; in any other thread they do what they did. A function
-that a program has put in their place stays.
+While a pass is open other functions stand in their place (patches.py), in the modules of programs too that have
+imported one by name; in any thread that is not a worker at work they do what they did. A function that a program has
+put in their place stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock import call_counts
 from penstock.call_counts import CallMeter, CallSink, count_in_this_process
-from penstock.hooks import image_folder, numpy_load, pillow, tally, torch_load
-from penstock.hooks.refused import Refused
+from penstock.hooks import image_folder, numpy_load, pillow, torch_load
+from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
-from penstock.recipe.compose_hook import this_thread, working
-from penstock.recipe.exchange import Exchange, Lease
-from penstock.recipe.originals import is_original
-
-#: The public name of a function, what answers a call, and the modules that offer the function: the first defines it.
-_ANSWERS: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
-    ("torch.load", torch_load.load, (torch.serialization, torch)),
-    ("numpy.load", numpy_load.load, (np,)),
-)
-
-
-def _find(exchange: Exchange) -> None:
-    compose_hook.find(exchange)
-    pillow.find(exchange)
-    image_folder.find(exchange)
-    for function, answer, modules in _ANSWERS:
-        name = function.rpartition(".")[2]
-        original = getattr(modules[0], name)
-        if original in exchange or not is_original(original, modules[0].__name__, name):
-            continue
-        if all(vars(module)[name] is original for module in modules):
-            exchange.add(original, partial(_asking, answer, function))
-
-
-#: All functions that are answered. Threads that work while a lease on them is open say so by `working`.
-ANSWERED = Exchange(_find)
+from penstock.recipe.compose_hook import working, works_here
+from penstock.recipe.originals import add_methods, is_original
+from penstock.recipe.patches import Lease, Patches, standing_in, stood_for
 
 
 @contextmanager
@@ -68,19 +45,42 @@ def natively_in_this_process(sink: CallSink | None = None) -> None:
 _for_life: list[Lease] = []
 
 
-def _asking(answer: Callable[..., Any], function: str, original: Any) -> Any:
-    """Return a function that has a call of a worker answered, and leaves all others to the original."""
+def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callable[..., Any]:
+    """Return a function that answers a call, and leaves to the original what is refused."""
 
     def load(*arguments: Any, **named: Any) -> Any:
-        if this_thread.native:
-            try:
-                found = answer(*arguments, **named)
-            except TypeError:  # of arguments that the original says more about
-                found = Refused("it is called with other arguments")
-            if type(found) is not Refused:
-                tally.answered(function)
-                return found
-            tally.refused(function, found.reason, tally.example_of(arguments[0]) if arguments else "")
+        try:
+            found = answer(*arguments, **named)
+        except TypeError:  # of arguments that the original says more about
+            found = Refused("it is called with other arguments")
+        if type(found) is not Refused:
+            call_counts.answered(function)
+            return found
+        call_counts.refused(function, found.reason, example_of(arguments[0]) if arguments else "")
         return original(*arguments, **named)
 
     return load
+
+
+def _standing_in(original: Any, home: str, answer: Callable[..., Any], function: str, name: str) -> Any:
+    """Return what answers for a function; None where a program has put another there before this was imported."""
+    if not is_original(original, home, "load"):
+        return None
+    return standing_in(original, _asking(answer, function, original), works_here, (__name__, name))
+
+
+load_of_torch = _standing_in(torch.load, "torch.serialization", torch_load.load, "torch.load", "load_of_torch")
+load_of_numpy = _standing_in(np.load, "numpy", numpy_load.load, "numpy.load", "load_of_numpy")
+
+
+def _find(patches: Patches) -> None:
+    torch_load.look_at_settings()
+    compose_hook.find(patches)
+    add_methods(patches, (*pillow.METHODS, *image_folder.METHODS), works_here)
+    for ours, module in ((load_of_torch, torch), (load_of_numpy, np)):
+        if ours is not None:
+            patches.add_function(stood_for(ours), ours, module)
+
+
+#: All functions that are answered. Threads that work while a lease on them is open say so by `working`.
+ANSWERED = Patches(_find)

@@ -8,19 +8,17 @@ same, after the same draws. All else is left to torchvision's method, which also
 from __future__ import annotations
 
 import sys
-from types import FunctionType
 from typing import Any
 
 from PIL import Image, ImageFile
 
 import penstock._native as _native
-from penstock.hooks import tally
-from penstock.recipe.compose_hook import run_whole, this_thread
+from penstock import call_counts
+from penstock.recipe.compose_hook import run_whole
 from penstock.recipe.composed_run import REFUSED
 from penstock.recipe.encoded_image import unopened
-from penstock.recipe.exchange import Exchange
 from penstock.recipe.jpeg_pixels import decoded_alike
-from penstock.recipe.originals import is_original, own_class, replaced_in_class, replaced_in_opening
+from penstock.recipe.originals import is_original, replaced_in_opening
 
 _FUNCTION = "torchvision ImageFolder"
 _MODULE = "torchvision.datasets.folder"
@@ -28,32 +26,23 @@ _MODULE = "torchvision.datasets.folder"
 #: files itself.
 _SPOKEN_OF = (b"Exif", b"MPF\0")
 _START_OF_SCAN = 0xDA
-_met: list[Any] = []
-
-
-def find(exchange: Exchange) -> None:
-    """Add the method, once it is imported. One that a program has put in the place of torchvision's stays."""
-    if _met or _MODULE not in sys.modules:
-        return
-    kind = own_class(_MODULE, "DatasetFolder")
-    original = None if kind is None else vars(kind).get("__getitem__")
-    if isinstance(original, FunctionType) and replaced_in_class(kind, "__getitem__") is None:
-        exchange.add(original, _asking)
-        _met.append(original)
 
 
 def _asking(original: Any) -> Any:
     def getitem(self: Any, index: Any) -> Any:
-        if this_thread.native:
-            path, target = self.samples[index]
-            image = _image(self, path)
-            if image is not REFUSED:
-                tally.answered(_FUNCTION)
-                change = self.target_transform
-                return image, target if change is None else change(target)
+        path, target = self.samples[index]
+        image = _image(self, path)
+        if image is not REFUSED:
+            call_counts.answered(_FUNCTION)
+            change = self.target_transform
+            return image, target if change is None else change(target)
         return original(self, index)
 
     return getitem
+
+
+#: What is answered of torchvision's folders.
+METHODS = ((_MODULE, "DatasetFolder", "__getitem__", _asking),)
 
 
 def _image(dataset: Any, path: Any) -> Any:

@@ -10,49 +10,38 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
-from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
-from penstock.hooks import tally
-from penstock.recipe.compose_hook import this_thread
+from penstock import call_counts
+from penstock.hooks.answers import example_of
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
-from penstock.recipe.exchange import Exchange
-from penstock.recipe.originals import replaced_in_class
 
 _CONVERT = "PIL.Image.convert"
 
 
-def find(exchange: Exchange) -> None:
-    """Add two methods of Pillow's images. One that a program has put in the place of Pillow's stays."""
-    for kind, name, wrap in ((Image.Image, "convert", _converting), (ImageFile.ImageFile, "load", _loading)):
-        original = vars(kind).get(name)
-        if isinstance(original, FunctionType) and original not in exchange and replaced_in_class(kind, name) is None:
-            exchange.add(original, wrap)
-
-
 def _converting(original: Any) -> Any:
-    def convert(self: Any, *arguments: Any, **named: Any) -> Any:
-        plain = not named and arguments[1:] == original.__defaults__[1:]  # nothing but the mode is asked for
-        if this_thread.native and type(self) is JpegImageFile and plain and _wants_rgb(self, *arguments[:1]):
+    def convert(self: Any, mode: Any = None, *others: Any, **named: Any) -> Any:
+        plain = not others and not named  # nothing but the mode is asked for
+        if type(self) is JpegImageFile and plain and _wants_rgb(self, mode):
             why = leave_encoded(self)
             converted = converted_to_rgb(self)
             if converted is not None:
-                tally.answered(_CONVERT)
+                call_counts.answered(_CONVERT)
                 return converted
-            example = tally.example_of(self.filename or self.fp)
-            tally.refused(_CONVERT, why or "the image has a transparent colour", example)
-        return original(self, *arguments, **named)
+            example = example_of(self.filename or self.fp)
+            call_counts.refused(_CONVERT, why or "the image has a transparent colour", example)
+        return original(self, mode, *others, **named)
 
     return convert
 
 
 def _loading(original: Any) -> Any:
     def load(self: Any) -> Any:
-        if this_thread.native and type(self) is JpegImageFile:
-            # Behind this function and the method with the exchanged code.
+        if type(self) is JpegImageFile:
+            # Behind this function and the one that chose it.
             caller = sys._getframe(1).f_back
             if caller is not None and _drops(caller) and leave_encoded(self) is None:
                 return None
@@ -61,7 +50,11 @@ def _loading(original: Any) -> Any:
     return load
 
 
-def _wants_rgb(image: Any, mode: Any = None) -> bool:
+#: What is answered of Pillow's images.
+METHODS = (("PIL.Image", "Image", "convert", _converting), ("PIL.ImageFile", "ImageFile", "load", _loading))
+
+
+def _wants_rgb(image: Any, mode: Any) -> bool:
     """Return whether convert() to a mode gives an image of mode RGB, by no other rule than its mode."""
     wanted = image.mode if mode is None else mode
     return type(wanted) is str and wanted == "RGB"

@@ -11,27 +11,14 @@ import _io
 import builtins
 import os
 from collections import OrderedDict
-from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.utils import _config_module
 from torch.utils.serialization import config
 
 from penstock import _native
-from penstock.hooks.behind import Functions, content_of
-from penstock.hooks.refused import Refused
+from penstock.hooks.answers import Refused, content_of
 
-#: What torch.load comes to, by module: a program that replaces one of these functions means it.
-_BEHIND = {
-    "torch.serialization": (
-        "_load _open_file_like _is_path _is_zipfile _open_zipfile_reader _get_restore_location _cpu_deserialize "
-        "_default_to_weights_only default_restore_location"
-    ),
-    "torch._utils": "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter",
-    "torch._weights_only_unpickler": "Unpickler load _get_user_allowed_globals _read_global_instruction",
-}
-_UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _FORCED = b"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _by_default = bool(torch.serialization._default_to_weights_only(None))  # type: ignore[no-untyped-call]
 _CPU = torch.device("cpu")
@@ -68,7 +55,7 @@ def load(
         return Refused("it may unpickle any object (weights_only=False)")
     if mmap is not None and mmap is not False:
         return Refused("it is told to map the file (mmap=)")
-    why = _unusual(mmap)
+    why = _unusual()
     if why is not None:
         return Refused(why)
     if isinstance(f, str):
@@ -101,7 +88,7 @@ def _is_cpu(location: Any) -> bool:
     return location == "cpu" if type(location) is str else type(location) is torch.device and location == _CPU
 
 
-def _unusual(mmap: bool | None) -> str | None:
+def _unusual() -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
     if _function_modes() or _dispatch_modes():
         return "a mode of torch's is on"
@@ -111,39 +98,21 @@ def _unusual(mmap: bool | None) -> str | None:
         return "torch.serialization.skip_data is on"
     if _registry[0][2] is not _cpu_deserialize:
         return "torch.serialization.register_package was called for another device"
-    if _settings_changed():
-        if config.load.endianness is not None:
-            return "torch.serialization.set_default_load_endianness was called"
-        if mmap is None and config.load.mmap:
-            return "torch.utils.serialization.config.load.mmap is on"
-    return _behind.replaced()
+    return _Settings.unusual
 
 
-def _settings_changed() -> bool:
-    """Return whether somebody may have set how torch loads.
-
-    Reading one of torch's settings costs 2 us, looking whether it was set a tenth of that.
-    """
-    if not _settings:
-        return True
-    for setting in _settings:
-        value = setting.user_override  # in older releases the value itself
-        if (value.get() if type(value) is ContextVar else value) is not _UNSET:
-            return True
-    return False
+class _Settings:
+    unusual: str | None = None
+    """What of torch's settings made torch.load do something else when the latest pass began, or None."""
 
 
-def _watched() -> list[Any]:
-    """Return torch's entries of the settings that change how torch loads; nothing where they cannot be told."""
-    try:
-        entries = [vars(config)["_config"][name] for name in ("load.mmap", "load.endianness")]
-        plain = all(
-            hasattr(entry, "user_override") and entry.env_value_force is entry.env_value_default is _UNSET
-            for entry in entries
-        )
-        return entries if plain and not config.load.mmap and config.load.endianness is None else []
-    except (AttributeError, KeyError):  # of a torch that keeps its settings in another way
-        return []
+def look_at_settings() -> None:
+    """Take note of how torch is set to load. Reading a setting takes as long as a tenth of a file."""
+    _Settings.unusual = None
+    if config.load.endianness is not None:
+        _Settings.unusual = "torch.serialization.set_default_load_endianness was called"
+    elif config.load.mmap:
+        _Settings.unusual = "torch.utils.serialization.config.load.mmap is on"
 
 
 def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
@@ -161,5 +130,3 @@ _loader = _native.TorchLoader(
     torch._C._increment_version,
     Refused,
 )
-_settings = _watched()
-_behind = Functions(_BEHIND)

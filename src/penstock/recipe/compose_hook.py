@@ -6,13 +6,12 @@ transforms that follow each other are run together by the native core, on the me
 between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
 them needs, in a Compose or called by themselves. All other transforms are called as ever.
 
-While a pass is open the code of the methods of torchvision's classes is exchanged, for code that looks whether the
-calling thread works for a loader; in any other thread they do what they did.
+While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
+does not work for a loader they do what they did.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,9 @@ from penstock import call_counts
 from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.encoded_image import is_encoded
-from penstock.recipe.exchange import Exchange
-from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, parts_of
-from penstock.recipe.originals import hooked, replaced_in_class
+from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
+from penstock.recipe.originals import Row, add_methods, hooked
+from penstock.recipe.patches import Patches
 from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
@@ -41,6 +40,11 @@ class _ThreadState(threading.local):
 
 
 this_thread = _ThreadState()
+
+
+def works_here() -> bool:
+    """Return whether the calling thread works for a loader."""
+    return this_thread.native
 
 
 @contextmanager
@@ -66,28 +70,6 @@ def work_in_this_process() -> None:
 
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
-#: By module: a class, its method, and whether its objects are a list of transforms or one transform.
-_METHODS = (
-    (V1, "Compose", "__call__", True),
-    (V2, "Compose", "forward", True),
-    (V1, "RandomResizedCrop", "forward", False),
-    (V1, "Resize", "forward", False),
-    (V1, "ToTensor", "__call__", False),
-    (V2, "Transform", "forward", False),
-    *((PRESETS, name, "forward", False) for name in KNOWN_PRESETS),
-)
-_met: set[tuple[str, str]] = set()
-
-
-def find(exchange: Exchange) -> None:
-    """Add the methods of what is imported of torchvision."""
-    for module, name, method, lists in _METHODS:
-        if (module, name) in _met or module not in sys.modules:
-            continue
-        kind = next(iter(classes(name, module)), None)
-        if kind is not None and replaced_in_class(kind) is None:  # else a program's method stays, for now perhaps
-            exchange.add(vars(kind)[method], partial(_call_of_list, module == V2) if lists else _call_of_one)
-            _met.add((module, name))
 
 
 def _call_of_list(joint: bool, original: Any) -> Any:
@@ -97,13 +79,13 @@ def _call_of_list(joint: bool, original: Any) -> Any:
     """
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if this_thread.native and len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
+        if len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
             found = _known_and_parts(self, parts_of)
             if found is not None:
                 known, parts = found
                 return known.run(parts, inputs[0])
             call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
-        elif this_thread.native and joint and inputs and not named and _is_sample(inputs):
+        elif joint and inputs and not named and _is_sample(inputs):
             several, found = len(inputs) > 1, _known_and_parts(self, parts_of)
             if found is not None and (found[0].takes_several or not several):
                 return found[0].run(found[1], inputs if several else inputs[0], several)
@@ -124,7 +106,7 @@ def _call_of_one(original: Any) -> Any:
     """Return the method of a transform that has the native core decode what the transform needs of an encoded image."""
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if this_thread.native and len(inputs) == 1 and not named and is_encoded(inputs[0]):
+        if len(inputs) == 1 and not named and is_encoded(inputs[0]):
             found = _known_and_parts(self, _only)
             if found is not None:
                 known, parts = found
@@ -135,6 +117,23 @@ def _call_of_one(original: Any) -> Any:
         return original(self, *inputs, **named)
 
     return call
+
+
+_METHODS: tuple[Row, ...] = (
+    (V1, "Compose", "__call__", partial(_call_of_list, False)),
+    (V2, "Compose", "forward", partial(_call_of_list, True)),
+    (V1, "RandomResizedCrop", "forward", _call_of_one),
+    (V1, "Resize", "forward", _call_of_one),
+    (V1, "ToTensor", "__call__", _call_of_one),
+    (V2, "Transform", "forward", _call_of_one),
+    *((PRESETS, name, "forward", _call_of_one) for name in KNOWN_PRESETS),
+)
+
+
+def find(patches: Patches) -> None:
+    """Add the methods of what is imported of torchvision."""
+    Passes.begun += 1
+    add_methods(patches, _METHODS, works_here)
 
 
 def run_whole(compose: Any, image: Image.Image) -> Any:

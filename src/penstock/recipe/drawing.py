@@ -9,9 +9,8 @@ transforms are what they were.
 Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
 seed that is the sample's for that operation: torchvision's code draws from it as it is.
 
-While a lease is open the hooks are in the code of torchvision's own functions, whose objects stay: a program that holds
-one, wraps it, scripts it or puts another in its place goes on as before. A function that is not torchvision's own is
-left alone.
+While a lease is open the hooks stand in the place of methods of torchvision's classes. A function that is not
+torchvision's own is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import itertools
 import math
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,8 +28,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import penstock._native as _native
-from penstock.recipe.exchange import Exchange, Lease
-from penstock.recipe.originals import is_original
+from penstock.recipe.originals import add_methods
+from penstock.recipe.patches import Lease, Patches
 from penstock.recipe.torchvision import AUTOMATIC, V1, V2
 from penstock.system.process_lock import ProcessLock
 from penstock.system.randomness import generator_states, restore_generators
@@ -173,66 +171,29 @@ def of_next_operation() -> Iterator[None]:
 
 _seeding = ProcessLock()
 """Held while torch's global generator is an operation's."""
-_complete: set[str] = set()
-"""The modules in which all functions are hooked."""
+_met: set[str] = set()
+"""The modules that were imported when the hooks were put there last."""
 
 
 def hook() -> None:
     """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
-    for module in _HOOKS:
-        if module not in _complete and module in sys.modules:
-            HOOKS.meet()
+    if any(module in sys.modules for module in _HOOKS.keys() - _met):
+        HOOKS.meet()
 
 
-def is_own(function: object) -> bool:
-    """Return whether a function of one of torchvision's classes is torchvision's own, with our hook or without."""
-    home = getattr(function, "__module__", None) or ""
-    return isinstance(function, types.FunctionType) and home.startswith("torchvision.") and is_original(function, home)
+def _find(patches: Patches) -> None:
+    _met.update(_HOOKS.keys() & sys.modules.keys())
+    for module, rows in _HOOKS.items():
+        made = ((module, name, method, partial(_hook_before, instead)) for name, method, instead in rows)
+        add_methods(patches, made, is_keyed)
 
 
-def _find(exchange: Exchange) -> None:
-    for module in _HOOKS:
-        if module not in _complete and module in sys.modules:
-            _find_in(exchange, module)
+HOOKS = Patches(_find)
 
 
-def _find_in(exchange: Exchange, module: str) -> None:
-    done = True
-    for name, method, instead in _HOOKS[module]:
-        kind = _class(module, name)
-        if kind is None:  # of another release
-            continue
-        function: Any = vars(kind).get(method)
-        function = function.__func__ if isinstance(function, staticmethod) else function
-        own = is_own(function) and function.__qualname__ == f"{name}.{method}" and not function.__code__.co_freevars
-        done = done and own  # else it is a program's, for now perhaps
-        if own and function not in exchange:
-            exchange.add(function, partial(_Bound, instead))
-    if done:
-        _complete.add(module)
-
-
-HOOKS = Exchange(_find)
-
-
-def _class(module: str, name: str) -> Any:
-    if name == "_RandomApplyTransform":  # not among what the package shows
-        flip = vars(sys.modules[module]).get("RandomHorizontalFlip")
-        return next((kind for kind in getattr(flip, "__mro__", ()) if kind.__name__ == name), None)
-    return vars(sys.modules[module]).get(name)
-
-
-class _Bound:
-    """A hook with the original that it stands before."""
-
-    def __init__(self, instead: Callable[..., Any], original: Callable[..., Any]) -> None:
-        self._instead, self._original = instead, original
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        draws = _this_thread.draws
-        if draws is None:
-            return self._original(*args, **named)
-        return self._instead(draws, self._original, *args, **named)
+def _hook_before(instead: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that knows the original that it stands before."""
+    return lambda *args, **named: instead(_this_thread.draws, original, *args, **named)
 
 
 def _resized_crop_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:
@@ -352,11 +313,13 @@ _HOOKS: dict[str, tuple[tuple[str, str, Callable[..., Any]], ...]] = {
     ),
     AUTOMATIC: tuple((name, "forward", _of_operation) for name in _AUTOMATIC),
     V2: (
+        ("RandomResizedCrop", "get_params", _resized_crop_v1),
+        ("RandomCrop", "get_params", _crop_v1),
         ("RandomResizedCrop", "make_params", _resized_crop_v2),
         ("RandomCrop", "make_params", _crop_v2),
         ("RandomChoice", "forward", _choice),
-        ("_RandomApplyTransform", "forward", _flip_v2),
         *((name, "make_params", _of_operation) for name in _WITH_PARAMETERS),
         *((name, "forward", _of_operation) for name in (*_AUTOMATIC, "RandomApply", "RandomOrder")),
     ),
+    f"{V2}._transform": (("_RandomApplyTransform", "forward", _flip_v2),),
 }

@@ -15,7 +15,7 @@ from PIL import Image
 from penstock import call_counts
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
-from penstock.recipe.originals import hooked, snapshot
+from penstock.recipe.originals import hooked, replaced_in_class
 from penstock.recipe.reader import handlers
 from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
 from penstock.recipe.timm_transforms import HOLDING, held_operations
@@ -29,6 +29,11 @@ class Debt:
     """What readings of transforms have cost, and images that were done natively since have not yet paid back."""
 
     images = 0
+
+
+class Passes:
+    begun = 0
+    """How many passes have begun: methods of classes are looked at once a pass."""
 
 
 def parts_of(compose: Any) -> Any:
@@ -67,15 +72,15 @@ class KnownTransforms:
         self._runs: dict[tuple[int, str, torch.dtype, bool], Run | SampleRun | None] = {}
         self.takes_several = True
         """Whether no part is a Compose of the first generation, which takes one value."""
-        kinds = [*classes("Compose")]
-        self._add(transforms, (), kinds)
-        replaced, self._functions_as_they_were = snapshot(kinds)
-        self.native = replaced is None and all(state.fixed and not state.objects for _, state in self._states)
+        self._kinds: set[type] = set(classes("Compose"))
+        self._add(transforms, ())
+        self._pass, self._replaced = Passes.begun, self._is_replaced()
+        self.native = not self._replaced and all(state.fixed and not state.objects for _, state in self._states)
         """Whether any of the transforms may be run natively."""
         if not self.native:
             self._states = []  # they may hold objects of any kind
 
-    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...], kinds: list[type]) -> None:
+    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...]) -> None:
         number = len(self._lists)
         self._lists.append(tuple(map(weakref.ref, transforms)))
         known = handlers()
@@ -86,24 +91,28 @@ class KnownTransforms:
                 self._states.append((reference, AttributeState(part, without="transforms")))
                 self._composes.append(reference)
                 self.takes_several &= type(part) not in classes("Compose", V1)
-                self._add(parts_of(part), inner_trail, kinds)
+                self._add(parts_of(part), inner_trail)
                 continue
             own = _is_known(part, known)
             if own:
-                self._note(part, reference, kinds)
+                self._note(part, reference)
             self._parts.append(_Part(reference, inner_trail, not own))
 
-    def _note(self, part: Any, reference: weakref.ref[Any], kinds: list[type]) -> None:
+    def _note(self, part: Any, reference: weakref.ref[Any]) -> None:
         """Note what a known transform is, and the transforms that it holds."""
-        kinds.append(type(part))
         names = HOLDING if held_operations(part) else ("transforms",)
         holds = next((name for name in names if name in vars(part)), None)
         self._states.append((reference, AttributeState(part, without=holds)))
+        self._kinds.add(type(part))
         if holds is not None:
             held = tuple(map(weakref.ref, _held_by(part)))
             self._held.append((reference, held))
             for one, inner in zip(_held_by(part), held, strict=True):
-                self._note(one, inner, kinds)
+                self._note(one, inner)
+
+    def _is_replaced(self) -> bool:
+        """Return whether a method of the transforms' classes is a program's own now."""
+        return any(replaced_in_class(kind) is not None for kind in self._kinds)
 
     def _hold_the_same(self) -> bool:
         for reference, before in self._held:
@@ -113,9 +122,13 @@ class KnownTransforms:
         return True
 
     def still(self, transforms: Sequence[Any]) -> bool:
-        """Return whether these are the transforms, and both they and the functions they come to are as they were."""
-        if hooked() or not self._functions_as_they_were():
+        """Return whether these are the transforms, and all are as they were."""
+        if hooked():
             return False
+        if self._pass != Passes.begun:
+            if self._is_replaced() != self._replaced:
+                return False
+            self._pass = Passes.begun
         try:
             lists = self._all_lists(transforms)
             if not self._hold_the_same():

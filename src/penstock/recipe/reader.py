@@ -19,9 +19,8 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import penstock._native as _native
-from penstock.recipe.augmentations import DESCRIPTIONS, describe
+from penstock.recipe.augmentations import DESCRIPTIONS, describe, describe_erasing
 from penstock.recipe.choosing import drawn_by
-from penstock.recipe.erasing import describe_erasing
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import replaced_in_transforms
 from penstock.recipe.presets import PRESETS, steps_of

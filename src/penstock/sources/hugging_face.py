@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import own_class, replaced_in_arrow
+from penstock.recipe.originals import own_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import numbered
 from penstock.sources.native_source import Field, Form, Memory, NativeSource
@@ -43,7 +43,7 @@ class HuggingFaceSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        if (refusal := replaced_in_arrow() or _refused(dataset)) is not None:
+        if (refusal := _refused(dataset)) is not None:
             return refusal
         table = dataset._data.table
         columns: dict[str, Column] = {}
@@ -179,7 +179,7 @@ def _same_dataset(dataset: Any) -> Unchanged:
             and info.features is features
             and dataset._format_kwargs == options
             and dataset._format_columns == chosen
-            and replaced_in_arrow() is None
+            and _refused(dataset) is None
         )
 
     return holds

@@ -18,7 +18,7 @@ from penstock.recipe.compose_hook import Pipeline
 from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import unopened
 from penstock.recipe.jpeg_pixels import decoded_alike
-from penstock.recipe.originals import replaced_in_opening, replaced_in_transforms
+from penstock.recipe.originals import replaced_in_opening
 from penstock.recipe.prefix import Prefix, picture, read_prefix
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.recipe import Recipe
@@ -239,7 +239,6 @@ def transformed_as_now(dataset: Any, *names: str) -> Unchanged:
         same_attributes(dataset, "transform", "target_transform", *names),
         state.holds,
         lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
-        lambda: replaced_in_transforms() is None,
     )
 
 

@@ -18,7 +18,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
 from penstock.recipe.attributes import AttributeState
-from penstock.recipe.originals import replaced_in
+from penstock.recipe.originals import hooked, replaced_in, replaced_in_class
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
 from penstock.recipe.views import Views
@@ -92,17 +92,20 @@ class TransformState:
 
     def __init__(self, transform: object) -> None:
         self._states: dict[int, tuple[object, AttributeState]] = {}
+        self._kinds: set[type] = set()
         waiting = [transform]
         while waiting:
             part = waiting.pop()
             if _is_transform(part) and id(part) not in self._states:
                 state = AttributeState(part)
                 self._states[id(part)] = part, state
+                self._kinds.add(type(part))
                 waiting += state.objects
 
     def holds(self) -> bool:
-        """Return whether the attributes are what they were."""
-        return all(state.same(part) for part, state in self._states.values())
+        """Return whether the attributes are what they were, and the methods of the classes their packages' own."""
+        same = all(state.same(part) for part, state in self._states.values())
+        return same and not hooked() and all(replaced_in_class(kind) is None for kind in self._kinds)
 
 
 def _is_transform(value: object) -> bool:

@@ -14,7 +14,7 @@ from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
 from penstock.order.permutations import Indices, Positions, once
 from penstock.order.schedule import cut
-from penstock.recipe.reach import SeedWarnings
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.state.progress import Progress
 from penstock.state.samplers import SamplerStates
 

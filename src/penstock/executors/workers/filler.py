@@ -45,7 +45,7 @@ from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerIn
 from penstock.observe import Delivery, Meter, Observer
 from penstock.order.permutations import Positions
 from penstock.plan import NativePlan, plan
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.sample_notes import add_note
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes

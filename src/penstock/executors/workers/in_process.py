@@ -12,7 +12,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.executors.workers.worker_batches import WorkerBatches
 from penstock.hooks.calls import natively_in_this_process
-from penstock.recipe.exchange import Lease
+from penstock.recipe.patches import Lease
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.utils.data.dataloader
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
@@ -21,7 +22,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity
 from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.thread_lifetime import Context
-from penstock.recipe.exchange import Exchange
+from penstock.recipe.patches import Patches, standing_in
 from penstock.system.randomness import Generators
 
 #: A thread's fetch is copied once more, to see whether it is unbound, where the first copy took less time, in seconds.
@@ -123,24 +124,23 @@ def generators_here() -> Generators | None:
     return None if info is None else info.rng
 
 
-def _answering(original: Callable[[], Any]) -> Callable[[], Any]:
-    """Return get_worker_info() as it looks at the thread first."""
-
-    def get_worker_info() -> Any:
-        info = getattr(_of_thread, "info", None)
-        # default_collate asks whether it must build batches in shared memory, for another process: a thread must not.
-        # It is behind this function and the one with the exchanged code.
-        if info is None or sys._getframe(2).f_globals.get("__name__") == torch_collate.__name__:
-            return original()
-        return info
-
-    return get_worker_info
+def _is_worker() -> bool:
+    return getattr(_of_thread, "info", None) is not None
 
 
-def _find(exchange: Exchange) -> None:
-    function: Any = torch_worker.get_worker_info
-    if function not in exchange:
-        exchange.add(function, _answering)
+def _info_here() -> Any:
+    # default_collate asks whether it must build batches in shared memory, for another process: a thread must not.
+    # It is behind this function and the one that chose it.
+    if sys._getframe(2).f_globals.get("__name__") == torch_collate.__name__:
+        return torch_worker.get_worker_info()
+    return _of_thread.info
 
 
-WORKER_INFO = Exchange(_find)
+get_worker_info = standing_in(torch_worker.get_worker_info, _info_here, _is_worker, (__name__, "get_worker_info"))
+
+
+def _find(patches: Patches) -> None:
+    patches.add_function(torch_worker.get_worker_info, get_worker_info, torch.utils.data, torch.utils.data.dataloader)
+
+
+WORKER_INFO = Patches(_find)

@@ -18,7 +18,7 @@ import torch
 
 from penstock.insight.check import Remark, State, place
 from penstock.insight.lint.state import Ownership, own_attributes
-from penstock.recipe.reach import attributes
+from penstock.recipe.unseeded_generators import attributes
 from penstock.system.words import and_join
 
 #: The methods that are called for samples, by loaders, by transforms and by torch's modules.

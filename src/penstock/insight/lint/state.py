@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.insight.check import Remark, State, place
-from penstock.recipe.reach import attributes, parts
+from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.words import size_of
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ import torch.utils.data
 from torch.utils.data import default_collate
 from torch.utils.data.dataloader import default_collate as from_dataloader
 
-from penstock.recipe.handing_on import answered, hands_on
+from penstock.recipe.collate_fn import only_collates, with_answer
+from penstock.testing.bitwise import difference
 
 
 def mix(images, labels=None):
@@ -195,44 +195,42 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", HANDING_ON)
 def test_functions_that_hand_on(name):
-    assert hands_on(HANDING_ON[name])
+    assert only_collates(HANDING_ON[name])
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_functions_that_do_more(name):
-    assert not hands_on(OTHERS[name])
+    assert not only_collates(OTHERS[name])
 
 
 def test_another_function_of_that_name(monkeypatch):
     monkeypatch.setitem(recipe.__globals__, "default_collate", list)
-    assert not hands_on(recipe)
+    assert not only_collates(recipe)
 
 
-def test_the_first_call_is_answered():
-    samples, batch = [torch.ones(2), torch.zeros(2)], object()
-    with answered(samples, lambda: batch):
-        assert default_collate(list(samples)) is not batch
-        assert from_dataloader(samples) is batch
-        assert torch.equal(default_collate(samples), torch.stack(samples)), "a second batch is one of its own"
-    assert default_collate(samples) is not batch
+ROWS = torch.ones(2, 3)
+SAMPLES = {
+    "tensors": list(ROWS),
+    "tuples": [(row, 1) for row in ROWS],
+    "lists": [[row, row] for row in ROWS],
+    "dictionaries": [{"x": row} for row in ROWS],
+}
 
 
-def test_other_threads_are_not_answered():
-    samples, found = [torch.ones(2)], []
-    with answered(samples, lambda: "ours"):
-        thread = threading.Thread(target=lambda: found.append(default_collate(samples)))
-        thread.start()
-        thread.join()
-        assert default_collate(samples) == "ours"
-    assert torch.equal(found[0], torch.ones(1, 2))
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_first_call_is_answered(name):
+    plain, batch = SAMPLES[name], object()
+    samples = with_answer(list(plain), lambda: batch)
+    assert difference(default_collate(list(samples)), default_collate(plain)) is None, "another list"
+    assert from_dataloader(samples) is batch
+    assert difference(default_collate(samples), default_collate(plain)) is None, "a second batch is one of its own"
 
 
 def test_an_answer_that_raises():
     def fail():
         raise TypeError("no batch")
 
-    samples = [None]
-    with answered(samples, fail), pytest.raises(TypeError, match="no batch"):
-        default_collate(samples)
+    with pytest.raises(TypeError, match="no batch"):
+        default_collate(with_answer([()], fail))
     with pytest.raises(TypeError, match="default_collate"):
-        default_collate(samples)
+        default_collate(with_answer([None], fail))

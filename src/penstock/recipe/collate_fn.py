@@ -1,8 +1,9 @@
-"""Collate functions that hand their samples on to torch's default_collate, and what that returns to them.
+"""Collate functions that call torch's default_collate with their samples, and what that returns to them.
 
 MixUp and CutMix are applied so: ``return mixup(*default_collate(batch))``. Such a function looks at no sample, which
 its code shows: each mention of its argument is the one argument of a call of default_collate. Its samples may then lie
-in one piece of memory, and default_collate, called with the very list that the function was given, returns that piece.
+in one piece of memory. The first of them is of a class that torch's own table of collate functions knows, whose
+function returns that piece.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import builtins
 import dis
 import functools
 import inspect
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate
-
-from penstock.recipe.exchange import Exchange, Lease
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 #: Names by which a function may look at its own variables.
 _LOOKING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
@@ -29,7 +29,7 @@ _ENDS = ("RETURN_", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
-def hands_on(collate_fn: object) -> bool:
+def only_collates(collate_fn: object) -> bool:
     """Return whether a function hands its first argument on to default_collate and does nothing else with it."""
     function, position = _function_of(collate_fn)
     if function is None:
@@ -134,45 +134,50 @@ def _variable(function: types.FunctionType, step: dis.Instruction) -> Any:
 # --- what default_collate returns -------------------------------------------------------------------------------------
 
 
-class _ThreadState(threading.local):
-    samples: list[Any] | None = None
-    """The samples that a collate_fn has been given in this thread."""
-    collate: Callable[[], Any] | None = None
-    """Returns the batch of them, once."""
+class _Tuple(tuple[Any, ...]):
+    """The first sample of a batch that is collated already."""
 
 
-_this_thread = _ThreadState()
-_default_collate: Any = default_collate
+class _List(list[Any]):
+    """The same, of samples that are lists."""
 
 
-@contextmanager
-def answered(samples: list[Any], collate: Callable[[], Any]) -> Iterator[None]:
-    """Have default_collate return what `collate` returns, once, where this thread calls it with this very list."""
-    with Lease(COLLATING):
-        before = _this_thread.samples, _this_thread.collate
-        _this_thread.samples, _this_thread.collate = samples, collate
-        try:
-            yield
-        finally:
-            _this_thread.samples, _this_thread.collate = before
+class _Dict(dict[Any, Any]):
+    """The same, of samples that are dictionaries."""
 
 
-def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that answers for the samples of a batch, and leaves all else to torch's."""
-
-    def collate(*arguments: Any, **named: Any) -> Any:
-        state = _this_thread
-        if state.collate is not None and len(arguments) == 1 and arguments[0] is state.samples and not named:
-            once, state.collate = state.collate, None  # a second batch of them is another one
-            return once()
-        return original(*arguments, **named)
-
-    return collate
+class _Tensor(torch.Tensor):
+    """The same, of samples that are tensors."""
 
 
-def _find(exchange: Exchange) -> None:
-    if _default_collate not in exchange:
-        exchange.add(_default_collate, _asking)
+_MARKED: dict[type, Callable[[Any], Any]] = {
+    tuple: _Tuple,
+    list: _List,
+    dict: _Dict,
+    torch.Tensor: lambda tensor: tensor.as_subclass(_Tensor),
+}
 
 
-COLLATING = Exchange(_find)
+def with_answer(samples: list[Any], collate: Callable[[], Any]) -> list[Any]:
+    """Return samples for which default_collate returns what `collate` returns, where it is called with this very list.
+
+    It does so once: a second batch of them is another one. samples: in a list of the caller's, which is returned.
+    """
+    first = samples[0]
+    mark = _MARKED.get(type(first))
+    if mark is not None:
+        samples[0] = marked = mark(first)
+        marked.answer = samples, first, collate
+    return samples
+
+
+def _collated(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
+    """Return the batch of samples the first of which is marked. It is called by default_collate."""
+    samples, first, collate = batch[0].answer
+    if batch is not samples:
+        return torch_collate([first, *batch[1:]], collate_fn_map=collate_fn_map)
+    samples[0] = first
+    return collate()
+
+
+default_collate_fn_map.update(dict.fromkeys((_Tuple, _List, _Dict, _Tensor), _collated))
