@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.connection import Facts, check, connected, files_of, here, no_place, unseen
+from penstock.cluster.connection import Facts, check, connected, files_of, here, no_place, pickled, stored, unseen
 from penstock.cluster.dispatch import Dispatcher
 from penstock.cluster.option import Ray
-from penstock.cluster.pickles import pickled, stored
 from penstock.errors import ClusterError, WorkerDied
 from penstock.packing.contents import contents_of
 from penstock.packing.encoding import Encoding
