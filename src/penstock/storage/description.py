@@ -242,15 +242,8 @@ class ShardFiles:
             raise self._unreadable(error, name, path) from error
         finally:
             os.close(descriptor)
-        if verify and (found := _native.crc32c(data)) != expected:
-            raise ChecksumMismatch(
-                f"sample {name!r} in shard {path} is damaged: its CRC-32C is {found:#010x}, and the index says "
-                f"{expected:#010x}. Copy the shard again, or pack the dataset again; `penstock verify` lists all "
-                f"damage",
-                sample_id=name,
-                path=path,
-            )
-        return data
+        advice = "Copy the shard again, or pack the dataset again; `penstock verify` lists all damage"
+        return verified(data, expected, name, path, advice) if verify else data
 
     def _check_extent(self, size: int, shard: int, offset: int, length: int, name: str) -> None:
         path, expected = self.path(shard), self.shards[shard].bytes
@@ -277,3 +270,16 @@ class ShardFiles:
         made: UnreadableSample | MissingSample = kind(message, sample_id=name, path=path)
         made.errno = error.errno
         return made
+
+
+def verified(data: bytes, expected: int, name: str, shard: str, advice: str) -> bytes:
+    """Return the bytes of a sample. Raises ChecksumMismatch where they do not have the expected CRC-32C."""
+    found = _native.crc32c(data)
+    if found == expected:
+        return data
+    raise ChecksumMismatch(
+        f"sample {name!r} in shard {shard} is damaged: its CRC-32C is {found:#010x}, and the index says "
+        f"{expected:#010x}. {advice}",
+        sample_id=name,
+        path=shard,
+    )

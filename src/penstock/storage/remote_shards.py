@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import penstock._native as _native
-from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
+from penstock.errors import CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
-from penstock.storage.description import FILE, Column, Shard, ShardFiles, Split, parse
+from penstock.storage.description import FILE, Column, Shard, ShardFiles, Split, parse, verified
 from penstock.storage.download import Download, Traffic
 from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.words import counted, size_of
@@ -96,37 +96,22 @@ class RemoteShards:
             CorruptSample, ChecksumMismatch: as ShardFiles.read.
         """
         offset, length, expected, _ = member.item()
-        brought = self._brought.get((shard, offset, offset + length))
-        if brought is not None:
-            return self._checked(brought, shard, expected, name, verify=verify)
-        held = self.hold(shard)
-        if held is None and (self.cache.is_coming(self.cached[shard]) or self._worth_whole(shard, length)):
-            held = self.fetch(shard)
-        if held is not None:
-            try:
-                return self._files.read(shard, member, name, verify=verify)
-            finally:
-                held.close()
-        url = self.place(shard)
-        if offset + length > self.shards[shard].bytes:
-            raise CorruptShards(
-                f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
-                f"{self.shards[shard].bytes:,}: it is the index of another dataset"
-            )
-        data = self.read_part(shard, offset, offset + length)
-        return self._checked(data, shard, expected, name, verify=verify)
-
-    def _checked(self, data: bytes, shard: int, expected: int, name: str, *, verify: bool) -> bytes:
-        """Return the bytes of a member that came from the store. Raises ChecksumMismatch."""
-        url = self.place(shard)
-        if verify and (found := _native.crc32c(data)) != expected:
-            raise ChecksumMismatch(
-                f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
-                f"{expected:#010x}. Upload the shard again, or pack the dataset again",
-                sample_id=name,
-                path=url,
-            )
-        return data
+        data = self._brought.get((shard, offset, offset + length))
+        if data is None:
+            held = self.hold(shard)
+            if held is None and (self.cache.is_coming(self.cached[shard]) or self._worth_whole(shard, length)):
+                held = self.fetch(shard)
+            if held is not None:
+                with closing(held):
+                    return self._files.read(shard, member, name, verify=verify)
+            if offset + length > self.shards[shard].bytes:
+                raise CorruptShards(
+                    f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of "
+                    f"{self.place(shard)}, which has {self.shards[shard].bytes:,}: it is the index of another dataset"
+                )
+            data = self.read_part(shard, offset, offset + length)
+        advice = "Upload the shard again, or pack the dataset again"
+        return verified(data, expected, name, self.place(shard), advice) if verify else data
 
     async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
         """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
