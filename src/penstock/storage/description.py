@@ -243,7 +243,7 @@ class ShardFiles:
         finally:
             os.close(descriptor)
         advice = "Copy the shard again, or pack the dataset again; `penstock verify` lists all damage"
-        return verified(data, expected, name, path, advice) if verify else data
+        return verified(data, expected, name, path, f"shard {path}", advice) if verify else data
 
     def _check_extent(self, size: int, shard: int, offset: int, length: int, name: str) -> None:
         path, expected = self.path(shard), self.shards[shard].bytes
@@ -272,14 +272,17 @@ class ShardFiles:
         return made
 
 
-def verified(data: bytes, expected: int, name: str, shard: str, advice: str) -> bytes:
-    """Return the bytes of a sample. Raises ChecksumMismatch where they do not have the expected CRC-32C."""
+def verified(data: bytes, expected: int, name: str, path: str, where: str, advice: str) -> bytes:
+    """Return the bytes of a sample. Raises ChecksumMismatch where they do not have the expected CRC-32C.
+
+    path: of the shard; where: the shard in words; advice: what to do about it.
+    """
     found = _native.crc32c(data)
     if found == expected:
         return data
     raise ChecksumMismatch(
-        f"sample {name!r} in shard {shard} is damaged: its CRC-32C is {found:#010x}, and the index says "
+        f"sample {name!r} in {where} is damaged: its CRC-32C is {found:#010x}, and the index says "
         f"{expected:#010x}. {advice}",
         sample_id=name,
-        path=shard,
+        path=path,
     )

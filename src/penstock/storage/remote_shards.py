@@ -111,7 +111,8 @@ class RemoteShards:
                 )
             data = self.read_part(shard, offset, offset + length)
         advice = "Upload the shard again, or pack the dataset again"
-        return verified(data, expected, name, self.place(shard), advice) if verify else data
+        url = self.place(shard)
+        return verified(data, expected, name, url, url, advice) if verify else data
 
     async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
         """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
